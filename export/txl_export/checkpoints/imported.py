@@ -1,0 +1,87 @@
+"""What an importer hands on: the canonical model, and what the file said of its evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from torch import Tensor
+from txl_runtime.config import ModelConfig
+from txl_runtime.errors import CheckpointError
+
+from txl_export.weights import State
+
+__all__ = ["Evaluation", "Imported", "convert_config", "take"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Settings that are chosen when a model is evaluated; None where nothing was said.
+
+    Attributes:
+        memory_length: M.
+        segment_length: L the file names (tgt_len); only ever shown.
+        same_length: whether every query sees the same number of keys.
+        clamp_length: largest distance told apart; 0 for no clamp.
+    """
+
+    memory_length: int | None = None
+    segment_length: int | None = None
+    same_length: bool | None = None
+    clamp_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A checkpoint in canonical form, not yet checked against its config.
+
+    Attributes:
+        family: the code base it came from.
+        config, state: the model (`txl_export.weights`).
+        memory_start: of the dialect.
+        window_beyond_memory: with same_length a query sees M plus this many keys.
+        evaluation: what the file itself says.
+        vocabulary: its vocabulary as bundle JSON, if it has one.
+        notes: what was ignored or assumed, for people.
+    """
+
+    family: str
+    config: ModelConfig
+    state: State
+    memory_start: Literal["empty", "zeros"]
+    window_beyond_memory: int = 0
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    vocabulary: bytes | None = None
+    notes: tuple[str, ...] = ()
+
+
+def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
+    """A family's own config names, typed and range-checked; and the keys that mean nothing here, as a note.
+
+    Raises:
+        CheckpointError: a name is missing, or a value is of the wrong kind or range.
+    """
+    try:
+        config = msgspec.convert(dict(values), kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{source}: config: {error}; check the config against the code that trained it") from None
+    unknown = sorted(str(key) for key in set(values) - set(kind.__struct_fields__))
+    return config, (f"config keys without a meaning here, ignored: {', '.join(unknown)}",) if unknown else ()
+
+
+def take(state: Mapping[str, Tensor], name: str, source: str) -> Tensor:
+    """A tensor by its name in the file.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if name not in state:
+        raise CheckpointError(
+            f"{source}: {name} is missing, the file has {len(state)} other tensors; "
+            "check --family and the config against the code that trained it"
+        )
+    return state[name]

@@ -1,0 +1,152 @@
+"""kimiyoung/transformer-xl, PyTorch: the paper's own code (commit 44781ed, pytorch/mem_transformer.py).
+
+Memory starts empty; with same_length a query sees M keys; u and v are shared by all layers; the columns of the
+adaptive softmax's clusters are stored in reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+from torch import Tensor
+from txl_runtime.config import Count, Index, ModelConfig
+from txl_runtime.errors import CheckpointError
+
+from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, take
+from txl_export.weights import State, layer_name
+
+__all__ = ["NAME", "KimiyoungConfig", "adaptive_softmax", "decoder_layer", "embedding", "from_state", "recognise"]
+
+NAME = "kimiyoung"
+
+
+class KimiyoungConfig(Struct, kw_only=True):
+    """The constructor's arguments that still matter once a model is trained, under their own names."""
+
+    n_token: Count
+    n_layer: Count
+    n_head: Count
+    d_model: Count
+    d_head: Count
+    d_inner: Count
+    d_embed: Count | None = None
+    div_val: Count = 1
+    cutoffs: tuple[Count, ...] = ()
+    pre_lnorm: bool
+    attn_type: int = 0
+    tgt_len: Count | None = None
+    mem_len: Index | None = None
+    ext_len: Index = 0
+    same_length: bool | None = None
+    clamp_len: int | None = None
+    tie_weight: bool = True
+    tie_projs: tuple[bool, ...] = ()
+    sample_softmax: int = -1
+
+    def model_config(self, source: str, layer_norm_epsilon: float = 1e-5) -> ModelConfig:
+        """The canonical config.
+
+        Raises:
+            CheckpointError: a setting this version cannot express.
+        """
+        if self.attn_type != 0:
+            raise CheckpointError(
+                f"{source}: attn_type {self.attn_type}, this version reads 0 (relative sinusoidal positions)"
+            )
+        if self.ext_len:
+            raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0; no engine keeps an extended context")
+        return ModelConfig(
+            vocab_size=self.n_token,
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            d_model=self.d_model,
+            d_head=self.d_head,
+            d_inner=self.d_inner,
+            d_embed=self.d_embed or self.d_model,
+            cutoffs=self.cutoffs,
+            div_val=self.div_val,
+            pre_lnorm=self.pre_lnorm,
+            layer_norm_epsilon=layer_norm_epsilon,
+            embedding_scale=self.d_model**0.5,
+        )
+
+    def evaluation(self) -> Evaluation:
+        """What the arguments say of evaluation; clamp_len below 1 means no clamp."""
+        clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
+        return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
+
+
+def recognise(names: Mapping[str, Any]) -> bool:
+    """Whether a state has this code's names."""
+    return "word_emb.emb_layers.0.weight" in names and "r_w_bias" in names
+
+
+def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+    """Import a bare state dict with the constructor's arguments."""
+    found, notes = convert_config(values, KimiyoungConfig, source)
+    config = found.model_config(source)
+    canonical = embedding(config, state, "word_emb", source)
+    for i in range(config.n_layer):
+        canonical |= decoder_layer(i, state, f"layers.{i}", source)
+        canonical[f"{layer_name(i)}.attention.content_bias"] = take(state, "r_w_bias", source)
+        canonical[f"{layer_name(i)}.attention.position_bias"] = take(state, "r_r_bias", source)
+    canonical |= adaptive_softmax(config, state, source, reverse_clusters=True)
+    return Imported(NAME, config, canonical, "empty", 0, found.evaluation(), None, notes)
+
+
+def embedding(config: ModelConfig, state: Mapping[str, Tensor], prefix: str, source: str) -> State:
+    """The adaptive embedding: one table and perhaps a projection per cluster, one of each with div_val 1."""
+    canonical: State = {}
+    for c in range(1 if config.div_val == 1 else len(config.clusters)):
+        canonical[f"embedding.tables.{c}"] = take(state, f"{prefix}.emb_layers.{c}.weight", source)
+        if (projection := state.get(f"{prefix}.emb_projs.{c}")) is not None:
+            canonical[f"embedding.projections.{c}"] = projection
+    return canonical
+
+
+def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str) -> State:
+    """One decoder layer but for u and v: qkv_net has the rows of q, k and v one after the other."""
+    attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
+    joined = take(state, f"{prefix}.dec_attn.qkv_net.weight", source)
+    if joined.dim() != 2 or joined.shape[0] % 3:
+        raise CheckpointError(
+            f"{source}: {prefix}.dec_attn.qkv_net.weight has shape {list(joined.shape)}, expected 3·H·d_head rows"
+        )
+    parts = zip(("query", "key", "value"), joined.chunk(3), strict=True)
+    canonical = {f"{attention}.{part}.weight": rows for part, rows in parts}
+    names = {
+        f"{attention}.position.weight": "dec_attn.r_net.weight",
+        f"{attention}.output.weight": "dec_attn.o_net.weight",
+        f"{attention}.norm.weight": "dec_attn.layer_norm.weight",
+        f"{attention}.norm.bias": "dec_attn.layer_norm.bias",
+        f"{feed_forward}.inner.weight": "pos_ff.CoreNet.0.weight",
+        f"{feed_forward}.inner.bias": "pos_ff.CoreNet.0.bias",
+        f"{feed_forward}.outer.weight": "pos_ff.CoreNet.3.weight",
+        f"{feed_forward}.outer.bias": "pos_ff.CoreNet.3.bias",
+        f"{feed_forward}.norm.weight": "pos_ff.layer_norm.weight",
+        f"{feed_forward}.norm.bias": "pos_ff.layer_norm.bias",
+    }
+    return canonical | {name: take(state, f"{prefix}.{own}", source) for name, own in names.items()}
+
+
+def adaptive_softmax(config: ModelConfig, state: Mapping[str, Tensor], source: str, reverse_clusters: bool) -> State:
+    """The adaptive softmax `crit`; absent tables and projections are tied to the embedding's.
+
+    With div_val 1 the code has one table for all clusters; its rows are dealt out here.
+    """
+    canonical: State = {}
+    for c, (first, last) in enumerate(config.clusters):
+        layer = f"crit.out_layers.{0 if config.div_val == 1 else c}"
+        rows = slice(first, last) if config.div_val == 1 else slice(None)
+        if (table := state.get(f"{layer}.weight")) is not None:
+            canonical[f"softmax.tables.{c}"] = table[rows]
+        canonical[f"softmax.biases.{c}"] = take(state, f"{layer}.bias", source)[rows]
+        if (projection := state.get(f"crit.out_projs.{c}")) is not None:
+            canonical[f"softmax.projections.{c}"] = projection
+    if len(config.clusters) > 1:
+        for part in ("weight", "bias"):
+            rows_of_clusters = take(state, f"crit.cluster_{part}", source)
+            canonical[f"softmax.cluster.{part}"] = rows_of_clusters.flip(0) if reverse_clusters else rows_of_clusters
+    return canonical

@@ -1,0 +1,201 @@
+"""From a step to an ONNX file that any engine can read.
+
+Tracing is torch's; what is done here afterwards makes the file what the manifest promises: stable names, opset 18,
+int32 indices, no traces of the machine that exported it, and weights that are byte ranges of the bundle's one
+safetensors file instead of copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from onnx.external_data_helper import uses_external_data
+from txl_runtime.bundle import WEIGHTS
+from txl_runtime.errors import TxlError
+from txl_runtime.manifest import Program
+
+from txl_export.step import Step
+
+__all__ = ["OPSET", "WeightFile", "check_graph", "write_graph"]
+
+OPSET = 18
+IR_VERSION = 10
+
+
+class WeightFile:
+    """Where each tensor of a safetensors file lies, so that graphs can point into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = msgspec.json.decode(stream.read(size))
+        self._ranges = {
+            name: (8 + size + entry["data_offsets"][0], entry["data_offsets"][1] - entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ranges
+
+    def tensor(self, name: str, dtype: ir.DataType, shape: Any) -> ir.ExternalTensor:
+        """A reference to a tensor of the file."""
+        offset, length = self._ranges[name]
+        return ir.ExternalTensor(
+            self.path.name, offset, length, dtype, shape=shape, name=name, base_dir=self.path.parent
+        )
+
+
+def write_graph(step: Step, program: Program, weights: WeightFile, path: Path, facts: Mapping[str, str]) -> None:
+    """Trace a step and write it as the program's file; `facts` go into the file's metadata."""
+    model = _trace(step)
+    graph = model.graph
+    model.producer_name, model.producer_version = "txl-deploy", None
+    model.ir_version = IR_VERSION
+    graph.name, graph.doc_string = program.name, None
+    for value, spec in zip(graph.inputs, program.inputs, strict=True):
+        value.name = spec.name
+    for value, spec in zip(graph.outputs, program.outputs, strict=True):
+        value.name = spec.name
+    _int32_indices(graph)
+    _forget_origins(model)
+    _point_into(graph, weights)
+    model.metadata_props.update(facts)
+    ir.save(model, path)
+
+
+def _trace(step: Step) -> ir.Model:
+    step.eval()
+    with _quiet():
+        program = torch.onnx.export(
+            step, step.example_inputs(), dynamo=True, opset_version=OPSET, verbose=False, external_data=False
+        )
+    if program is None:
+        raise TxlError("torch.onnx.export returned nothing, expected a graph; check the installed torch and onnxscript")
+    model: ir.Model = program.model
+    found = model.opset_imports.get("", 0)
+    if found != OPSET:
+        raise TxlError(f"torch.onnx.export wrote opset {found}, expected {OPSET}; install another torch or onnxscript")
+    return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of packages it does not need and of its own deprecations; neither is the user's business."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _int32_indices(graph: ir.Graph) -> None:
+    """Give Gather and GatherElements int32 indices: drop the casts to int64, narrow the constants.
+
+    TensorRT 8.6 has no int64, and the indices are the largest constants in the file.
+    """
+    narrowed: dict[str, ir.Value] = {}
+    for node in graph:
+        if node.op_type not in ("Gather", "GatherElements"):
+            continue
+        index = node.inputs[1]
+        assert index is not None
+        source = index.producer()
+        if source is not None and source.op_type == "Cast" and source.inputs[0] is not None:
+            if source.inputs[0].dtype == ir.DataType.INT32:
+                node.replace_input_with(1, source.inputs[0])
+        elif index.const_value is not None and index.dtype == ir.DataType.INT64:
+            assert index.name is not None
+            if index.name not in narrowed:
+                constant = ir.tensor(index.const_value.numpy().astype(np.int32), name=f"{index.name}.int32")
+                value = ir.Value(name=constant.name, type=ir.TensorType(constant.dtype), const_value=constant)
+                value.shape = ir.Shape(constant.shape)
+                graph.register_initializer(value)
+                narrowed[index.name] = value
+            node.replace_input_with(1, narrowed[index.name])
+    for node in reversed(list(graph)):
+        if node.op_type == "Cast" and not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses():
+            del graph.initializers[name]
+
+
+def _forget_origins(model: ir.Model) -> None:
+    """Drop what the exporter notes about source files: it names paths, and differs from machine to machine."""
+    model.doc_string = None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph:
+        node.doc_string = None
+        node.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+        value.doc_string = None
+
+
+def _point_into(graph: ir.Graph, weights: WeightFile) -> None:
+    """Let parameters be byte ranges of the weight file; names are the weight file's."""
+    for value in list(graph.initializers.values()):
+        assert value.name is not None
+        name = value.name.replace("/", ".")
+        if name in weights:
+            assert value.dtype is not None
+            tensor = weights.tensor(name, value.dtype, value.shape)
+            value.name = name
+            value.const_value = tensor
+
+
+def check_graph(path: Path, program: Program) -> None:
+    """Hold a written graph against the standard and against its program: checker, shapes, names, dtypes, opset.
+
+    Raises:
+        TxlError: the graph is not what it should be.
+    """
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+        model = onnx.load(str(path), load_external_data=False)
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    if versions != {"": OPSET}:
+        raise TxlError(f"{path.name}: uses opsets {versions}, expected {OPSET} of the standard alone; report this")
+    for side, promised, found in (
+        ("inputs", program.inputs, model.graph.input),
+        ("outputs", program.outputs, model.graph.output),
+    ):
+        wants = [(spec.name, spec.dtype, spec.shape) for spec in promised]
+        has = [_spec(value) for value in found]
+        if has != wants:
+            raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
+    stray = {
+        entry.value
+        for tensor in model.graph.initializer
+        if uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    } - {WEIGHTS}
+    if stray:
+        raise TxlError(f"{path.name}: points into {sorted(stray)}, expected the bundle's weights alone; report this")
+
+
+def _spec(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...]]:
+    kind = value.type.tensor_type
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+    return value.name, dtype, tuple(dim.dim_value for dim in kind.shape.dim)

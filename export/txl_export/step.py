@@ -1,0 +1,317 @@
+"""The exportable step: one segment of fixed shape, memories as arguments.
+
+The same function as `txl_export.reference`, in the form an engine wants. What does not depend on the input is folded
+once (`fold`): 1/sqrt(d_head) into W_q, u and v; W_r·R into one table per layer; q, k and v into one matrix.
+
+    inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · memory per layer
+    outputs   logprobs float32 [B, L, V] · memory per layer
+
+    memory    K/V: key and value, float32 [B, H, M, d_head] each · hidden: float32 [B, M, D]
+
+`fill` memory rows exist before the step and stand in the LAST slots, newest last. `valid` rows of the segment count and
+stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment), so that valid = 0 returns it bit for bit.
+Query i sees slot k iff 0 <= d < W and k >= M - fill, with d = M + i - k. Scores of unseen slots are selected away
+(`where`), not added to, so that nothing standing there can leak; token ids are clipped for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from txl_runtime.config import Dialect, ModelConfig
+
+from txl_export.positions import sinusoid
+from txl_export.reference import activate
+from txl_export.weights import State, layer_name
+
+__all__ = ["MemoryForm", "Step", "StepShape", "fold", "memory_shapes", "unfold"]
+
+MemoryForm = Literal["kv", "hidden"]
+
+# Far below any score, finite so that no engine guards against rows of infinities, representable in half precision.
+UNSEEN = -1e4
+
+
+class StepShape(NamedTuple):
+    """The fixed sizes of one program."""
+
+    batch_size: int
+    segment_length: int
+    memory_length: int
+    memory: MemoryForm
+
+    @property
+    def slots(self) -> int:
+        """K, the number of key slots a query meets: memory and segment."""
+        return self.memory_length + self.segment_length
+
+
+def distance_rows(dialect: Dialect, shape: StepShape) -> int:
+    """How many distances a program tells apart: those a query can see, up to the clamp."""
+    rows = shape.slots
+    if dialect.window is not None:
+        rows = min(rows, dialect.window)
+    if dialect.clamp_length is not None:
+        rows = min(rows, dialect.clamp_length + 1)
+    return rows
+
+
+def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
+    """The parameters as the graphs use them; everything but the tables of relative positions.
+
+    Matrices are transposed, [in, out], because graphs multiply from the left; `query_key_value` holds the three
+    projections side by side with the scale folded into the first.
+    """
+    scale = config.d_head**-0.5
+    folded: State = {}
+    for name, tensor in state.items():
+        if ".attention.query." in name:
+            parts = [tensor * scale, state[name.replace("query", "key")], state[name.replace("query", "value")]]
+            joined = torch.cat(parts)
+            folded[name.replace("query", "query_key_value")] = joined.T.contiguous() if joined.dim() == 2 else joined
+        elif ".attention.key." in name or ".attention.value." in name:
+            continue
+        elif name.endswith(("content_bias", "position_bias")):
+            folded[name] = tensor * scale
+        elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
+            folded[name] = tensor.T.contiguous()
+        else:
+            folded[name] = tensor
+    return folded
+
+
+def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> State:
+    """The inverse of `fold`, to one rounding of the scale: canonical parameters from those of the graphs."""
+    scale = config.d_head**-0.5
+    state: State = {}
+    for name, tensor in folded.items():
+        if ".attention.query_key_value." in name:
+            query, key, value = (tensor.T if tensor.dim() == 2 else tensor).chunk(3)
+            parts = {"query": query / scale, "key": key, "value": value}
+            state |= {name.replace("query_key_value", part): rows.contiguous() for part, rows in parts.items()}
+        elif name.endswith(("content_bias", "position_bias")):
+            state[name] = tensor / scale
+        elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
+            state[name] = tensor.T.contiguous()
+        else:
+            state[name] = tensor
+    return state
+
+
+class Step(nn.Module):
+    """One program: `logprobs` of a segment and the memory after it.
+
+    Args:
+        config, dialect: the model.
+        shape: B, L, M and the form of the memory; M = 0 has no memory arguments at all.
+        folded: the parameters from `fold`, shared between steps.
+    """
+
+    def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.config, self.shape = config, shape
+        self._buffer_names: dict[str, str] = {}
+        for name, tensor in folded.items():
+            if ".attention.position." not in name:
+                self._keep(name, tensor)
+        self._fold_positions(dialect, folded)
+
+        query, slot = torch.arange(shape.segment_length)[:, None], torch.arange(shape.slots)[None, :]
+        distance = shape.memory_length + query - slot  # [L, K]
+        seen = distance >= 0
+        if dialect.window is not None:
+            seen &= distance < dialect.window
+        rows = distance_rows(dialect, shape)
+        self._keep("seen", seen)
+        self._keep("slot", slot[0].to(torch.int32))
+        self._keep("distance", distance.clamp(0, rows - 1))
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        """Register a buffer; torch allows no dots in names, so they are written `/` there and back in the graph."""
+        attribute = name.replace(".", "/")
+        self._buffer_names[name] = attribute
+        self.register_buffer(attribute, tensor, persistent=False)
+
+    def _fold_positions(self, dialect: Dialect, folded: Mapping[str, Tensor]) -> None:
+        rows = distance_rows(dialect, self.shape)
+        table = sinusoid(rows, self.config.d_model)
+        for i in range(self.config.n_layer):
+            name = f"{layer_name(i)}.attention.position"
+            relative = F.linear(table, folded[f"{name}.weight"], folded.get(f"{name}.bias"))
+            relative = relative.unflatten(1, (self.config.n_head, self.config.d_head)).permute(1, 2, 0)
+            self._keep(f"{name}.table.{self.shape.segment_length:04d}", relative.contiguous())  # [H, d_head, rows]
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = getattr(self, self._buffer_names[name])
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def get(self, name: str) -> Tensor | None:
+        """The parameter of that name, or None."""
+        return self[name] if name in self._buffer_names else None
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Arguments of the right shapes and dtypes, to trace with."""
+        batch, length = self.shape.batch_size, self.shape.segment_length
+        counts = torch.zeros(2, batch, dtype=torch.int32)
+        tokens = torch.zeros(batch, length, dtype=torch.int32)
+        return (tokens, counts[0], counts[1], *(torch.zeros(shape) for shape in memory_shapes(self.config, self.shape)))
+
+    def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        """One step; see the module's table for names, shapes and dtypes."""
+        m = self.shape.memory_length
+        filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
+        visible = self["seen"][None, None] & filled[:, None, None, :]  # [B, 1, L, K]
+        keep = valid[:, None] + self["slot"][None, :m]  # [B, M]: the rows of (memory ‖ segment) that stay
+
+        hidden = self._embed(tokens)
+        after: list[Tensor] = []
+        per_layer = len(memory) // self.config.n_layer
+        for i in range(self.config.n_layer):
+            hidden, kept = self._layer(i, hidden, memory[i * per_layer : (i + 1) * per_layer], visible, keep)
+            after.extend(kept)
+        if self.config.final_norm:
+            hidden = self._norm("final_norm", hidden)
+        return (self._log_probabilities(hidden), *after)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        c = self.config
+        tokens = tokens.clamp(0, c.vocab_size - 1)
+        if c.div_val == 1:
+            embedded = self._project("embedding.projections.0", F.embedding(tokens, self["embedding.tables.0"]))
+        else:
+            parts = []
+            for cluster, (first, last) in enumerate(c.clusters):
+                rows = F.embedding((tokens - first).clamp(0, last - first - 1), self[f"embedding.tables.{cluster}"])
+                rows = self._project(f"embedding.projections.{cluster}", rows)
+                inside = ((tokens >= first) & (tokens < last))[..., None]
+                parts.append(torch.where(inside, rows, torch.zeros_like(rows)))
+            embedded = torch.stack(parts).sum(dim=0)
+        return embedded * c.embedding_scale
+
+    def _layer(
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], visible: Tensor, keep: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
+        if self.config.pre_lnorm:
+            attended, kept = self._attend(i, hidden, memory, visible, keep)
+            hidden = hidden + attended
+            return hidden + self._feed_forward(i, self._norm(f"{feed_forward}.norm", hidden)), kept
+        attended, kept = self._attend(i, hidden, memory, visible, keep)
+        hidden = self._norm(f"{attention}.norm", hidden + attended)
+        return self._norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden)), kept
+
+    def _attend(
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], visible: Tensor, keep: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        name = f"{layer_name(i)}.attention"
+        query, key, value, kept = self._project_heads(i, hidden, memory, keep)  # [B, H, L or K, d_head]
+
+        content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)  # [B, H, L, K]
+        by_distance = (query + self[f"{name}.position_bias"][:, None]) @ self._relative_rows(i)
+        position = by_distance.gather(3, self["distance"].expand(content.shape))
+        scores = torch.where(visible, content + position, torch.full((), UNSEEN, dtype=content.dtype))
+        mixed = scores.softmax(dim=-1) @ value
+        return self._linear(f"{name}.output", mixed.transpose(1, 2).flatten(start_dim=2)), kept
+
+    def _project_heads(
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], keep: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Queries of the segment, keys and values of memory and segment, and the memory after the step."""
+        c, name = self.config, f"{layer_name(i)}.attention"
+        joined = f"{name}.query_key_value"
+        if self.shape.memory_length and self.shape.memory == "hidden":
+            rows = torch.cat([memory[0], hidden], dim=1)  # [B, K, D]
+            kept = [self._rows(rows, keep)]
+        else:
+            rows, kept = hidden, []
+        if c.pre_lnorm:
+            rows = self._norm(f"{name}.norm", rows)
+        heads = self._linear(joined, rows).unflatten(-1, (3, c.n_head, c.d_head))
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        query = query[:, :, query.shape[2] - self.shape.segment_length :]
+        if self.shape.memory_length and self.shape.memory == "kv":
+            key, value = torch.cat([memory[0], key], dim=2), torch.cat([memory[1], value], dim=2)
+            kept = [self._rows(key, keep), self._rows(value, keep)]
+        return query, key, value, kept
+
+    def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:
+        """Rows `keep` [B, M] of [B, (H,) K, width], as one gather over all rows of all streams and heads."""
+        *outer, slots, width = rows.shape
+        groups = 1
+        for size in outer:
+            groups *= size
+        start = torch.arange(groups, dtype=torch.int32).reshape(outer)[..., None] * slots
+        index = start + keep.reshape(keep.shape[0], *[1] * (len(outer) - 1), keep.shape[1])
+        flat = rows.reshape(groups * slots, width).index_select(0, index.flatten())
+        return flat.reshape(*outer, keep.shape[1], width)
+
+    def _relative_rows(self, i: int) -> Tensor:
+        return self[f"{layer_name(i)}.attention.position.table.{self.shape.segment_length:04d}"]
+
+    def _feed_forward(self, i: int, hidden: Tensor) -> Tensor:
+        name = f"{layer_name(i)}.feed_forward"
+        return self._linear(f"{name}.outer", activate(self.config, self._linear(f"{name}.inner", hidden)))
+
+    def _log_probabilities(self, hidden: Tensor) -> Tensor:
+        c = self.config
+        flat = hidden.flatten(end_dim=1)  # [B·L, D], so that a tied table is used untransposed (Gemm)
+        head = self._cluster_logits(0, flat)
+        if len(c.clusters) > 1:
+            into = F.linear(
+                self._softmax_input(0, flat), self["softmax.cluster.weight"], self.get("softmax.cluster.bias")
+            )
+            head = torch.cat([head, into], dim=-1).log_softmax(dim=-1)
+            first = c.cutoffs[0]
+            parts = [head[:, :first]]
+            for cluster in range(1, len(c.clusters)):
+                tail = self._cluster_logits(cluster, flat).log_softmax(dim=-1)
+                parts.append(head[:, first + cluster - 1, None] + tail)
+            head = torch.cat(parts, dim=-1)
+        else:
+            head = head.log_softmax(dim=-1)
+        return head.unflatten(0, (self.shape.batch_size, self.shape.segment_length))
+
+    def _softmax_input(self, cluster: int, flat: Tensor) -> Tensor:
+        projection = self.get(f"softmax.projections.{cluster}")
+        if projection is None:
+            projection = self.get(f"embedding.projections.{0 if self.config.div_val == 1 else cluster}")
+        return flat if projection is None else flat @ projection
+
+    def _cluster_logits(self, cluster: int, flat: Tensor) -> Tensor:
+        table = self.get(f"softmax.tables.{cluster}")
+        if table is None and self.config.div_val == 1:
+            first, last = self.config.clusters[cluster]
+            table = self["embedding.tables.0"]
+            if len(self.config.clusters) > 1:
+                table = table[first:last]
+        elif table is None:
+            table = self[f"embedding.tables.{cluster}"]
+        return F.linear(self._softmax_input(cluster, flat), table, self.get(f"softmax.biases.{cluster}"))
+
+    def _project(self, name: str, rows: Tensor) -> Tensor:
+        projection = self.get(name)
+        return (
+            rows if projection is None else F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
+        )
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        product, bias = x @ self[f"{name}.weight"], self.get(f"{name}.bias")
+        return product if bias is None else product + bias
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = self[f"{name}.weight"], self[f"{name}.bias"]
+        return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
+
+
+def memory_shapes(config: ModelConfig, shape: StepShape) -> list[tuple[int, ...]]:
+    """Shapes of the memory arguments in order; none when M is 0."""
+    if not shape.memory_length:
+        return []
+    if shape.memory == "hidden":
+        return [(shape.batch_size, shape.memory_length, config.d_model)] * config.n_layer
+    return [(shape.batch_size, config.n_head, shape.memory_length, config.d_head)] * (2 * config.n_layer)

@@ -1,0 +1,30 @@
+"""txl_runtime: stream a Transformer-XL from a bundle, without torch.
+
+    model = txl_runtime.load("model.txl")
+    stream = model.stream()
+    logprobs = stream.feed(tokens)              # int [b, T] -> float32 [b, T, V], memory carried along
+    for token in stream.generate(prompt, 100):  # int32 [b]
+        ...
+
+Imports numpy, msgspec, safetensors and the chosen engine, nothing else.
+"""
+
+from __future__ import annotations
+
+from txl_runtime.errors import BackendError, BundleError, CheckFailed, CheckpointError, TxlError, UsageError
+from txl_runtime.model import Model, load
+from txl_runtime.state import StreamState
+from txl_runtime.stream import Stream
+
+__all__ = [
+    "BackendError",
+    "BundleError",
+    "CheckFailed",
+    "CheckpointError",
+    "Model",
+    "Stream",
+    "StreamState",
+    "TxlError",
+    "UsageError",
+    "load",
+]

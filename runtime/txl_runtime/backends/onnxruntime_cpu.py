@@ -1,0 +1,106 @@
+"""ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_runtime.backends import Arrays, Call
+from txl_runtime.bundle import Bundle
+from txl_runtime.errors import BackendError, BundleError
+from txl_runtime.manifest import Program, TensorSpec
+
+__all__ = ["OnnxRuntimeCpu"]
+
+# ONNX Runtime's names of the dtypes a program may have.
+DTYPES = {"tensor(int32)": "int32", "tensor(float)": "float32"}
+
+
+class OnnxRuntimeCpu:
+    """One session per program, opened when first used; arrays are bound once and never copied."""
+
+    name = "cpu"
+
+    def __init__(self, bundle: Bundle, threads: int | None) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise BackendError(
+                "onnxruntime is not installed, backend cpu needs it; pip install 'txl-deploy[cpu]'"
+            ) from None
+        self._ort = onnxruntime
+        self._bundle, self._threads = bundle, threads
+        self._sessions: dict[str, Any] = {}
+        self._opening = threading.Lock()
+        self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
+
+    def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
+        """Tie a program to arrays; see `Backend.bind`."""
+        session = self._session(program)
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, self._value(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, self._value(array))
+
+        def call() -> None:
+            try:
+                session.run_with_iobinding(binding)
+            except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+                raise BackendError(f"program {program.name} failed in ONNX Runtime: {_one_line(error)}") from None
+
+        return call
+
+    def _value(self, array: NDArray[Any]) -> Any:
+        if not array.flags.c_contiguous:
+            raise BackendError("an array to bind is not C-contiguous, expected a plain array; bind a copy of it")
+        return self._ort.OrtValue.ortvalue_from_numpy(array)
+
+    def _session(self, program: Program) -> Any:
+        with self._opening:
+            if program.name not in self._sessions:
+                self._sessions[program.name] = self._open(program)
+            return self._sessions[program.name]
+
+    def _open(self, program: Program) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 3
+        options.inter_op_num_threads = 1
+        if self._threads is not None:
+            options.intra_op_num_threads = self._threads
+        # Shapes in the file must be the ones inference finds; without this a wrong declaration only warns.
+        options.add_session_config_entry("session.strict_shape_type_inference", "1")
+        # Several sessions share the cores: a pool that goes on spinning after its run slows the others.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        path = self._bundle.file(program.file)
+        try:
+            session = self._ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+            raise BundleError(f"{path}: {_one_line(error)}; expected a graph ONNX Runtime can load") from None
+        self._check(path.name, "inputs", program.inputs, session.get_inputs())
+        self._check(path.name, "outputs", program.outputs, session.get_outputs())
+        return session
+
+    @staticmethod
+    def _check(file: str, side: str, promised: tuple[TensorSpec, ...], found: list[Any]) -> None:
+        """The graph must have exactly the tensors its manifest promises."""
+        has = {item.name: (DTYPES.get(item.type, item.type), tuple(item.shape)) for item in found}
+        wants = {spec.name: (spec.dtype, spec.shape) for spec in promised}
+        if has == wants:
+            return
+        name = min(set(has.items()) ^ set(wants.items()), key=lambda item: item[0])[0]
+        raise BundleError(
+            f"{file}: among the {side}, {name} is {_tensor(has.get(name))}, the manifest says {_tensor(wants.get(name))}; "
+            "export the model again"
+        )
+
+
+def _tensor(found: tuple[str, tuple[int, ...]] | None) -> str:
+    return "absent" if found is None else f"{found[0]} {list(found[1])}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]

@@ -1,0 +1,73 @@
+"""What callers hand in, checked before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from txl_runtime.errors import UsageError
+
+__all__ = ["check_lengths", "check_rows", "check_tokens"]
+
+
+def check_tokens(
+    tokens: ArrayLike, batch_size: int, vocab_size: int, lengths: ArrayLike | None, what: str = "tokens"
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Tokens as int32 [b, T] with zeros in the padding, and lengths as int32 [b].
+
+    Raises:
+        UsageError: wrong kind, rank or batch, no column at all, or an id out of range where it counts.
+    """
+    found = _integers(tokens, what)
+    if found.ndim != 2 or found.shape[0] != batch_size or found.shape[1] < 1:
+        raise UsageError(
+            f"{what} have shape {list(found.shape)}, expected [{batch_size}, T] with T at least 1; "
+            "one row per stream, `tokens[None]` for a single one"
+        )
+    counts = check_lengths(lengths, batch_size, found.shape[1])
+    counted = np.arange(found.shape[1]) < counts[:, None]
+    bad = counted & ((found < 0) | (found >= vocab_size))
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        raise UsageError(
+            f"{what} hold id {found[row, column]} at [{row}, {column}], expected 0 … {vocab_size - 1}; "
+            "check the vocabulary the ids come from"
+        )
+    return np.where(counted, found, 0).astype(np.int32), counts
+
+
+def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDArray[np.int32]:
+    """How many columns count per stream, int32 [b]; all of them without `lengths`."""
+    if lengths is None:
+        return np.full(batch_size, most, np.int32)
+    found = _integers(lengths, "lengths")
+    if found.shape != (batch_size,) or (found < 0).any() or (found > most).any():
+        raise UsageError(
+            f"lengths are {found.tolist()}, expected {batch_size} whole numbers of 0 … {most}; 0 leaves a stream idle"
+        )
+    return found.astype(np.int32)
+
+
+def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
+    """Indices of streams: a list of numbers, or one bool per stream."""
+    found = np.asarray(rows)
+    if found.dtype == np.bool_ and found.shape == (streams,):
+        return np.flatnonzero(found)
+    if found.size == 0:
+        return np.empty(0, np.int64)
+    found = np.atleast_1d(_integers(rows, "rows"))
+    if found.ndim != 1 or (found < 0).any() or (found >= streams).any():
+        raise UsageError(f"rows are {found.tolist()}, expected indices of streams, 0 … {streams - 1}")
+    return found.astype(np.int64)
+
+
+def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
+    if not np.issubdtype(found.dtype, np.integer):
+        raise UsageError(f"{what} are {found.dtype}, expected whole numbers; convert them with astype('int32')")
+    return found

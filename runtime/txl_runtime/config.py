@@ -1,0 +1,86 @@
+"""What a Transformer-XL is: the shape of its weights, and what its code base does differently.
+
+One canonical description serves every checkpoint family, so that reference, graph and runtime never ask which code
+trained a model (Dai et al. 2019, arXiv 1901.02860; attention types as in kimiyoung/transformer-xl).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+__all__ = ["Dialect", "ModelConfig"]
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True):
+    """The architecture: everything that is fixed once the weights are.
+
+    Attributes:
+        vocab_size: V, number of token ids.
+        n_layer: number of decoder layers.
+        n_head: H, attention heads.
+        d_model: D, width of the residual stream.
+        d_head: width of one head; H * d_head need not equal D.
+        d_inner: width of the feed-forward layer.
+        d_embed: width of the embedding of cluster 0; projected to D when it differs.
+        cutoffs: interior boundaries of the adaptive embedding's clusters, ascending; empty for one cluster.
+        div_val: cluster c has embedding width d_embed // div_val**c.
+        attn_type: 0 relative sinusoidal (the paper), 1 relative learned, 2 absolute sinusoidal, 3 absolute learned.
+        pre_lnorm: layer norm before each block instead of after it.
+        layer_norm_epsilon: added to the variance.
+        activation: of the feed-forward layer.
+        final_norm: a layer norm after the last layer.
+        attention_bias: biases on the q, k, v, r and output projections.
+        softmax_bias: a bias on the output logits.
+        embedding_scale: factor on the embedding, sqrt(d_model) in most code bases.
+    """
+
+    vocab_size: Count
+    n_layer: Count
+    n_head: Count
+    d_model: Count
+    d_head: Count
+    d_inner: Count
+    d_embed: Count
+    cutoffs: tuple[Count, ...] = ()
+    div_val: Count = 1
+    attn_type: Literal[0, 1, 2, 3] = 0
+    pre_lnorm: bool = False
+    layer_norm_epsilon: Positive = 1e-5
+    activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
+    final_norm: bool = False
+    attention_bias: bool = False
+    softmax_bias: bool = True
+    embedding_scale: Positive
+
+    @property
+    def clusters(self) -> tuple[tuple[int, int], ...]:
+        """Token id ranges [first, last) of the adaptive softmax's clusters; one range without cutoffs."""
+        edges = (0, *self.cutoffs, self.vocab_size)
+        return tuple(zip(edges[:-1], edges[1:], strict=True))
+
+    def cluster_width(self, cluster: int) -> int:
+        """Embedding width of one cluster."""
+        return int(self.d_embed // self.div_val**cluster)
+
+
+class Dialect(Struct, frozen=True, kw_only=True):
+    """What a code base does differently, and what is chosen at evaluation time; none of it changes a weight.
+
+    Attributes:
+        family: the code base the checkpoint came from; for people, nothing depends on it.
+        memory_start: "empty": before the first token there is nothing to attend to. "zeros": M rows of zeros which
+            ARE attended (Hugging Face, TensorFlow).
+        window: W, the number of keys a query may see, itself included; None for everything in memory and segment.
+        clamp_length: distances above it use its relative position; None for no clamp.
+    """
+
+    family: str = "txl"
+    memory_start: Literal["empty", "zeros"] = "empty"
+    window: Count | None = None
+    clamp_length: Index | None = None

@@ -1,0 +1,43 @@
+"""The errors a user can meet.
+
+    TxlError              base of everything raised on purpose
+    ├── UsageError        an argument, a token array, an option
+    ├── CheckpointError   a checkpoint that cannot be read as a Transformer-XL
+    ├── BundleError       a bundle that is missing, altered, inconsistent or too new
+    ├── BackendError      an engine that is not installed or cannot run this bundle
+    └── CheckFailed       a parity gate or a self-test that did not pass
+
+Each message says what was found, what was expected and what to do. `exit_code` is what the command line returns.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BackendError", "BundleError", "CheckFailed", "CheckpointError", "TxlError", "UsageError"]
+
+
+class TxlError(Exception):
+    """Base class of every error raised on purpose; the message is one line a user can act on."""
+
+    exit_code = 2
+
+
+class UsageError(TxlError, ValueError):
+    """An argument is of the wrong kind, shape or range."""
+
+
+class CheckpointError(TxlError):
+    """A checkpoint cannot be read as a Transformer-XL."""
+
+
+class BundleError(TxlError):
+    """A bundle is missing, altered, inconsistent or written by a newer version."""
+
+
+class BackendError(TxlError):
+    """An engine is not installed or cannot run this bundle."""
+
+
+class CheckFailed(TxlError):
+    """A parity gate or a self-test did not pass."""
+
+    exit_code = 1

@@ -1,0 +1,96 @@
+"""A bundle, loaded: programs behind one engine, ready to be streamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_runtime.backends import Backend, open_backend
+from txl_runtime.bundle import Bundle, open_bundle
+from txl_runtime.errors import UsageError
+from txl_runtime.manifest import Manifest, Program
+from txl_runtime.stream import Stream
+from txl_runtime.vocabulary import Vocabulary, read_vocabulary
+
+__all__ = ["Model", "load"]
+
+
+class Model:
+    """A loaded bundle. Threads may share it; each needs a stream of its own."""
+
+    def __init__(self, bundle: Bundle, backend: Backend) -> None:
+        self.bundle, self.backend = bundle, backend
+        named = {state.name: state.initial for state in bundle.manifest.states}
+        rows = bundle.weights(*{name for name in named.values() if name}) if any(named.values()) else {}
+        # What a memory row is before anything was seen, per state tensor; broadcasts over streams and rows.
+        self.initial: dict[str, NDArray[np.float32]] = {
+            name: rows[initial] if initial else np.zeros((), np.float32) for name, initial in named.items()
+        }
+        self._programs = sorted(bundle.manifest.programs, key=lambda program: program.segment_length)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself."""
+        return self.bundle.manifest
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of token ids."""
+        return self.manifest.config.vocab_size
+
+    @property
+    def memory_length(self) -> int:
+        """M, memory rows per layer."""
+        return self.manifest.memory_length
+
+    @property
+    def batch_size(self) -> int:
+        """B, the most sequences a stream can have."""
+        return self.manifest.batch_size
+
+    @property
+    def segment_lengths(self) -> tuple[int, ...]:
+        """L of the programs, largest first."""
+        return self.manifest.segment_lengths
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Text to token ids and back, if the checkpoint came with a vocabulary."""
+        name = self.manifest.vocabulary
+        return read_vocabulary(self.bundle.file(name), self.vocab_size) if name else None
+
+    def stream(self, batch_size: int | None = None) -> Stream:
+        """Open b sequences with fresh memory; B of them unless said otherwise.
+
+        Raises:
+            UsageError: more sequences than the bundle was exported for.
+        """
+        b = self.batch_size if batch_size is None else batch_size
+        if isinstance(b, bool) or not isinstance(b, int | np.integer) or not 1 <= b <= self.batch_size:
+            raise UsageError(
+                f"batch_size is {b}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
+            )
+        return Stream(self, int(b))
+
+    def program(self, length: int) -> Program:
+        """The smallest program that holds a segment of that many tokens."""
+        return next(program for program in self._programs if program.segment_length >= length)
+
+
+def load(path: str | Path, backend: str = "auto", threads: int | None = None, verify_files: bool = True) -> Model:
+    """Load a bundle.
+
+    Args:
+        path: the bundle's folder.
+        backend: auto or cpu.
+        threads: of the engine; None for one per physical core.
+        verify_files: check every file's SHA-256 (sizes are always checked).
+
+    Raises:
+        BundleError: the bundle is missing, altered, inconsistent or too new.
+        BackendError: the engine is not installed or cannot run it.
+    """
+    bundle = open_bundle(path, verify_files)
+    return Model(bundle, open_backend(backend, bundle, threads))

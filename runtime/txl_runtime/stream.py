@@ -1,0 +1,307 @@
+"""Streams: segments in, log-probabilities out, memory carried in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from txl_runtime.backends import Call
+from txl_runtime.checks import check_lengths, check_rows, check_tokens
+from txl_runtime.errors import UsageError
+from txl_runtime.manifest import Program
+from txl_runtime.sampling import Sampler
+from txl_runtime.state import StreamState
+
+if TYPE_CHECKING:
+    from txl_runtime.model import Model
+
+__all__ = ["Stream"]
+
+Logprobs = NDArray[np.float32]
+
+
+class Stream:
+    """The recurrent state of b sequences that advance together, made by `Model.stream`.
+
+    Each sequence has its own memory and its own lengths; none can influence another. Memory lives in two sets of
+    arrays that the program reads and writes in turn, so nothing is copied between segments. Not for use by two
+    threads at once; different streams of one model are.
+    """
+
+    def __init__(self, model: Model, batch_size: int) -> None:
+        self._model, self._manifest, self._backend = model, model.manifest, model.backend
+        self._b = batch_size
+        full = self._manifest.batch_size
+        self._sides = tuple(
+            {state.name: np.zeros(state.shape, np.float32) for state in self._manifest.states} for _ in range(2)
+        )
+        self._side = 0
+        self._fill = np.zeros(full, np.int32)
+        self._valid = np.zeros(full, np.int32)
+        self._tokens = {
+            program.name: np.zeros((full, program.segment_length), np.int32) for program in self._manifest.programs
+        }
+        self._logprobs: dict[str, Logprobs] = {}
+        self._calls: dict[tuple[str, int], Call] = {}
+        self.reset()
+
+    @property
+    def batch_size(self) -> int:
+        """b, the number of sequences."""
+        return self._b
+
+    @property
+    def fill(self) -> NDArray[np.int32]:
+        """Memory rows that exist, int32 [b], 0 … M each."""
+        return self._fill[: self._b].copy()
+
+    def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Logprobs:
+        """Run ONE segment in the smallest program that holds it.
+
+        Args:
+            tokens: int [b, T], T at most the largest segment length; what stands beyond `lengths` is ignored.
+            lengths: int [b], tokens that count per sequence, 0 for one that stays idle; all without it.
+
+        Returns:
+            Natural log-probabilities of the next token after each position, float32 [b, T, V]; 0 beyond `lengths`.
+
+        Raises:
+            UsageError: tokens of the wrong kind, shape or range, or more than one segment of them.
+        """
+        ids, counts = check_tokens(tokens, self._b, self._manifest.config.vocab_size, lengths)
+        longest = self._manifest.segment_lengths[0]
+        if ids.shape[1] > longest:
+            raise UsageError(
+                f"tokens have {ids.shape[1]} columns, expected at most one segment of {longest}; use feed for more"
+            )
+        result = self._run(ids, counts).copy()
+        result[np.arange(ids.shape[1]) >= counts[:, None]] = 0
+        return result
+
+    def feed(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Logprobs:
+        """Run any number of tokens: as many segments of the largest length as they fill, then one with the rest.
+
+        Args, returns and errors as `step`, for any T of at least 1.
+        """
+        ids, counts = check_tokens(tokens, self._b, self._manifest.config.vocab_size, lengths)
+        result = np.zeros((*ids.shape, self._manifest.config.vocab_size), np.float32)
+        for first, last, segment_counts in self._cuts(ids.shape[1], counts):
+            segment = result[:, first:last]
+            np.copyto(
+                segment,
+                self._run(ids[:, first:last], segment_counts),
+                where=(np.arange(last - first) < segment_counts[:, None])[..., None],
+            )
+        return result
+
+    def score(self, tokens: ArrayLike) -> NDArray[np.float32]:
+        """Negative log-likelihoods, in nats, of each token after the first.
+
+        Feeds tokens[:, :-1] with `feed`'s cuts, so the memory advances by T-1; the last token is only a target.
+
+        Returns:
+            float32 [b, T-1]: the nll of tokens[:, 1:].
+
+        Raises:
+            UsageError: as `step`.
+        """
+        ids, _ = check_tokens(tokens, self._b, self._manifest.config.vocab_size, None)
+        steps = ids.shape[1] - 1
+        result = np.empty((self._b, steps), np.float32)
+        for first, last, counts in self._cuts(steps, check_lengths(None, self._b, steps)):
+            targets = ids[:, first + 1 : last + 1, None]
+            logprobs = self._run(ids[:, first:last], counts)
+            result[:, first:last] = -np.take_along_axis(logprobs, targets, axis=2)[..., 0]
+        return result
+
+    def generate(
+        self,
+        prompt: ArrayLike,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop_tokens: Sequence[int] = (),
+        lengths: ArrayLike | None = None,
+    ) -> Iterator[NDArray[np.int32]]:
+        """Continue a prompt, one token per sequence at a time.
+
+        The prompt is fed when the first token is asked for, and a yielded token when the next one is: a caller that
+        stops early leaves a memory that holds exactly what was yielded before. A sequence that has yielded one of
+        `stop_tokens` stays idle and repeats it until every sequence has.
+
+        Args:
+            prompt: int [b, T], or [T] for a single sequence, T at least 1.
+            max_new_tokens: how many to yield at most.
+            temperature, top_k, top_p, seed: see `txl_runtime.sampling.Sampler`; temperature 0 is greedy.
+            stop_tokens: ids that end a sequence; they are yielded.
+            lengths: int [b], prompt tokens that count per sequence, at least 1 each.
+
+        Returns:
+            An iterator of int32 [b].
+
+        Raises:
+            UsageError: at once, for a bad prompt or option.
+        """
+        found = np.asarray(prompt)
+        if found.ndim == 1 and self._b == 1:
+            found = found[None]
+        ids, counts = check_tokens(found, self._b, self._manifest.config.vocab_size, lengths, "prompt tokens")
+        if (counts < 1).any():
+            raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+            raise UsageError(f"max_new_tokens is {max_new_tokens}, expected a whole number of at least 0")
+        sampler = Sampler(temperature, top_k, top_p, seed, self._b)
+        return self._continue(ids, counts, max_new_tokens, sampler, frozenset(int(token) for token in stop_tokens))
+
+    def _continue(
+        self,
+        ids: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        max_new_tokens: int,
+        sampler: Sampler,
+        stop_tokens: frozenset[int],
+    ) -> Iterator[NDArray[np.int32]]:
+        latest = np.empty((self._b, self._manifest.config.vocab_size), np.float32)
+        for first, last, segment_counts in self._cuts(ids.shape[1], counts):
+            logprobs = self._run(ids[:, first:last], segment_counts)
+            for row in np.flatnonzero(segment_counts):
+                latest[row] = logprobs[row, segment_counts[row] - 1]
+        token = np.zeros(self._b, np.int32)
+        running = np.ones(self._b, np.bool_)
+        for index in range(max_new_tokens):
+            if index:
+                logprobs = self._run(token[:, None], running.astype(np.int32))
+                latest[running] = logprobs[running, 0]
+            for row in np.flatnonzero(running):
+                token[row] = sampler.draw(int(row), latest[row])
+            yield token.copy()
+            running &= ~np.isin(token, list(stop_tokens))
+            if not running.any():
+                return
+
+    def memory(self) -> dict[str, NDArray[np.float32]]:
+        """The memory, one entry per layer and role: copies, unscaled, oldest row first.
+
+        Returns:
+            "layers.00.hidden": float32 [b, rows, D], or "layers.00.key" and "layers.00.value": [b, rows, H, d_head];
+            rows is the largest fill, shorter sequences are zero-padded on the left.
+        """
+        fill = self._fill[: self._b]
+        rows = int(fill.max(initial=0))
+        unfilled = np.arange(rows) < rows - fill[:, None]
+        taken = {}
+        for state in self._manifest.states:
+            array = np.moveaxis(self._sides[self._side][state.name][: self._b], state.axis, 1)
+            copy = np.array(array[:, array.shape[1] - rows :], order="C")
+            copy[unfilled] = 0
+            taken[state.name] = copy
+        return taken
+
+    def reset(self, rows: ArrayLike | None = None) -> None:
+        """Forget everything, in all sequences or in those named: indices, or one bool per sequence."""
+        which = np.arange(self._manifest.batch_size) if rows is None else check_rows(rows, self._b)
+        for state in self._manifest.states:
+            for side in self._sides:
+                np.moveaxis(side[state.name], state.axis, 1)[which] = self._model.initial[state.name]
+        starts_full = self._manifest.dialect.memory_start == "zeros"
+        self._fill[which] = self._manifest.memory_length if starts_full else 0
+
+    def select(self, rows: ArrayLike) -> None:
+        """Make sequence i continue what sequence rows[i] was: reorder, drop or duplicate, as beam search needs.
+
+        Afterwards the stream has len(rows) sequences, at most the bundle's batch size.
+        """
+        which = check_rows(rows, self._b)
+        if not 1 <= len(which) <= self._manifest.batch_size:
+            raise UsageError(f"rows name {len(which)} sequences, expected 1 … {self._manifest.batch_size}")
+        fill, side = self._fill[which], self._sides[self._side]
+        memory = {name: array[which] for name, array in side.items()}
+        self._b = len(which)
+        self.reset()
+        for name, array in memory.items():
+            side[name][: self._b] = array
+        self._fill[: self._b] = fill
+
+    def snapshot(self) -> StreamState:
+        """A copy of the state, to go back to or to save."""
+        return StreamState(self._manifest.model_id, self.fill, self.memory())
+
+    def restore(self, state: StreamState) -> None:
+        """Continue from a snapshot, bit for bit as if nothing had happened since.
+
+        Raises:
+            UsageError: the snapshot is of another model, form of memory or number of sequences.
+        """
+        m = self._manifest
+        if state.model_id != m.model_id:
+            raise UsageError(
+                f"the state belongs to model {state.model_id[:12] or 'unknown'}, this bundle is {m.model_id[:12]}; "
+                "restore it in the model it was taken from"
+            )
+        if state.batch_size != self._b:
+            raise UsageError(
+                f"the state holds {state.batch_size} sequences, this stream has {self._b}; "
+                f"open it with model.stream({state.batch_size})"
+            )
+        fill = state.fill
+        if (fill < 0).any() or (fill > m.memory_length).any():
+            raise UsageError(f"the state's fill is {fill.tolist()}, expected 0 … {m.memory_length}; take it again")
+        rows = int(fill.max(initial=0))
+        for spec in m.states:
+            found = state.memory.get(spec.name)
+            expected = list(np.moveaxis(self._sides[0][spec.name], spec.axis, 1).shape)
+            expected[:2] = [self._b, rows]
+            if found is None or list(found.shape) != expected or found.dtype != np.float32:
+                what = "absent" if found is None else f"{found.dtype} {list(found.shape)}"
+                raise UsageError(
+                    f"the state's {spec.name} is {what}, expected float32 {expected}; "
+                    f"this bundle keeps {m.memory} memory, restore a state of the same form"
+                )
+        self.reset()
+        for spec in m.states:
+            slots = np.moveaxis(self._sides[self._side][spec.name], spec.axis, 1)
+            for row in range(self._b):
+                count = int(fill[row])
+                slots[row, m.memory_length - count :] = state.memory[spec.name][row, rows - count :]
+        self._fill[: self._b] = fill
+
+    def _cuts(self, length: int, counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
+        """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""
+        longest = self._manifest.segment_lengths[0]
+        for first in range(0, length, longest):
+            last = min(first + longest, length)
+            inside = np.clip(counts - first, 0, last - first).astype(np.int32)
+            if inside.any():
+                yield first, last, inside
+
+    def _run(self, ids: NDArray[np.int32], counts: NDArray[np.int32]) -> Logprobs:
+        """One segment of checked tokens; a view [b, T, V] of the program's output, good until its next run."""
+        length = ids.shape[1]
+        program = self._model.program(length)
+        buffer = self._tokens[program.name]
+        buffer[: self._b, :length] = ids
+        self._valid[:] = 0
+        self._valid[: self._b] = counts
+        self._call(program)()
+        self._side = 1 - self._side
+        np.minimum(self._fill + self._valid, self._manifest.memory_length, out=self._fill)
+        return self._logprobs[program.name][: self._b, :length]
+
+    def _call(self, program: Program) -> Call:
+        """The program bound to this side's memory as input and the other's as output; bound once each."""
+        key = (program.name, self._side)
+        if key not in self._calls:
+            if program.name not in self._logprobs:
+                self._logprobs[program.name] = np.zeros(program.outputs[0].shape, np.float32)
+            now, after = self._sides[self._side], self._sides[1 - self._side]
+            inputs = {"tokens": self._tokens[program.name], "valid": self._valid, "fill": self._fill}
+            inputs |= {state.input: now[state.name] for state in self._manifest.states}
+            outputs = {program.outputs[0].name: self._logprobs[program.name]}
+            outputs |= {state.output: after[state.name] for state in self._manifest.states}
+            self._calls[key] = self._backend.bind(program, inputs, outputs)
+        return self._calls[key]

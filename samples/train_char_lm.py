@@ -1,0 +1,411 @@
+"""Train a small byte-level Transformer-XL on the Python standard library's own sources.
+
+    python samples/train_char_lm.py --out DIR [--minutes 4] [--seed 0] [--force]
+
+Nothing is downloaded: the text is the ``*.py`` files that came with the interpreter, and files chosen by a hash of
+their name are held out. The folder receives ``model.pt`` (a txl-deploy checkpoint: a plain dictionary that
+``torch.load(weights_only=True)`` opens), ``heldout.txt`` (the bytes the model never saw) and ``vocabulary.json``.
+
+The model is the Transformer-XL of Dai et al. 2019 (arXiv 1901.02860). Shapes below use B streams, L bytes in a
+segment, m remembered rows, K = m + L rows to attend to, D = d_model, H heads of d_head, V = 256 byte values.
+
+A run bounded by ``--minutes`` is not reproducible bit for bit: how many steps fit, and so where each step falls in the
+learning rate's schedule, depends on the machine's speed and load. ``--steps N`` fixes both: the same flags on the same
+kind of processor, with the same versions of Python and torch, then give the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import platform
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# After every step: the share of the run that is done, the steps, the bits per byte (smoothed), the bytes per second.
+Report = Callable[[float, int, float, float], None]
+
+VOCABULARY = 256
+EVALUATION_SEGMENT = 64  # one length for every evaluation, so that only the memory differs between them
+EVALUATION_STREAMS = 16  # the evaluated text is cut into this many parallel streams, for speed alone
+RESTART = 32  # training segments after which the streams start again from an empty memory
+FILES = ("model.pt", "heldout.txt", "vocabulary.json")
+# Installed packages, test data, and generated tables, none of which read like the library itself.
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
+
+
+def native_bfloat16() -> bool:
+    """Say whether this processor multiplies bfloat16 itself; where it does not, bfloat16 is slower than float32."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to train and for how long; every field is also a flag. The defaults suit four minutes on two cores."""
+
+    minutes: float = 4.0
+    steps: int = 0  # 0: as many as the minutes allow
+    seed: int = 0
+    layers: int = 4
+    d_model: int = 192
+    heads: int = 6
+    d_inner: int = 768
+    segment: int = 128
+    memory: int = 128
+    streams: int = 16
+    learning_rate: float = 2e-3
+    heldout_bytes: int = 250_000
+    eval_bytes: int = 65_536
+    bfloat16: bool = dataclasses.field(default_factory=native_bfloat16)  # for training's products; weights stay float32
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained, before anything is read."""
+        zero_allowed = {"seed", "steps", "bfloat16"}
+        for name, value in dataclasses.asdict(self).items():
+            if value < 0 or (value == 0 and name not in zero_allowed) or not math.isfinite(value):
+                raise ValueError(f"{name} cannot be {value}")
+        if self.d_model % self.heads or self.d_model % 2:
+            raise ValueError(f"d_model {self.d_model} must be even and a multiple of the {self.heads} heads")
+
+
+class Attention(nn.Module):
+    """Causal attention over the memory and the segment, with positions given as distances."""
+
+    def __init__(self, d_model: int, heads: int, content_bias: nn.Parameter, position_bias: nn.Parameter) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.position, self.output = (
+            nn.Linear(d_model, d_model, bias=False) for _ in range(5)
+        )
+        self.content_bias, self.position_bias = content_bias, position_bias  # [H, d_head] each
+        self.norm = nn.LayerNorm(d_model, eps=1e-5)
+
+    def forward(self, x: Tensor, memory: Tensor, distances: Tensor) -> Tensor:
+        """Attend from x [B, L, D] to memory [B, m, D] and to x itself, and give [B, L, D].
+
+        ``distances`` [K, D] holds the sinusoids of the distances K-1 down to 0.
+        """
+        batch, length, width = x.shape
+        seen = torch.cat([memory, x], dim=1)
+        keys = seen.shape[1]
+        q = self.query(x).view(batch, length, self.heads, -1)
+        k = self.key(seen).view(batch, keys, self.heads, -1).permute(0, 2, 3, 1)  # [B, H, d_head, K]
+        v = self.value(seen).view(batch, keys, self.heads, -1).transpose(1, 2)  # [B, H, K, d_head]
+        r = self.position(distances).view(keys, self.heads, -1).permute(1, 2, 0)  # [H, d_head, K]
+        scale = q.shape[-1] ** -0.5
+        content = ((q + self.content_bias) * scale).transpose(1, 2) @ k
+        position = ((q + self.position_bias) * scale).transpose(1, 2) @ r
+        # Column c of `position` is distance K-1-c, but key j lies at distance m+i-j from query i: row i has to move
+        # left by L-1-i. One more column per row, read back at the old row width from element L on, does just that;
+        # what wraps round from the next row lands on keys after the query, which the mask removes.
+        position = F.pad(position, (1, 0)).flatten(2)[:, :, length:].view(batch, self.heads, length, keys)
+        future = torch.ones(length, keys, dtype=torch.bool).triu(keys - length + 1)
+        weights = (content + position).masked_fill(future, -math.inf).softmax(dim=-1)
+        mixed = (weights @ v).transpose(1, 2).reshape(batch, length, width)
+        normed: Tensor = self.norm(x + self.output(mixed))
+        return normed
+
+
+class FeedForward(nn.Module):
+    """The position-wise half of a layer: D to d_inner and back."""
+
+    def __init__(self, d_model: int, d_inner: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(d_model, d_inner), nn.Linear(d_inner, d_model)
+        self.norm = nn.LayerNorm(d_model, eps=1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform x [B, L, D], row by row, to [B, L, D]."""
+        normed: Tensor = self.norm(x + self.outer(F.relu(self.inner(x))))
+        return normed
+
+
+class Layer(nn.Module):
+    """One layer; the normalisation comes after each residual sum, as in the paper."""
+
+    def __init__(self, attention: Attention, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+
+    def forward(self, x: Tensor, memory: Tensor, distances: Tensor) -> Tensor:
+        """Carry x [B, L, D] one layer up."""
+        result: Tensor = self.feed_forward(self.attention(x, memory, distances))
+        return result
+
+
+class Tables(nn.Module):
+    """The rows of an embedding or of a softmax; numbered, because an adaptive one would have several."""
+
+    def __init__(self, tables: list[nn.Parameter], biases: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.tables, self.biases = nn.ParameterList(tables), nn.ParameterList(biases)
+
+
+class TransformerXL(nn.Module):
+    """The language model. Its modules are named so that ``state_dict()`` has the checkpoint's tensor names."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        d_model, d_head = options.d_model, options.d_model // options.heads
+        # Unit-sized rows once scaled by sqrt(D), and unit-sized logits from a normalised row.
+        table = nn.Parameter(torch.randn(VOCABULARY, d_model) * d_model**-0.5)
+        self.embedding = Tables([table], [])
+        self.softmax = Tables([table], [nn.Parameter(torch.zeros(VOCABULARY))])  # tied: the very same parameter
+        u, v = (nn.Parameter(torch.zeros(options.heads, d_head)) for _ in range(2))  # shared by the layers
+        self.layers = nn.ModuleDict(
+            {
+                f"{i:02d}": Layer(Attention(d_model, options.heads, u, v), FeedForward(d_model, options.d_inner))
+                for i in range(options.layers)
+            }
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        self.register_buffer("frequencies", 10_000 ** (-torch.arange(0, d_model, 2) / d_model), persistent=False)
+
+    def empty_memory(self, streams: int) -> list[Tensor]:
+        """Give the memory before the first byte: per layer, [B, 0, D]."""
+        return [torch.zeros(streams, 0, self.softmax.tables[0].shape[1]) for _ in self.layers]
+
+    def forward(self, inputs: Tensor, memory: list[Tensor], memory_length: int) -> tuple[Tensor, list[Tensor]]:
+        """Give the logits [B, L, V] after each of the bytes [B, L], and the memory for the next segment.
+
+        A layer's memory [B, m, D] is what went INTO that layer for the last m <= memory_length bytes.
+        """
+        table = self.embedding.tables[0]
+        x = F.embedding(inputs, table) * table.shape[1] ** 0.5
+        keys = memory[0].shape[1] + inputs.shape[1]
+        angles = torch.arange(keys - 1, -1, -1)[:, None] * self.get_buffer("frequencies")
+        distances = torch.cat([angles.sin(), angles.cos()], dim=1)  # [K, D]: halves, not interleaved
+        kept = []
+        for layer, rows in zip(self.layers.values(), memory, strict=True):
+            seen = torch.cat([rows, x.detach()], dim=1)  # detached: no gradient flows into an earlier segment
+            kept.append(seen[:, max(0, keys - memory_length) :])
+            x = layer(x, rows, distances)
+        return F.linear(x, table, self.softmax.biases[0]), kept
+
+
+def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
+    """Read the standard library's sources and give (training text, held-out text); no file is in both."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if path.is_file())
+    # _sysconfigdata* describes one machine's build, not Python; it would make the text differ from machine to machine.
+    names = [name for name in names if SKIPPED.isdisjoint(name.split("/")) and not name.startswith("_sysconfigdata")]
+    heldout, taken = b"", set()
+    for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        if len(heldout) >= heldout_bytes:
+            break
+        heldout += (root / name).read_bytes()
+        taken.add(name)
+    return b"".join((root / name).read_bytes() for name in names if name not in taken), heldout[:heldout_bytes]
+
+
+def as_streams(text: bytes, streams: int) -> Tensor:
+    """Cut a text into parallel contiguous streams of byte values: int64 [B, bytes // B]."""
+    length = len(text) // streams
+    return torch.frombuffer(bytearray(text[: streams * length]), dtype=torch.uint8).view(streams, length).long()
+
+
+@torch.inference_mode()
+def bits_per_byte(model: TransformerXL, text: bytes, memory_length: int) -> float:
+    """Give the mean cost of a held-out byte, in bits, when the model keeps memory_length rows between segments."""
+    data = as_streams(text, EVALUATION_STREAMS)
+    memory, total, count = model.empty_memory(EVALUATION_STREAMS), 0.0, 0
+    for start in range(0, data.shape[1] - 1, EVALUATION_SEGMENT):
+        window = data[:, start : start + EVALUATION_SEGMENT + 1]  # the last byte is only ever a target
+        logits, memory = model(window[:, :-1], memory, memory_length)
+        total += F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten(), reduction="sum").item()
+        count += window[:, 1:].numel()
+    return total / count / math.log(2)
+
+
+def fit(model: TransformerXL, text: bytes, options: Options, report: Report) -> tuple[int, float]:
+    """Train the model in place and give (steps, seconds)."""
+    data = as_streams(text, options.streams)
+    if data.shape[1] <= options.segment:
+        raise ValueError(f"{len(text)} bytes of text are too few for {options.streams} streams")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    memory, position, smooth = model.empty_memory(options.streams), 0, math.nan
+    step, started, elapsed, share = 0, time.monotonic(), 0.0, 0.0
+    while share < 1:
+        # A short warm-up, then half a cosine down to nothing; both follow the share of the run that is over.
+        cosine = 0.5 * (1 + math.cos(math.pi * share))
+        optimizer.param_groups[0]["lr"] = options.learning_rate * min(1.0, share / 0.04) * cosine
+        if position + options.segment >= data.shape[1]:
+            position, memory = 0, model.empty_memory(options.streams)
+        elif step % RESTART == 0:  # generation starts from an empty memory, so training has to meet it now and then
+            memory = model.empty_memory(options.streams)
+        window = data[:, position : position + options.segment + 1]
+        # A context per step: autocast keeps its bfloat16 copies of the weights until the context ends, and one around
+        # the whole loop would go on multiplying with the weights of the first step.
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
+            logits, memory = model(window[:, :-1], memory, options.memory)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step, position, elapsed = step + 1, position + options.segment, time.monotonic() - started
+        share = step / options.steps if options.steps else elapsed / (60 * options.minutes)
+        bits = loss.item() / math.log(2)
+        smooth = bits if step == 1 else 0.95 * smooth + 0.05 * bits
+        report(share, step, smooth, step * options.streams * options.segment / elapsed)
+    return step, elapsed
+
+
+def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any]) -> dict[str, Any]:
+    """Give the txl-deploy checkpoint: plain values and float32 tensors, nothing that needs this file to be read."""
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    state["softmax.tables.0"] = state["embedding.tables.0"]  # the copies came apart; tied weights are one tensor
+    config = {
+        "vocab_size": VOCABULARY,
+        "n_layer": options.layers,
+        "n_head": options.heads,
+        "d_model": options.d_model,
+        "d_head": options.d_model // options.heads,
+        "d_inner": options.d_inner,
+        "d_embed": options.d_model,
+        "cutoffs": [],
+        "div_val": 1,
+        "attn_type": 0,
+        "pre_lnorm": False,
+        "layer_norm_epsilon": 1e-5,
+        "activation": "relu",
+        "final_norm": False,
+        "attention_bias": False,
+        "softmax_bias": True,
+        "embedding_scale": float(options.d_model) ** 0.5,
+        "memory_start": "empty",
+        "memory_length": options.memory,
+        "segment_length": EVALUATION_SEGMENT,
+        "clamp_length": None,
+        "same_length": False,
+    }
+    return {
+        "format": "txl-deploy.checkpoint",
+        "version": 1,
+        "config": config,
+        "state": state,
+        "vocabulary": {"kind": "bytes"},
+        "training": training,
+    }
+
+
+def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
+    """Train, evaluate and write the three files into ``out``; give the facts of the run.
+
+    Raises FileExistsError before any training when a file is already there and ``force`` is not set. Nothing is
+    written until everything has succeeded.
+    """
+    existing = [name for name in FILES if (out / name).exists()]
+    if existing and not force:
+        raise FileExistsError(f"{out} already holds {', '.join(existing)}; give --force to replace")
+    out.mkdir(parents=True, exist_ok=True)  # now, so that a folder that cannot be made costs no training
+    text, heldout = library_text(options.heldout_bytes)
+    torch.manual_seed(options.seed)
+    model = TransformerXL(options)
+
+    columns = (
+        TextColumn("step {task.fields[step]}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[bits]:.3f} bits per byte, {task.fields[speed]:,.0f} bytes/s"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("train", total=1.0, step=0, bits=math.nan, speed=math.nan)
+
+        def report(share: float, step: int, bits: float, speed: float) -> None:
+            progress.update(task, completed=min(share, 1.0), step=step, bits=bits, speed=speed)
+
+        steps, seconds = fit(model, text, options, report)
+
+    memories = (0, options.memory, 4 * options.memory)
+    started = time.monotonic()
+    bits = {str(length): bits_per_byte(model, heldout[: options.eval_bytes], length) for length in memories}
+    training = {
+        **dataclasses.asdict(options),
+        "steps": steps,
+        "minutes": seconds / 60,
+        "bytes_seen": steps * options.streams * options.segment,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "text": f"the standard library of Python {platform.python_version()}",
+        "text_bytes": len(text),
+        "heldout_bytes": len(heldout),
+        "heldout_sha256": hashlib.sha256(heldout).hexdigest(),
+        "heldout_bits_per_byte": bits,  # by memory length
+        "evaluated_bytes": min(len(heldout), options.eval_bytes),
+        "evaluation_seconds": time.monotonic() - started,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+    partial = {name: out / f".{name}.partial" for name in FILES}
+    try:
+        torch.save(checkpoint(model, options, training), partial["model.pt"])
+        partial["heldout.txt"].write_bytes(heldout)
+        partial["vocabulary.json"].write_text(json.dumps({"kind": "bytes"}) + "\n")
+        for name, path in partial.items():
+            path.replace(out / name)  # in one step each: no reader ever meets half a file
+    finally:
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+    return training
+
+
+def show(facts: dict[str, Any], out: Path) -> None:
+    """Print the facts of a run that a reader wants first."""
+    table = Table("what", "measured", title="Transformer-XL on the Python standard library")
+    table.add_row("parameters", f"{facts['parameters']:,}")
+    table.add_row("training", f"{facts['steps']:,} steps in {facts['minutes']:.2f} minutes")
+    for length, bits in facts["heldout_bits_per_byte"].items():
+        table.add_row(f"held-out bits per byte, memory {length}", f"{bits:.3f}")
+    table.add_row("held-out text", f"{facts['heldout_bytes']:,} bytes, of which {facts['evaluated_bytes']:,} evaluated")
+    table.add_row("its SHA-256", facts["heldout_sha256"])
+    table.add_row("written", "\n".join(str(out / name) for name in FILES))
+    Console().print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read the flags, train, and print what came of it; gives the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the folder for " + ", ".join(FILES))
+    parser.add_argument("--force", action="store_true", help="replace files that are already there")
+    parser.add_argument("--threads", type=int, default=2, help="processor threads (default: %(default)s)")
+    for name, default in dataclasses.asdict(Options()).items():
+        flag, text = "--" + name.replace("_", "-"), HELP.get(name, "") + " (default: %(default)s)"
+        if isinstance(default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+        else:
+            parser.add_argument(flag, type=type(default), default=default, help=text)
+    given = vars(parser.parse_args(argv))
+    out, force, threads = given.pop("out"), given.pop("force"), given.pop("threads")
+    try:
+        torch.set_num_threads(threads)
+        show(train(out, Options(**given), force), out)
+    except KeyboardInterrupt:
+        print("interrupted: nothing was saved", file=sys.stderr)
+        return 130
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
