@@ -31,10 +31,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 # After every step: the share of the run that is done, the steps, the bits per byte (smoothed), the bytes per second.
 Report = Callable[[float, int, float, float], None]
@@ -54,24 +55,29 @@ def native_bfloat16() -> bool:
     return any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
+def flag(default: Any, text: str) -> Any:
+    """Describe one field of Options, and with it one flag of the command line."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to train and for how long; every field is also a flag. The defaults suit four minutes on two cores."""
+    """What to train and for how long. The defaults suit four minutes on two cores."""
 
-    minutes: float = 4.0
-    steps: int = 0  # 0: as many as the minutes allow
-    seed: int = 0
-    layers: int = 4
-    d_model: int = 192
-    heads: int = 6
-    d_inner: int = 768
-    segment: int = 128
-    memory: int = 128
-    streams: int = 16
-    learning_rate: float = 2e-3
-    heldout_bytes: int = 250_000
-    eval_bytes: int = 65_536
-    bfloat16: bool = dataclasses.field(default_factory=native_bfloat16)  # for training's products; weights stay float32
+    minutes: float = flag(4.0, "time to train for")
+    steps: int = flag(0, "train for this many steps instead, however long they take; 0: use the minutes")
+    seed: int = flag(0, "seed of the initial weights")
+    layers: int = flag(4, "layers")
+    d_model: int = flag(192, "width of a row")
+    heads: int = flag(6, "attention heads; they divide d_model between them")
+    d_inner: int = flag(768, "width inside the feed-forward halves")
+    segment: int = flag(128, "bytes in a training segment")
+    memory: int = flag(128, "remembered rows per layer while training")
+    streams: int = flag(8, "parallel streams in a training step")
+    learning_rate: float = flag(1.5e-3, "highest learning rate")
+    heldout_bytes: int = flag(250_000, "size of the held-out text")
+    eval_bytes: int = flag(65_536, "how much of the held-out text to evaluate on")
+    bfloat16: bool = flag(native_bfloat16(), "multiply in bfloat16 while training; the weights stay float32")
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, before anything is read."""
@@ -81,6 +87,8 @@ class Options:
                 raise ValueError(f"{name} cannot be {value}")
         if self.d_model % self.heads or self.d_model % 2:
             raise ValueError(f"d_model {self.d_model} must be even and a multiple of the {self.heads} heads")
+        if min(self.heldout_bytes, self.eval_bytes) < 2 * EVALUATION_STREAMS:
+            raise ValueError(f"an evaluation needs {2 * EVALUATION_STREAMS} held-out bytes or more")
 
 
 class Attention(nn.Module):
@@ -113,7 +121,7 @@ class Attention(nn.Module):
         # Column c of `position` is distance K-1-c, but key j lies at distance m+i-j from query i: row i has to move
         # left by L-1-i. One more column per row, read back at the old row width from element L on, does just that;
         # what wraps round from the next row lands on keys after the query, which the mask removes.
-        position = F.pad(position, (1, 0)).flatten(2)[:, :, length:].view(batch, self.heads, length, keys)
+        position = functional.pad(position, (1, 0)).flatten(2)[:, :, length:].view(batch, self.heads, length, keys)
         future = torch.ones(length, keys, dtype=torch.bool).triu(keys - length + 1)
         weights = (content + position).masked_fill(future, -math.inf).softmax(dim=-1)
         mixed = (weights @ v).transpose(1, 2).reshape(batch, length, width)
@@ -131,7 +139,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform x [B, L, D], row by row, to [B, L, D]."""
-        normed: Tensor = self.norm(x + self.outer(F.relu(self.inner(x))))
+        normed: Tensor = self.norm(x + self.outer(functional.relu(self.inner(x))))
         return normed
 
 
@@ -190,7 +198,7 @@ class TransformerXL(nn.Module):
         A layer's memory [B, m, D] is what went INTO that layer for the last m <= memory_length bytes.
         """
         table = self.embedding.tables[0]
-        x = F.embedding(inputs, table) * table.shape[1] ** 0.5
+        x = functional.embedding(inputs, table) * table.shape[1] ** 0.5
         keys = memory[0].shape[1] + inputs.shape[1]
         angles = torch.arange(keys - 1, -1, -1)[:, None] * self.get_buffer("frequencies")
         distances = torch.cat([angles.sin(), angles.cos()], dim=1)  # [K, D]: halves, not interleaved
@@ -199,11 +207,14 @@ class TransformerXL(nn.Module):
             seen = torch.cat([rows, x.detach()], dim=1)  # detached: no gradient flows into an earlier segment
             kept.append(seen[:, max(0, keys - memory_length) :])
             x = layer(x, rows, distances)
-        return F.linear(x, table, self.softmax.biases[0]), kept
+        return functional.linear(x, table, self.softmax.biases[0]), kept
 
 
 def library_text(heldout_bytes: int) -> tuple[bytes, bytes]:
-    """Read the standard library's sources and give (training text, held-out text); no file is in both."""
+    """Read the standard library's sources and give (training text, held-out text); no file is in both.
+
+    The sources differ from one Python version to the next, which is why the held-out text's hash is recorded.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py") if path.is_file())
     # _sysconfigdata* describes one machine's build, not Python; it would make the text differ from machine to machine.
@@ -231,7 +242,7 @@ def bits_per_byte(model: TransformerXL, text: bytes, memory_length: int) -> floa
     for start in range(0, data.shape[1] - 1, EVALUATION_SEGMENT):
         window = data[:, start : start + EVALUATION_SEGMENT + 1]  # the last byte is only ever a target
         logits, memory = model(window[:, :-1], memory, memory_length)
-        total += F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten(), reduction="sum").item()
+        total += functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten(), reduction="sum").item()
         count += window[:, 1:].numel()
     return total / count / math.log(2)
 
@@ -257,14 +268,16 @@ def fit(model: TransformerXL, text: bytes, options: Options, report: Report) -> 
         # the whole loop would go on multiplying with the weights of the first step.
         with torch.autocast("cpu", torch.bfloat16, enabled=options.bfloat16):
             logits, memory = model(window[:, :-1], memory, options.memory)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step, position, elapsed = step + 1, position + options.segment, time.monotonic() - started
         share = step / options.steps if options.steps else elapsed / (60 * options.minutes)
         bits = loss.item() / math.log(2)
+        if not math.isfinite(bits):
+            raise ValueError(f"training diverged at step {step}; try a lower --learning-rate")
         smooth = bits if step == 1 else 0.95 * smooth + 0.05 * bits
         report(share, step, smooth, step * options.streams * options.segment / elapsed)
     return step, elapsed
@@ -370,14 +383,16 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
 
 def show(facts: dict[str, Any], out: Path) -> None:
     """Print the facts of a run that a reader wants first."""
-    table = Table("what", "measured", title="Transformer-XL on the Python standard library")
+    table = Table(title="Transformer-XL on the Python standard library", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a hash or path too wide for the terminal wraps; cut short it would be useless
     table.add_row("parameters", f"{facts['parameters']:,}")
     table.add_row("training", f"{facts['steps']:,} steps in {facts['minutes']:.2f} minutes")
     for length, bits in facts["heldout_bits_per_byte"].items():
         table.add_row(f"held-out bits per byte, memory {length}", f"{bits:.3f}")
     table.add_row("held-out text", f"{facts['heldout_bytes']:,} bytes, of which {facts['evaluated_bytes']:,} evaluated")
     table.add_row("its SHA-256", facts["heldout_sha256"])
-    table.add_row("written", "\n".join(str(out / name) for name in FILES))
+    table.add_row("written", escape("\n".join(str(out / name) for name in FILES)))
     Console().print(table)
 
 
@@ -387,21 +402,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the folder for " + ", ".join(FILES))
     parser.add_argument("--force", action="store_true", help="replace files that are already there")
     parser.add_argument("--threads", type=int, default=2, help="processor threads (default: %(default)s)")
-    for name, default in dataclasses.asdict(Options()).items():
-        flag, text = "--" + name.replace("_", "-"), HELP.get(name, "") + " (default: %(default)s)"
-        if isinstance(default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+    for field in dataclasses.fields(Options):
+        name, text = "--" + field.name.replace("_", "-"), field.metadata["help"] + " (default: %(default)s)"
+        if isinstance(field.default, bool):
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default, help=text)
         else:
-            parser.add_argument(flag, type=type(default), default=default, help=text)
+            parser.add_argument(name, type=type(field.default), default=field.default, help=text)
     given = vars(parser.parse_args(argv))
     out, force, threads = given.pop("out"), given.pop("force"), given.pop("threads")
     try:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(max(1, threads))
         show(train(out, Options(**given), force), out)
     except KeyboardInterrupt:
         print("interrupted: nothing was saved", file=sys.stderr)
         return 130
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0

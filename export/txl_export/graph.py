@@ -124,7 +124,7 @@ def _int32_indices(graph: ir.Graph) -> None:
             if index.name not in narrowed:
                 constant = ir.tensor(index.const_value.numpy().astype(np.int32), name=f"{index.name}.int32")
                 value = ir.Value(name=constant.name, type=ir.TensorType(constant.dtype), const_value=constant)
-                value.shape = ir.Shape(constant.shape)
+                value.shape = ir.Shape(constant.shape.numpy())
                 graph.register_initializer(value)
                 narrowed[index.name] = value
             node.replace_input_with(1, narrowed[index.name])

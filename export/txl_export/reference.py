@@ -122,7 +122,7 @@ class Reference:
         return self._linear(f"{name}.output", mixed.flatten(start_dim=2))
 
     def _relative_rows(self, i: int, rows: int) -> Tensor:
-        """r for distances 0 … rows-1, [rows, H, d_head]; distances above the clamp use the clamp's row."""
+        """R for distances 0 … rows-1, [rows, H, d_head]; distances above the clamp use the clamp's row."""
         distances = torch.arange(rows)
         if self.dialect.clamp_length is not None:
             distances = distances.clamp(max=self.dialect.clamp_length)
@@ -170,7 +170,7 @@ class Reference:
         return F.linear(x, self._state[f"{name}.weight"], self._state.get(f"{name}.bias"))
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
-        return self._linear(name, x).unflatten(-1, (self.config.n_head, self.config.d_head))
+        return self._linear(name, x).reshape(*x.shape[:-1], self.config.n_head, self.config.d_head)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight, bias = self._state[f"{name}.weight"], self._state[f"{name}.bias"]

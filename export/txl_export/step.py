@@ -142,7 +142,7 @@ class Step(nn.Module):
         for i in range(self.config.n_layer):
             name = f"{layer_name(i)}.attention.position"
             relative = F.linear(table, folded[f"{name}.weight"], folded.get(f"{name}.bias"))
-            relative = relative.unflatten(1, (self.config.n_head, self.config.d_head)).permute(1, 2, 0)
+            relative = relative.reshape(rows, self.config.n_head, self.config.d_head).permute(1, 2, 0)
             self._keep(f"{name}.table.{self.shape.segment_length:04d}", relative.contiguous())  # [H, d_head, rows]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -153,6 +153,10 @@ class Step(nn.Module):
     def get(self, name: str) -> Tensor | None:
         """The parameter of that name, or None."""
         return self[name] if name in self._buffer_names else None
+
+    def position_tables(self) -> State:
+        """The tables of relative positions of this program: the parameters that are not shared between programs."""
+        return {name: self[name] for name in self._buffer_names if ".attention.position.table." in name}
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Arguments of the right shapes and dtypes, to trace with."""
@@ -231,7 +235,7 @@ class Step(nn.Module):
             rows, kept = hidden, []
         if c.pre_lnorm:
             rows = self._norm(f"{name}.norm", rows)
-        heads = self._linear(joined, rows).unflatten(-1, (3, c.n_head, c.d_head))
+        heads = self._linear(joined, rows).reshape(*rows.shape[:-1], 3, c.n_head, c.d_head)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         query = query[:, :, query.shape[2] - self.shape.segment_length :]
         if self.shape.memory_length and self.shape.memory == "kv":
@@ -274,7 +278,7 @@ class Step(nn.Module):
             head = torch.cat(parts, dim=-1)
         else:
             head = head.log_softmax(dim=-1)
-        return head.unflatten(0, (self.shape.batch_size, self.shape.segment_length))
+        return head.reshape(self.shape.batch_size, self.shape.segment_length, -1)
 
     def _softmax_input(self, cluster: int, flat: Tensor) -> Tensor:
         projection = self.get(f"softmax.projections.{cluster}")

@@ -151,7 +151,7 @@ def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, state: M
     for name in sorted(state):
         tensor = state[name]
         digest.update(f"{name} {list(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.detach().to(torch.float32).contiguous().numpy()).cast("B"))
+        digest.update(tensor.detach().to(torch.float32).contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ Imports numpy, msgspec, safetensors and the chosen engine, nothing else.
 
 from __future__ import annotations
 
-from txl_runtime.errors import BackendError, BundleError, CheckFailed, CheckpointError, TxlError, UsageError
+from txl_runtime.errors import BackendError, BundleError, CheckError, CheckpointError, TxlError, UsageError
 from txl_runtime.model import Model, load
 from txl_runtime.state import StreamState
 from txl_runtime.stream import Stream
@@ -19,7 +19,7 @@ from txl_runtime.stream import Stream
 __all__ = [
     "BackendError",
     "BundleError",
-    "CheckFailed",
+    "CheckError",
     "CheckpointError",
     "Model",
     "Stream",

@@ -6,6 +6,7 @@ trained a model (Dai et al. 2019, arXiv 1901.02860; attention types as in kimiyo
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -62,7 +63,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def clusters(self) -> tuple[tuple[int, int], ...]:
         """Token id ranges [first, last) of the adaptive softmax's clusters; one range without cutoffs."""
         edges = (0, *self.cutoffs, self.vocab_size)
-        return tuple(zip(edges[:-1], edges[1:], strict=True))
+        return tuple(pairwise(edges))
 
     def cluster_width(self, cluster: int) -> int:
         """Embedding width of one cluster."""

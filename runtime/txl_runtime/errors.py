@@ -5,14 +5,14 @@
     ├── CheckpointError   a checkpoint that cannot be read as a Transformer-XL
     ├── BundleError       a bundle that is missing, altered, inconsistent or too new
     ├── BackendError      an engine that is not installed or cannot run this bundle
-    └── CheckFailed       a parity gate or a self-test that did not pass
+    └── CheckError       a parity gate or a self-test that did not pass
 
 Each message says what was found, what was expected and what to do. `exit_code` is what the command line returns.
 """
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "BundleError", "CheckFailed", "CheckpointError", "TxlError", "UsageError"]
+__all__ = ["BackendError", "BundleError", "CheckError", "CheckpointError", "TxlError", "UsageError"]
 
 
 class TxlError(Exception):
@@ -37,7 +37,7 @@ class BackendError(TxlError):
     """An engine is not installed or cannot run this bundle."""
 
 
-class CheckFailed(TxlError):
+class CheckError(TxlError):
     """A parity gate or a self-test did not pass."""
 
     exit_code = 1

@@ -7,6 +7,7 @@ them: shapes against the config, programs against the state table, paths against
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from txl_runtime.config import Count, Dialect, Index, ModelConfig
 from txl_runtime.errors import BundleError
 
 __all__ = [
+    "FORMAT",
     "FORMAT_VERSION",
     "FileRecord",
     "Manifest",
@@ -219,11 +221,11 @@ def _check_version(version: str, source: str) -> None:
         )
 
 
-def _contradictions(manifest: Manifest) -> list[str]:  # noqa: C901 - one flat list of rules reads best
+def _contradictions(manifest: Manifest) -> list[str]:
     """What in a manifest cannot be true; empty when all is well."""
     m, found = manifest, []
     bounds = (0, *m.config.cutoffs, m.config.vocab_size)
-    if any(first >= last for first, last in zip(bounds[:-1], bounds[1:], strict=True)):
+    if any(first >= last for first, last in pairwise(bounds)):
         found.append(f"cutoffs {list(m.config.cutoffs)} do not ascend within the vocabulary of {m.config.vocab_size}")
     for state in m.states:
         if state.update not in UPDATE_RULES:

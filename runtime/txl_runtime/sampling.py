@@ -27,7 +27,8 @@ class Sampler:
     def __init__(
         self, temperature: float, top_k: int | None, top_p: float | None, seed: int | None, streams: int
     ) -> None:
-        if not (np.isscalar(temperature) and np.isfinite(temperature) and temperature >= 0):
+        number = isinstance(temperature, int | float | np.number)
+        if not number or not np.isfinite(temperature) or temperature < 0:
             raise UsageError(f"temperature is {temperature}, expected a number of at least 0; 0 is greedy")
         if top_k is not None and (not isinstance(top_k, int | np.integer) or top_k < 1):
             raise UsageError(f"top_k is {top_k}, expected a whole number of at least 1, or None to keep every token")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +62,7 @@ class StreamState:
         finally:
             if partial is not None:
                 with contextlib.suppress(OSError):
-                    os.unlink(partial)
+                    Path(partial).unlink()
 
     @classmethod
     def load(cls, path: str | Path) -> StreamState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -299,9 +299,13 @@ class Stream:
             if program.name not in self._logprobs:
                 self._logprobs[program.name] = np.zeros(program.outputs[0].shape, np.float32)
             now, after = self._sides[self._side], self._sides[1 - self._side]
-            inputs = {"tokens": self._tokens[program.name], "valid": self._valid, "fill": self._fill}
+            inputs: dict[str, NDArray[Any]] = {
+                "tokens": self._tokens[program.name],
+                "valid": self._valid,
+                "fill": self._fill,
+            }
             inputs |= {state.input: now[state.name] for state in self._manifest.states}
-            outputs = {program.outputs[0].name: self._logprobs[program.name]}
+            outputs: dict[str, NDArray[Any]] = {program.outputs[0].name: self._logprobs[program.name]}
             outputs |= {state.output: after[state.name] for state in self._manifest.states}
             self._calls[key] = self._backend.bind(program, inputs, outputs)
         return self._calls[key]

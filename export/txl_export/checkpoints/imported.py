@@ -13,7 +13,7 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.weights import State
 
-__all__ = ["Evaluation", "Imported", "convert_config", "take"]
+__all__ = ["Evaluation", "Imported", "convert_config", "split_rows", "take"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -47,6 +47,8 @@ class Imported:
         evaluation: what the file itself says.
         vocabulary: its vocabulary as bundle JSON, if it has one.
         notes: what was ignored or assumed, for people.
+        window_of: what same_length counts. "memory": a query sees M plus `window_beyond_memory` keys. "segment": as
+            many keys as its segment has tokens, and everything where the segment is a single token.
     """
 
     family: str
@@ -57,6 +59,7 @@ class Imported:
     evaluation: Evaluation = field(default_factory=Evaluation)
     vocabulary: bytes | None = None
     notes: tuple[str, ...] = ()
+    window_of: Literal["memory", "segment"] = "memory"
 
 
 def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
@@ -85,3 +88,18 @@ def take(state: Mapping[str, Tensor], name: str, source: str) -> Tensor:
             "check --family and the config against the code that trained it"
         )
     return state[name]
+
+
+def split_rows(state: Mapping[str, Tensor], name: str, parts: tuple[str, ...], source: str) -> dict[str, Tensor]:
+    """A tensor that holds several of equal height one above the other, by part: e.g. q, k and v in one matrix.
+
+    Raises:
+        CheckpointError: there is none, or its rows cannot be dealt out evenly.
+    """
+    joined = take(state, name, source)
+    if not joined.dim() or joined.shape[0] % len(parts):
+        raise CheckpointError(
+            f"{source}: {name} has shape {list(joined.shape)}, expected as many rows for each of {', '.join(parts)}; "
+            "check --family and the config against the code that trained it"
+        )
+    return dict(zip(parts, joined.chunk(len(parts)), strict=True))

@@ -14,10 +14,19 @@ from torch import Tensor
 from txl_runtime.config import Count, Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, take
+from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, split_rows, take
 from txl_export.weights import State, layer_name
 
-__all__ = ["NAME", "KimiyoungConfig", "adaptive_softmax", "decoder_layer", "embedding", "from_state", "recognise"]
+__all__ = [
+    "NAME",
+    "KimiyoungConfig",
+    "adaptive_softmax",
+    "cluster_columns",
+    "decoder_layer",
+    "embedding",
+    "from_state",
+    "recognise",
+]
 
 NAME = "kimiyoung"
 
@@ -80,7 +89,7 @@ class KimiyoungConfig(Struct, kw_only=True):
 
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has this code's names."""
-    return "word_emb.emb_layers.0.weight" in names and "r_w_bias" in names
+    return "word_emb.emb_layers.0.weight" in names and "crit.out_layers.0.bias" in names
 
 
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
@@ -109,13 +118,8 @@ def embedding(config: ModelConfig, state: Mapping[str, Tensor], prefix: str, sou
 def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str) -> State:
     """One decoder layer but for u and v: qkv_net has the rows of q, k and v one after the other."""
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
-    joined = take(state, f"{prefix}.dec_attn.qkv_net.weight", source)
-    if joined.dim() != 2 or joined.shape[0] % 3:
-        raise CheckpointError(
-            f"{source}: {prefix}.dec_attn.qkv_net.weight has shape {list(joined.shape)}, expected 3·H·d_head rows"
-        )
-    parts = zip(("query", "key", "value"), joined.chunk(3), strict=True)
-    canonical = {f"{attention}.{part}.weight": rows for part, rows in parts}
+    joined = split_rows(state, f"{prefix}.dec_attn.qkv_net.weight", ("query", "key", "value"), source)
+    canonical = {f"{attention}.{part}.weight": rows for part, rows in joined.items()}
     names = {
         f"{attention}.position.weight": "dec_attn.r_net.weight",
         f"{attention}.output.weight": "dec_attn.o_net.weight",
@@ -145,8 +149,12 @@ def adaptive_softmax(config: ModelConfig, state: Mapping[str, Tensor], source: s
         canonical[f"softmax.biases.{c}"] = take(state, f"{layer}.bias", source)[rows]
         if (projection := state.get(f"crit.out_projs.{c}")) is not None:
             canonical[f"softmax.projections.{c}"] = projection
-    if len(config.clusters) > 1:
-        for part in ("weight", "bias"):
-            rows_of_clusters = take(state, f"crit.cluster_{part}", source)
-            canonical[f"softmax.cluster.{part}"] = rows_of_clusters.flip(0) if reverse_clusters else rows_of_clusters
-    return canonical
+    return canonical | cluster_columns(config, state, source, reverse_clusters)
+
+
+def cluster_columns(config: ModelConfig, state: Mapping[str, Tensor], source: str, reverse: bool) -> State:
+    """The logits that stand for whole clusters: none with one cluster, `reverse` where the last cluster comes first."""
+    if len(config.clusters) == 1:
+        return {}
+    parts = {part: take(state, f"crit.cluster_{part}", source) for part in ("weight", "bias")}
+    return {f"softmax.cluster.{part}": rows.flip(0) if reverse else rows for part, rows in parts.items()}

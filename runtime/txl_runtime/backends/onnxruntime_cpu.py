@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.backends import Arrays, Call
@@ -93,8 +92,8 @@ class OnnxRuntimeCpu:
             return
         name = min(set(has.items()) ^ set(wants.items()), key=lambda item: item[0])[0]
         raise BundleError(
-            f"{file}: among the {side}, {name} is {_tensor(has.get(name))}, the manifest says {_tensor(wants.get(name))}; "
-            "export the model again"
+            f"{file}: among the {side}, {name} is {_tensor(has.get(name))}, "
+            f"the manifest says {_tensor(wants.get(name))}; export the model again"
         )
 
 

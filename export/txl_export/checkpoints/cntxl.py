@@ -1,0 +1,107 @@
+"""Chinese-Transformer-XL of THUDM (commit d374101, model/gpt2_modeling.py and mpu/transformer.py).
+
+A GPT-2 with relative positions: layer norm before each block and after the last, biases everywhere but on the output,
+which is the embedding itself; no scale on the embedding. Memory starts empty. The code has one mask and no switch for
+it: a token of a segment of T tokens sees T keys, a single token everything in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+from torch import Tensor
+from txl_runtime.config import Count, Index, ModelConfig
+from txl_runtime.errors import CheckpointError
+
+from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, split_rows, take
+from txl_export.weights import State, layer_name
+
+__all__ = ["NAME", "CntxlConfig", "from_state", "recognise"]
+
+NAME = "cntxl"
+
+
+class CntxlConfig(Struct, kw_only=True):
+    """The arguments of GPT2Model that matter once it is trained."""
+
+    num_layers: Count
+    vocab_size: Count
+    hidden_size: Count
+    num_attention_heads: Count
+    max_memory_length: Index | None = None
+    relative_encoding: bool = False
+
+    def model_config(self, source: str) -> ModelConfig:
+        """The canonical config; the feed-forward layer is four times as wide as the model.
+
+        Raises:
+            CheckpointError: a setting this version cannot express.
+        """
+        if not self.relative_encoding:
+            raise CheckpointError(
+                f"{source}: relative_encoding is off, expected a Transformer-XL; a plain GPT-2 has no memory to export"
+            )
+        return ModelConfig(
+            vocab_size=self.vocab_size,
+            n_layer=self.num_layers,
+            n_head=self.num_attention_heads,
+            d_model=self.hidden_size,
+            d_head=self.hidden_size // self.num_attention_heads,
+            d_inner=4 * self.hidden_size,
+            d_embed=self.hidden_size,
+            pre_lnorm=True,
+            activation="gelu_tanh",
+            final_norm=True,
+            attention_bias=True,
+            softmax_bias=False,
+            embedding_scale=1.0,
+        )
+
+
+def recognise(names: Mapping[str, Any]) -> bool:
+    """Whether a state has this code's names."""
+    return "word_embeddings.weight" in names and "transformer.layers.0.attention.relative.weight" in names
+
+
+def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+    """Import a whole model's state_dict with the arguments of GPT2Model."""
+    found, notes = convert_config(values, CntxlConfig, source)
+    config = found.model_config(source)
+    table, biases = take(state, "word_embeddings.weight", source), take(state, "transformer.r_w_bias", source)
+    if biases.shape[0] < config.n_head and table.shape[0] < config.vocab_size:
+        raise CheckpointError(
+            f"{source}: has {biases.shape[0]} of {config.n_head} heads and {table.shape[0]} of {config.vocab_size} "
+            "tokens, expected the whole model; merge the model-parallel parts with the code's change_mp.py first"
+        )
+    canonical: State = {"embedding.tables.0": table}
+    for i in range(config.n_layer):
+        canonical |= _layer(i, state, source)
+        canonical[f"{layer_name(i)}.attention.content_bias"] = biases
+        canonical[f"{layer_name(i)}.attention.position_bias"] = take(state, "transformer.r_r_bias", source)
+    for part in ("weight", "bias"):
+        canonical[f"final_norm.{part}"] = take(state, f"transformer.final_layernorm.{part}", source)
+    evaluation = Evaluation(memory_length=found.max_memory_length, same_length=True, clamp_length=0)
+    return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes, window_of="segment")
+
+
+def _layer(i: int, state: Mapping[str, Tensor], source: str) -> State:
+    """One layer but for u and v: every matrix has a bias."""
+    attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
+    names = {
+        f"{attention}.position": "attention.relative",
+        f"{attention}.output": "attention.dense",
+        f"{attention}.norm": "input_layernorm",
+        f"{feed_forward}.inner": "mlp.dense_h_to_4h",
+        f"{feed_forward}.outer": "mlp.dense_4h_to_h",
+        f"{feed_forward}.norm": "post_attention_layernorm",
+    }
+    canonical: State = {}
+    for part in ("weight", "bias"):
+        for name, own in names.items():
+            canonical[f"{name}.{part}"] = take(state, f"transformer.layers.{i}.{own}.{part}", source)
+        joined = f"transformer.layers.{i}.attention.query_key_value.{part}"
+        for name, rows in split_rows(state, joined, ("query", "key", "value"), source).items():
+            canonical[f"{attention}.{name}.{part}"] = rows
+    return canonical

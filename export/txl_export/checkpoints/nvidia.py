@@ -1,0 +1,73 @@
+"""NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL (commit 729963d, pytorch/mem_transformer.py).
+
+The layers are kimiyoung's and the memory starts empty as there, but with same_length a query sees M + 1 keys, and the
+adaptive softmax has its own names: biases apart from the weights, which are absent when tied, and one list of
+projections shared with the embedding beside one of those that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from txl_runtime.config import ModelConfig
+from txl_runtime.errors import CheckpointError
+
+from txl_export.checkpoints.imported import Imported, convert_config, take
+from txl_export.checkpoints.kimiyoung import KimiyoungConfig, cluster_columns, decoder_layer, embedding
+from txl_export.weights import State, layer_name
+
+__all__ = ["NAME", "NvidiaConfig", "from_state", "recognise"]
+
+NAME = "nvidia"
+
+
+class NvidiaConfig(KimiyoungConfig, kw_only=True):
+    """model_config's names: those of the original constructor, with its default for tie_projs."""
+
+    tie_projs: tuple[bool, ...] = (False,)
+
+
+def recognise(names: Mapping[str, Any]) -> bool:
+    """Whether a state has this code's names."""
+    return "word_emb.emb_layers.0.weight" in names and "crit.out_layers_biases.0" in names
+
+
+def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+    """Import a model_state with the values of model_config."""
+    found, notes = convert_config(values, NvidiaConfig, source)
+    config = found.model_config(source)
+    if len(found.tie_projs) < len(config.clusters):
+        raise CheckpointError(
+            f"{source}: tie_projs has {len(found.tie_projs)} entries, expected one for each of the "
+            f"{len(config.clusters)} clusters; check the config against the code that trained it"
+        )
+    canonical = embedding(config, state, "word_emb", source)
+    for i in range(config.n_layer):
+        canonical |= decoder_layer(i, state, f"layers.{i}", source)
+        canonical[f"{layer_name(i)}.attention.content_bias"] = take(state, "r_w_bias", source)
+        canonical[f"{layer_name(i)}.attention.position_bias"] = take(state, "r_r_bias", source)
+    canonical |= _softmax(config, found.tie_projs, state, source)
+    return Imported(NAME, config, canonical, "empty", 1, found.evaluation(), None, notes)
+
+
+def _softmax(config: ModelConfig, tied: tuple[bool, ...], state: Mapping[str, Tensor], source: str) -> State:
+    """The adaptive softmax `crit`: columns reversed as kimiyoung's, one table for all clusters with div_val 1."""
+    canonical: State = {}
+    for c, (first, last) in enumerate(config.clusters):
+        own = 0 if config.div_val == 1 else c
+        rows = slice(first, last) if config.div_val == 1 else slice(None)
+        if (table := state.get(f"crit.out_layers_weights.{own}")) is not None:
+            canonical[f"softmax.tables.{c}"] = table[rows]
+        canonical[f"softmax.biases.{c}"] = take(state, f"crit.out_layers_biases.{own}", source)[rows]
+        if tied[c]:
+            # The list is the embedding's own: one projection for all clusters, one each, or none.
+            projection = state.get(f"crit.shared_out_projs.{own}")
+        elif config.div_val == 1 and config.d_embed == config.d_model:
+            projection = None
+        else:
+            projection = take(state, f"crit.out_projs.{c}", source)
+        if projection is not None:
+            canonical[f"softmax.projections.{c}"] = projection
+    return canonical | cluster_columns(config, state, source, reverse=True)

@@ -1,0 +1,255 @@
+"""What a pickle may refer to, and the plain data that stands for it.
+
+No name leads to the real class or function: an object becomes a `Stub`, a storage its elements, and the few functions
+in FUNCTIONS are this module's own, which make dictionaries, lists and tensors. A name that is in none of the three
+tables (STUBS, FUNCTIONS, STORAGE_TYPES) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from txl_runtime.errors import CheckpointError
+
+__all__ = [
+    "FUNCTIONS",
+    "KNOWN",
+    "OPAQUE",
+    "STORAGE_TYPES",
+    "STUBS",
+    "Name",
+    "Storage",
+    "Stub",
+    "checked_key",
+    "integers",
+    "shown",
+]
+
+DIMENSION_LIMIT = 16
+
+
+@dataclass(eq=False, repr=False)
+class Stub:
+    """An inert stand-in for an object of a class the file names.
+
+    Attributes:
+        class_name: the dotted name, as in the file or as an alias translated it.
+        state: what the pickle would have put into __dict__; {} if nothing, or for a class or function itself.
+        args: what the class or function was called with, e.g. the value of an enum's member.
+    """
+
+    class_name: str
+    state: dict[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Stub({self.class_name})"
+
+
+class Name(Stub):
+    """A class or function the file names, not an object made with it."""
+
+
+@dataclass(eq=False)
+class Storage:
+    """The elements of one storage (or of a part of it), and the tensors already made of them.
+
+    Equal views are one tensor object, so that ties are found with `is` in state dicts too.
+    """
+
+    elements: Tensor
+    views: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] = field(default_factory=dict)
+
+
+STORAGE_TYPES = {
+    f"{module}.{kind}Storage": dtype
+    for module in ("torch", "torch.cuda")
+    for kind, dtype in {
+        "Double": torch.float64,
+        "Float": torch.float32,
+        "Half": torch.float16,
+        "BFloat16": torch.bfloat16,
+        "Long": torch.int64,
+        "Int": torch.int32,
+        "Short": torch.int16,
+        "Char": torch.int8,
+        "Byte": torch.uint8,
+        "Bool": torch.bool,
+    }.items()
+}
+
+# Names whose objects become stubs, by the module they are in.
+_STUB_NAMES = {
+    "mem_transformer": "AdaptiveEmbedding DecoderLayer MemTransformerLM MultiHeadAttn PositionalEmbedding "
+    "PositionwiseFF RelLearnableDecoderLayer RelLearnableMultiHeadAttn RelMultiHeadAttn "
+    "RelPartialLearnableDecoderLayer RelPartialLearnableMultiHeadAttn",
+    "proj_adaptive_softmax": "Projection ProjectedAdaptiveLogSoftmax",
+    "utils.proj_adaptive_softmax": "Projection ProjectedAdaptiveLogSoftmax",
+    "data_parallel": "BalancedDataParallel",
+    "utils.data_parallel": "BalancedDataParallel",
+    "torch.nn.parallel.data_parallel": "DataParallel",
+    "torch.nn.parallel.distributed": "DistributedDataParallel",
+    "apex.parallel.distributed": "DistributedDataParallel",
+    "torch.nn.modules.activation": "CELU ELU GELU GLU LeakyReLU LogSigmoid LogSoftmax Mish MultiheadAttention PReLU "
+    "ReLU ReLU6 SELU SiLU Sigmoid Softmax Softplus Tanh",
+    "torch.nn.modules.adaptive": "AdaptiveLogSoftmaxWithLoss",
+    "torch.nn.modules.container": "ModuleDict ModuleList ParameterDict ParameterList Sequential",
+    "torch.nn.modules.conv": "Conv1d",
+    "torch.nn.modules.dropout": "AlphaDropout Dropout Dropout2d",
+    "torch.nn.modules.linear": "Bilinear Identity Linear",
+    "torch.nn.modules.loss": "CrossEntropyLoss NLLLoss",
+    "torch.nn.modules.normalization": "GroupNorm LayerNorm RMSNorm",
+    "torch.nn.modules.sparse": "Embedding EmbeddingBag",
+    "torch.nn.backends.thnn": "_get_thnn_function_backend",
+    "torch.nn.parameter": "Parameter",
+    "torch": "Tensor bfloat16 bool device float16 float32 float64 int16 int32 int64 int8 strided uint8",
+    "apex.fp16_utils.loss_scaler": "DynamicLossScaler LossScaler",
+    "deepspeed.pt.loss_scaler": "DynamicLossScaler LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler": "DynamicLossScaler LossScaler",
+    "argparse": "Namespace",
+    "builtins": "dict float int list",
+    "pathlib": "PosixPath WindowsPath",
+    "utils.vocabulary": "OpenAIVocab Vocab",
+    "vocabulary": "Vocab",
+    "pytorch_transformers.tokenization_gpt2": "GPT2Tokenizer",
+    "_regex": "compile",
+    "regex._regex": "compile",
+    "fastai.text.models.transformer": "Activation TransformerXL init_transformer",
+    "numpy": "dtype ndarray",
+    "numpy.core.multiarray": "_reconstruct scalar",
+    "numpy._core.multiarray": "_reconstruct scalar",
+}
+STUBS = frozenset(f"{module}.{name}" for module, names in _STUB_NAMES.items() for name in names.split())
+
+# Arrays (random states, mostly) have a state that is no dictionary and that nobody needs: it is dropped.
+OPAQUE = frozenset(name for name in STUBS if name.startswith("numpy."))
+
+
+def shown(name: str) -> str:
+    """A name from a file, fit for one line of a message."""
+    text = name if name.isascii() and name.isprintable() else ascii(name)
+    return text if len(text) <= 120 else f"{text[:120]}…"
+
+
+def checked_key(key: Any) -> Any:
+    """A dictionary's key, refused where hashing it could take long or recurse."""
+    scalars = (str, int, float, bool, bytes, type(None))
+    if type(key) in scalars or isinstance(key, Stub) or (type(key) is tuple and all(type(k) in scalars for k in key)):
+        return key
+    raise CheckpointError(f"a dictionary has a key of type {type(key).__name__}, expected text or a number")
+
+
+def _mapping(args: tuple[Any, ...]) -> dict[Any, Any]:
+    """OrderedDict(), OrderedDict(pairs), Counter(mapping): a dict, which keeps order as well."""
+    if not args:
+        return {}
+    (items,) = args
+    if type(items) is dict:
+        return dict(items)
+    if type(items) is list and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in items):
+        return {checked_key(key): value for key, value in items}
+    raise CheckpointError("a mapping is not made of pairs; the file is damaged")
+
+
+def _default_dict(args: tuple[Any, ...]) -> dict[Any, Any]:
+    return {}
+
+
+def _sequence(args: tuple[Any, ...]) -> list[Any]:
+    """set(list), frozenset(list): a list."""
+    (items,) = args or ([],)
+    if type(items) not in (list, tuple):
+        raise CheckpointError("a set is not made of a list; the file is damaged")
+    return list(items)
+
+
+def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
+    (sizes,) = args
+    return integers(sizes, "a shape")
+
+
+def _encode(args: tuple[Any, ...]) -> bytes:
+    """How protocol 2 writes bytes."""
+    text, encoding = args
+    if type(text) is not str or encoding not in ("latin1", "latin-1"):
+        raise CheckpointError(f"bytes are written as {type(text).__name__} in an encoding other than latin1")
+    return text.encode("latin-1")
+
+
+def integers(values: Any, what: str) -> tuple[int, ...]:
+    """Numbers ≥ 0 that torch can take; anything else is refused."""
+    if type(values) not in (tuple, list) or not all(type(n) is int and 0 <= n < 1 << 62 for n in values):
+        raise CheckpointError(f"{what} of a tensor is not a tuple of numbers ≥ 0; the file is damaged")
+    return tuple(values)
+
+
+def _tensor(args: tuple[Any, ...]) -> Tensor:
+    """A tensor as (storage, offset, size, stride[, requires_grad, hooks[, metadata]]), inside its storage."""
+    if len(args) not in (4, 6, 7) or not isinstance(args[0], Storage):
+        raise CheckpointError("a tensor is not described by storage, offset, size and stride; the file is damaged")
+    if len(args) == 7 and args[6]:
+        raise CheckpointError(
+            "a tensor is a conjugate or negated view; save it again with resolve_conj()/resolve_neg()"
+        )
+    storage: Storage = args[0]
+    (offset,) = integers((args[1],), "the offset")
+    size, stride = integers(args[2], "the shape"), integers(args[3], "the stride")
+    if len(size) != len(stride) or len(size) > DIMENSION_LIMIT:
+        raise CheckpointError(f"a tensor has {len(size)} sizes and {len(stride)} strides; the file is damaged")
+    elements, count, last = storage.elements.numel(), 1, offset
+    for n, step in zip(size, stride, strict=True):
+        count, last = count * n, last + (n - 1) * step
+    # The count matters as well: a stride of 0 would let a few bytes stand for any number of elements.
+    if offset > elements or count > elements or (count and last >= elements) or max(size, default=0) > 1 << 40:
+        raise CheckpointError(
+            f"a tensor of {shown(str(size))} with stride {shown(str(stride))} at {offset} does not fit into its "
+            f"storage of {elements} elements; the file is damaged, or was saved without contiguous()"
+        )
+    place = (offset, size, stride)
+    if place not in storage.views:
+        storage.views[place] = storage.elements.as_strided(size, stride, offset)
+    return storage.views[place]
+
+
+def _parameter(args: tuple[Any, ...]) -> Tensor:
+    """A parameter: its tensor itself, so that tied parameters stay one object."""
+    if len(args) not in (3, 4) or not isinstance(args[0], Tensor):
+        raise CheckpointError("a parameter is not made of a tensor; the file is damaged")
+    return args[0]
+
+
+def _typed_tensor(args: tuple[Any, ...]) -> Any:
+    """A tensor with attributes of its own, as (function, type, arguments, state): type and state are dropped."""
+    function, _, arguments, _ = args
+    rebuild = isinstance(function, Name) and function.class_name in ("torch._utils._rebuild_tensor_v2",)
+    if not rebuild or type(arguments) is not tuple:
+        raise CheckpointError("a tensor is of a kind that is not read here; save plain tensors")
+    return _tensor(arguments)
+
+
+def _nested_file(args: tuple[Any, ...]) -> Any:
+    raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
+
+
+# All that a program may call. None of these is the function of that name: each only makes plain data.
+FUNCTIONS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "collections.OrderedDict": _mapping,
+    "collections.Counter": _mapping,
+    "collections.defaultdict": _default_dict,
+    "builtins.set": _sequence,
+    "builtins.frozenset": _sequence,
+    "torch.Size": _size,
+    "_codecs.encode": _encode,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._tensor._rebuild_from_type_v2": _typed_tensor,
+    "torch.storage._load_from_bytes": _nested_file,
+}
+
+KNOWN = STUBS | FUNCTIONS.keys() | STORAGE_TYPES.keys()

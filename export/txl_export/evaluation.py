@@ -1,0 +1,89 @@
+"""From what a file says and what was asked for to the dialect and sizes of a bundle.
+
+Evaluation-time M, clamp and same_length are usually not the training values a file holds, so options come first, then
+`--config`, then the file. What was taken from a file is named in one line; what nobody said is asked for by flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from txl_runtime.config import Dialect
+from txl_runtime.errors import UsageError
+
+from txl_export.checkpoints.imported import Imported
+
+__all__ = ["Requested", "Sizes", "resolve"]
+
+MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
+DEFAULT_SEGMENT_LENGTHS = (64, 1)
+
+
+@dataclass(frozen=True)
+class Requested:
+    """The options of an export that decide shapes and dialect; None or empty where nothing was asked for."""
+
+    segment_lengths: Sequence[int] = ()
+    memory_length: int | None = None
+    clamp_length: int | None = None
+    same_length: bool | None = None
+    batch_size: int = 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """B, L (largest first) and M of a bundle."""
+
+    batch_size: int
+    segment_lengths: tuple[int, ...]
+    memory_length: int
+
+
+def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, str | None]:
+    """Dialect, sizes, and the line that names what came from the file (None when nothing did).
+
+    Raises:
+        UsageError: a size out of range, a setting nobody gave, or settings that contradict.
+    """
+    file = imported.evaluation
+    taken: list[str] = []
+
+    def choose(name: str, flag: str, asked: int | None, own: int | None) -> int:
+        if asked is not None:
+            return asked
+        if own is None:
+            raise UsageError(f"{name} is not in the checkpoint, expected a value; give {flag}")
+        taken.append(f"{flag} {own}")
+        return own
+
+    memory = choose("the memory length", "--memory-length", requested.memory_length, file.memory_length)
+    clamp = choose("the clamp length", "--clamp-length", requested.clamp_length, file.clamp_length)
+    same = choose("same_length", "--same-length/--no-same-length", requested.same_length, file.same_length)
+    if requested.same_length is None:
+        taken[-1] = "--same-length" if same else "--no-same-length"
+    lengths = tuple(sorted(set(requested.segment_lengths or DEFAULT_SEGMENT_LENGTHS), reverse=True))
+    for length in lengths:
+        _in_range("--segment-length", length, 1, MOST_SEGMENT)
+    _in_range("--memory-length", memory, 0, MOST_MEMORY)
+    _in_range("--clamp-length", clamp, -1, MOST_MEMORY + MOST_SEGMENT, "; 0 or -1 is no clamp")
+    _in_range("--batch-size", requested.batch_size, 1, MOST_BATCH)
+    window = memory + imported.window_beyond_memory if same else None
+    if window == 0:
+        raise UsageError(
+            "--same-length with --memory-length 0 leaves a query nothing to attend to, expected one or the other; "
+            "give --no-same-length or a memory"
+        )
+    dialect = Dialect(
+        family=imported.family,
+        memory_start=imported.memory_start,
+        window=window,
+        clamp_length=clamp if clamp > 0 else None,
+    )
+    line = f"taken from the checkpoint, usually its training values: {' '.join(taken)}" if taken else None
+    return dialect, Sizes(requested.batch_size, lengths, memory), line
+
+
+def _in_range(flag: str, value: int, least: int, most: int, more: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(f"{flag} is {value}, expected a whole number of {least} … {most}{more}")

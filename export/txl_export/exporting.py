@@ -1,0 +1,275 @@
+"""The export: checkpoint → canonical model → graphs → bundle, verified before it gets its name."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import txl_runtime
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from txl_runtime.bundle import MANIFEST, REPORT, SELFTEST, WEIGHTS, open_bundle
+from txl_runtime.config import Dialect, ModelConfig
+from txl_runtime.encoding import file_sha256
+from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    FileRecord,
+    Manifest,
+    Program,
+    StateTensor,
+    expected_states,
+    program_inputs,
+    program_outputs,
+)
+from txl_runtime.selftest import run_selftest
+from txl_runtime.vocabulary import decode_vocabulary
+
+from txl_export.checkpoints import read_checkpoint, read_config
+from txl_export.evaluation import Requested, Sizes, resolve
+from txl_export.graph import WeightFile, check_graph, write_graph
+from txl_export.listener import Listener, Silent
+from txl_export.parity import Parity, verify_model
+from txl_export.reference import Reference
+from txl_export.step import MemoryForm, Step, StepShape, fold
+from txl_export.text import read_tokens
+from txl_export.vectors import selftest_vectors
+from txl_export.weights import State, check_state, layer_name, model_id, parameter_count
+from txl_export.writing import check_destination, publishing
+
+__all__ = ["ExportResult", "export", "reference_for"]
+
+VOCABULARY = "vocabulary.json"
+FLOAT64_PARAMETERS = 64_000_000
+"""Up to this size the reference runs in float64, so that what is measured is the bundle's error alone."""
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What an export made.
+
+    Attributes:
+        path: the bundle.
+        manifest: what it says of itself.
+        parity: the verification, None with verify=False.
+    """
+
+    path: Path
+    manifest: Manifest
+    parity: Parity | None
+
+
+def export(
+    checkpoint_or_state: str | Path | Mapping[str, Tensor],
+    out: str | Path,
+    *,
+    family: str = "auto",
+    config: str | Path | Mapping[str, Any] | None = None,
+    segment_length: int | Sequence[int] = (),
+    memory_length: int | None = None,
+    clamp_length: int | None = None,
+    same_length: bool | None = None,
+    batch_size: int = 1,
+    memory: str = "kv",
+    precision: str = "fp32",
+    text: str | Path | None = None,
+    tokens: str | Path | NDArray[np.integer[Any]] | None = None,
+    verify: bool = True,
+    force: bool = False,
+    listener: Listener | None = None,
+) -> ExportResult:
+    """Turn a trained Transformer-XL into a verified bundle.
+
+    Args:
+        checkpoint_or_state: a checkpoint file, or a state dict in memory (which needs `config`).
+        out: the bundle's folder; nothing stands under this name until everything has passed.
+        family: which code base the checkpoint is from; "auto" recognises it.
+        config: the family's own constructor or config.json names, as a mapping or a JSON file.
+        segment_length: one or more L; 64 and 1 without it.
+        memory_length, clamp_length, same_length: evaluation settings; the file's own without them. A clamp of 0 or
+            -1 is none.
+        batch_size: B, the most streams that advance together.
+        memory: "kv" keeps keys and values, "hidden" the layers' inputs as in the paper.
+        precision: "fp32".
+        text, tokens: real text to verify on: a file for the checkpoint's vocabulary, or token ids (.npy or array).
+        verify: compare chained segments with PyTorch before the bundle gets its name.
+        force: replace an existing bundle.
+        listener: hears of stages, progress and warnings.
+
+    Raises:
+        TxlError: the checkpoint, an option or the place is not usable; CheckError when a parity gate fails. Nothing
+            is left under `out` in that case.
+    """
+    target, heard = Path(out), listener or Silent()
+    if memory not in ("kv", "hidden"):
+        raise UsageError(f"memory is {memory!r}, expected kv or hidden; check --memory")
+    if precision != "fp32":
+        raise UsageError(f"precision {precision!r} is not in this version, expected fp32; leave --precision out")
+    check_destination(target, force)
+    lengths = (segment_length,) if isinstance(segment_length, int) else tuple(segment_length)
+    requested = Requested(lengths, memory_length, clamp_length, same_length, batch_size)
+    values = read_config(Path(config)) if isinstance(config, str | Path) else config
+
+    heard.stage("read the checkpoint")
+    imported, source = read_checkpoint(checkpoint_or_state, family, values)
+    dialect, sizes, taken = resolve(imported, requested)
+    state = check_state(imported.config, imported.state, source.name)
+    for line in (*imported.notes, *([taken] if taken else [])):
+        heard.warn(line)
+    vocabulary = (
+        decode_vocabulary(imported.vocabulary, imported.config.vocab_size, source.name) if imported.vocabulary else None
+    )
+    ids = read_tokens(text, tokens, vocabulary, imported.config.vocab_size)
+
+    with publishing(target, force) as folder:
+        builder = _Builder(folder, imported.config, dialect, sizes, "kv" if memory == "kv" else "hidden", state)
+        programs = builder.graphs(heard)
+        if imported.vocabulary:
+            (folder / VOCABULARY).write_bytes(imported.vocabulary)
+        reference = reference_for(imported.config, dialect, sizes.memory_length, state)
+        manifest = builder.manifest(programs, VOCABULARY if imported.vocabulary else None)
+        manifest = msgspec.structs.replace(manifest, provenance=_provenance(source, values))
+        heard.stage("compute self-test vectors")
+        np.savez_compressed(folder / SELFTEST, allow_pickle=False, **selftest_vectors(manifest, reference))
+        _seal(folder, manifest)
+        parity = None
+        if verify:
+            parity = verify_model(txl_runtime.load(folder), reference, "the checkpoint", ids, None, heard)
+            (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
+            parity.require()
+            manifest = msgspec.structs.replace(manifest, parity=parity.summary())
+        manifest = _seal(folder, manifest)
+        heard.stage("self-test")
+        run_selftest(txl_runtime.load(folder)).require()
+    return ExportResult(target, manifest, parity)
+
+
+def reference_for(config: ModelConfig, dialect: Dialect, memory_length: int, state: State) -> Reference:
+    """The reference in float64 where the model is small enough for it, else in float32."""
+    small = parameter_count(state) <= FLOAT64_PARAMETERS
+    return Reference(config, dialect, memory_length, state, torch.float64 if small else torch.float32)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """One bundle's files on their way into a folder."""
+
+    folder: Path
+    config: ModelConfig
+    dialect: Dialect
+    sizes: Sizes
+    memory: MemoryForm
+    state: State
+
+    def graphs(self, heard: Listener) -> list[Program]:
+        """Write the weight file and one graph per segment length."""
+        folded = fold(self.config, self.state)
+        states = self._states()
+        steps, programs = [], []
+        for length in self.sizes.segment_lengths:
+            shape = StepShape(self.sizes.batch_size, length, self.sizes.memory_length, self.memory)
+            steps.append(Step(self.config, self.dialect, shape, folded))
+            programs.append(self._program(length, states))
+        tensors = dict(folded)
+        for step in steps:
+            tensors |= step.position_tables()
+        tensors |= self._initial_rows()
+        path = self.folder / WEIGHTS
+        try:
+            save_file(tensors, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise TxlError(f"{path.name} could not be written ({error}); make room or give another -o") from None
+        weights = WeightFile(path)
+        for step, program in zip(steps, programs, strict=True):
+            heard.stage(f"trace and check {program.name}")
+            facts = {"txl-deploy.program": msgspec.json.encode(program).decode()}
+            write_graph(step, program, weights, self.folder / program.file, facts)
+            check_graph(self.folder / program.file, program)
+        return programs
+
+    def manifest(self, programs: Sequence[Program], vocabulary: str | None) -> Manifest:
+        """The manifest, but for files and provenance."""
+        return Manifest(
+            format=FORMAT,
+            format_version=FORMAT_VERSION,
+            model_id=model_id(self.config, self.dialect, self.sizes.memory_length, self.state),
+            config=self.config,
+            dialect=self.dialect,
+            memory_length=self.sizes.memory_length,
+            batch_size=self.sizes.batch_size,
+            memory=self.memory,
+            precision="fp32",
+            states=self._states(),
+            programs=tuple(programs),
+            weights=WEIGHTS,
+            files={},
+            vocabulary=vocabulary,
+            parameters=parameter_count(self.state),
+        )
+
+    def _states(self) -> tuple[StateTensor, ...]:
+        rows = self._initial_rows()
+        plain = expected_states(self.config, self.memory, self.sizes.batch_size, self.sizes.memory_length)
+        named = ((state, f"initial.{state.name}") for state in plain)
+        return tuple(msgspec.structs.replace(state, initial=name) if name in rows else state for state, name in named)
+
+    def _initial_rows(self) -> State:
+        """What K and V of a row of zeros are, [H, d_head] each, where they are not zero (pre-norm, biases)."""
+        if self.dialect.memory_start != "zeros" or self.memory != "kv" or not self.sizes.memory_length:
+            return {}
+        reference = Reference(self.config, self.dialect, 1, self.state)
+        rows: State = {}
+        for i, (key, value) in enumerate(reference.keys_and_values(reference.initial_memory())):
+            rows[f"initial.{layer_name(i)}.key"] = key[0, 0].clone()
+            rows[f"initial.{layer_name(i)}.value"] = value[0, 0].clone()
+        return {name: row for name, row in rows.items() if bool(row.any())}
+
+    def _program(self, length: int, states: tuple[StateTensor, ...]) -> Program:
+        name, batch = f"logprobs-{length}", self.sizes.batch_size
+        return Program(
+            name=name,
+            kind="logprobs",
+            segment_length=length,
+            update="rolled",
+            file=f"{name}.onnx",
+            inputs=program_inputs(states, batch, length),
+            outputs=program_outputs(self.config, states, batch, length),
+        )
+
+
+def _seal(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest over the files that are there, and read the bundle back as a user would."""
+    files = {
+        path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=file_sha256(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    sealed = msgspec.structs.replace(manifest, files=files)
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed)))
+    return open_bundle(folder).manifest
+
+
+def _provenance(source: Any, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    packages = ("txl-deploy", "torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy", "safetensors")
+    return {
+        "source": msgspec.to_builtins(source),
+        "config": dict(values) if values is not None else None,
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,361 @@
+"""Is the bundle the same function as PyTorch's? Chained segments, memory included, judged by the ladder.
+
+Chains are streams run side by side through the runtime and through the reference, from empty memory until it has
+rolled over many times. After every segment log-probabilities of all counted rows AND the whole memory are compared, so
+that an error which only grows through the recurrence cannot hide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from txl_runtime.errors import CheckError
+from txl_runtime.ladder import NEAR_TIE, no_drift_limit, rung
+from txl_runtime.model import Model
+
+from txl_export.listener import Listener, Silent
+from txl_export.reference import Memory, Reference
+
+__all__ = ["ChainResult", "Gate", "Parity", "ReferenceStreams", "TextResult", "verify_model"]
+
+Ids = NDArray[np.int32]
+
+TEXT_LIMIT = 16_384
+"""Tokens of a text that perplexity is compared on; more would only make verification slow."""
+
+
+@dataclass
+class ChainResult:
+    """One chain: what was run and how far apart the two sides were.
+
+    Attributes:
+        name: what kind of segments.
+        streams: sequences side by side.
+        segments: segments run.
+        positions: rows compared.
+        max_logprobs, max_memory: largest |Δ|; memory relative to max(1, largest |value| of the reference so far).
+        mean_logprobs: per segment, mean |Δ|: the drift curve.
+        max_per_segment: per segment, largest |Δ| of a log-probability.
+        full_from: first segment that met a full memory; None if none did.
+        kl: per position, KL divergence of the runtime from the reference, nats.
+        agreeing, decided: positions where the best token agrees, of those that are no near-ties.
+    """
+
+    name: str
+    streams: int
+    segments: int = 0
+    positions: int = 0
+    max_logprobs: float = 0.0
+    max_memory: float = 0.0
+    mean_logprobs: list[float] = field(default_factory=list)
+    max_per_segment: list[float] = field(default_factory=list)
+    full_from: int | None = None
+    kl: list[float] = field(default_factory=list)
+    agreeing: int = 0
+    decided: int = 0
+
+    @property
+    def early_and_late(self) -> tuple[float, float] | None:
+        """Mean |Δ| over the first and the last quarter of the segments after memory was full; None if too few."""
+        full = self.mean_logprobs[self.full_from :] if self.full_from is not None else []
+        if len(full) < 8:
+            return None
+        quarter = len(full) // 4
+        return float(np.mean(full[:quarter])), float(np.mean(full[-quarter:]))
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """Perplexity of one text, both ways."""
+
+    tokens: int
+    reference_nll: float
+    runtime_nll: float
+
+    @property
+    def relative(self) -> float:
+        """|Δ perplexity| / perplexity of the reference."""
+        return abs(math.expm1(self.runtime_nll - self.reference_nll))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One judged number. `passed` is None where there was nothing to judge it on."""
+
+    name: str
+    value: float | None
+    limit: float
+    passed: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """For people."""
+        return {True: "passed", False: "FAILED", None: "not judged"}[self.passed]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """A finished verification."""
+
+    backend: str
+    precision: str
+    reference: str
+    chains: tuple[ChainResult, ...]
+    text: TextResult | None
+    gates: tuple[Gate, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no gate failed."""
+        return all(gate.passed is not False for gate in self.gates)
+
+    def require(self) -> None:
+        """Raise CheckError, naming the failing gates, unless all passed."""
+        failing = [gate for gate in self.gates if gate.passed is False]
+        if failing:
+            cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failing)
+            raise CheckError(f"parity failed: {cells}; see the table, and report the checkpoint's family and config")
+
+    def summary(self) -> dict[str, object]:
+        """The few numbers that go into the manifest."""
+        return {gate.name: gate.value for gate in self.gates if gate.value is not None}
+
+    def document(self) -> dict[str, object]:
+        """Everything, as plain JSON."""
+        kl = np.array([value for chain in self.chains for value in chain.kl])
+        return {
+            "passed": self.passed,
+            "backend": self.backend,
+            "precision": self.precision,
+            "reference": self.reference,
+            "gates": [{**_fields(gate), "verdict": gate.verdict} for gate in self.gates],
+            "kl": {"mean": float(kl.mean()), "p99.9": float(np.quantile(kl, 0.999)), "max": float(kl.max())},
+            "chains": [
+                {name: value for name, value in _fields(chain).items() if name != "kl"} for chain in self.chains
+            ],
+            "text": None if self.text is None else {**_fields(self.text), "relative": self.text.relative},
+        }
+
+
+def _fields(thing: object) -> dict[str, object]:
+    return dict(vars(thing))
+
+
+class ReferenceStreams:
+    """The reference run as the runtime runs streams: each with a memory and a length of its own."""
+
+    def __init__(self, reference: Reference, count: int) -> None:
+        self.reference = reference
+        self.memories: list[Memory] = [reference.initial_memory(1) for _ in range(count)]
+
+    def step(self, tokens: Ids, counts: Ids) -> NDArray[np.float64]:
+        """One segment, [b, T] → [b, T, V]; rows beyond the counts are zero. Streams in like states run together."""
+        result = np.zeros((*tokens.shape, self.reference.config.vocab_size))
+        alike: dict[tuple[int, int], list[int]] = {}
+        for row, count in enumerate(counts.tolist()):
+            if count:
+                alike.setdefault((count, self.memories[row][0].shape[1]), []).append(row)
+        for (count, _), rows in alike.items():
+            joined = [torch.cat(layer) for layer in zip(*(self.memories[row] for row in rows), strict=True)]
+            logprobs, after = self.reference(torch.from_numpy(tokens[rows, :count]), joined)
+            result[rows, :count] = logprobs.double().numpy()
+            for index, row in enumerate(rows):
+                self.memories[row] = [layer[index : index + 1] for layer in after]
+        return result
+
+    def memory(self, form: str) -> dict[str, NDArray[np.float64]]:
+        """As `Stream.memory()` gives it: shorter streams zero-padded on the left."""
+        rows = max(memory[0].shape[1] for memory in self.memories)
+        parts: dict[str, list[NDArray[np.float64]]] = {}
+        for memory in self.memories:
+            for name, tensor in _named(self.reference, memory, form):
+                plain = tensor[0].double().numpy()
+                padding = [(rows - plain.shape[0], 0), *[(0, 0)] * (plain.ndim - 1)]
+                parts.setdefault(name, []).append(np.pad(plain, padding))
+        return {name: np.stack(part) for name, part in parts.items()}
+
+
+def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if form == "hidden":
+        yield from ((f"layers.{i:02d}.hidden", rows) for i, rows in enumerate(memory))
+        return
+    for i, (key, value) in enumerate(reference.keys_and_values(memory)):
+        yield f"layers.{i:02d}.key", key
+        yield f"layers.{i:02d}.value", value
+
+
+def verify_model(
+    model: Model,
+    reference: Reference,
+    source: str,
+    text: Ids | None = None,
+    segments: int | None = None,
+    listener: Listener | None = None,
+    seed: int = 0,
+) -> Parity:
+    """Run the chains and the text, and judge them by the ladder.
+
+    Args:
+        model: the bundle, loaded.
+        reference: the model it should be equal to.
+        source: where the reference's weights came from, for the report.
+        text: token ids [T] of real text; without it tokens are random and distribution gates are not judged.
+        segments: of the longest chain; None for enough to roll the memory over.
+        listener: hears of progress.
+        seed: of random tokens and lengths.
+    """
+    listener = listener or Silent()
+    plans = list(_plans(model, segments, text, seed))
+    listener.stage("verify against PyTorch", sum(len(plan.calls) for plan in plans))
+    chains = tuple(_run_chain(model, reference, plan, listener) for plan in plans)
+    compared = None if text is None else _compare_text(model, reference, text[:TEXT_LIMIT], listener)
+    dtype = str(reference.dtype).removeprefix("torch.")
+    return Parity(
+        model.backend.description,
+        model.manifest.precision,
+        f"{source}, computed in {dtype}",
+        chains,
+        compared,
+        tuple(_judge(model, chains, compared)),
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A chain to run: tokens [b, T] and lengths [b] of each segment."""
+
+    name: str
+    streams: int
+    calls: Sequence[tuple[Ids, Ids]]
+
+
+def _plans(model: Model, segments: int | None, text: Ids | None, seed: int) -> Iterator[_Plan]:
+    """Full segments of every program, mixed partial ones, and one stream alone where the batch is larger."""
+    draws, batch, longest = np.random.default_rng(seed), model.batch_size, model.segment_lengths[0]
+    tokens = _TokenSource(model.vocab_size, text, draws)
+    to_fill = math.ceil(model.memory_length / longest)
+    many = segments if segments is not None else to_fill + max(12, min(2 * to_fill, 64))
+
+    def full(streams: int, length: int, count: int) -> list[tuple[Ids, Ids]]:
+        return [(tokens.take(streams, length), np.full(streams, length, np.int32)) for _ in range(count)]
+
+    yield _Plan(f"segments of {longest}", batch, full(batch, longest, many))
+    for length in model.segment_lengths[1:]:
+        calls = full(batch, length, 4) + full(batch, longest, to_fill) + full(batch, length, 16)
+        yield _Plan(f"segments of {length}", batch, calls)
+    mixed = []
+    for _ in range(max(16, many // 2)):
+        width = int(draws.integers(1, longest + 1))
+        counts = draws.integers(0, width + 1, batch).astype(np.int32)
+        counts[int(draws.integers(batch))] = width
+        mixed.append((tokens.take(batch, width), counts))
+    yield _Plan("mixed partial segments", batch, mixed)
+    if batch > 1:
+        yield _Plan("one stream alone", 1, full(1, longest, to_fill + 4))
+
+
+class _TokenSource:
+    """Token ids to run chains on: real text, read on and on from a random place per stream, or random ids."""
+
+    def __init__(self, vocab_size: int, text: Ids | None, draws: np.random.Generator) -> None:
+        self.vocab_size, self.text, self.draws = vocab_size, text, draws
+        self.places: dict[tuple[int, int], int] = {}
+
+    def take(self, streams: int, length: int) -> Ids:
+        """The next tokens, int32 [streams, length]."""
+        if self.text is None:
+            return self.draws.integers(0, self.vocab_size, (streams, length)).astype(np.int32)
+        rows = np.empty((streams, length), np.int32)
+        for row in range(streams):
+            place = self.places.setdefault((streams, row), int(self.draws.integers(len(self.text))))
+            rows[row] = np.take(self.text, np.arange(place, place + length), mode="wrap")
+            self.places[streams, row] = (place + length) % len(self.text)
+        return rows
+
+
+def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listener) -> ChainResult:
+    result = ChainResult(plan.name, plan.streams)
+    stream, truth = model.stream(plan.streams), ReferenceStreams(reference, plan.streams)
+    scale = 1.0
+    for tokens, counts in plan.calls:
+        if result.full_from is None and stream.fill.min() == model.memory_length:
+            result.full_from = result.segments
+        expected, found = truth.step(tokens, counts), stream.step(tokens, counts)
+        counted = np.arange(tokens.shape[1]) < counts[:, None]
+        _compare(result, expected[counted], found[counted].astype(np.float64))
+        memory = stream.memory()
+        for name, rows in truth.memory(model.manifest.memory).items() if memory else ():
+            scale = max(scale, float(np.abs(rows).max(initial=0)))
+            difference = np.abs(rows - memory[name]).max(initial=0)
+            result.max_memory = max(result.max_memory, float(np.nan_to_num(difference, nan=np.inf)) / scale)
+        result.segments += 1
+        listener.advance()
+    return result
+
+
+def _compare(result: ChainResult, expected: NDArray[np.float64], found: NDArray[np.float64]) -> None:
+    """Add the rows [n, V] of one segment to a chain's figures."""
+    if not len(expected):
+        result.mean_logprobs.append(0.0)
+        result.max_per_segment.append(0.0)
+        return
+    difference = np.nan_to_num(np.abs(found - expected), nan=np.inf)
+    result.positions += len(expected)
+    result.max_per_segment.append(float(difference.max()))
+    result.mean_logprobs.append(float(difference.mean()))
+    result.max_logprobs = max(result.max_logprobs, result.max_per_segment[-1])
+    normal = expected - np.logaddexp.reduce(expected, axis=1, keepdims=True)
+    other = found - np.logaddexp.reduce(found, axis=1, keepdims=True)
+    divergence = (np.exp(normal) * (normal - other)).sum(axis=1)
+    result.kl.extend(np.nan_to_num(divergence, nan=np.inf).tolist())
+    best = np.sort(np.partition(expected, -2, axis=1)[:, -2:], axis=1) if expected.shape[1] > 1 else None
+    decided = np.ones(len(expected), np.bool_) if best is None else best[:, 1] - best[:, 0] >= NEAR_TIE
+    result.decided += int(decided.sum())
+    result.agreeing += int((expected.argmax(axis=1) == found.argmax(axis=1))[decided].sum())
+
+
+def _compare_text(model: Model, reference: Reference, text: Ids, listener: Listener) -> TextResult:
+    """Mean nll of a text, with the same cuts on both sides, one stream."""
+    longest = model.segment_lengths[0]
+    listener.stage("perplexity of the text", math.ceil((len(text) - 1) / longest))
+    stream, memory = model.stream(1), reference.initial_memory(1)
+    theirs, ours = 0.0, 0.0
+    for first in range(0, len(text) - 1, longest):
+        piece = text[first : first + longest + 1]
+        logprobs, memory = reference(torch.from_numpy(piece[None, :-1]), memory)
+        targets = torch.from_numpy(piece[None, 1:, None].astype(np.int64))
+        theirs -= float(logprobs.double().gather(2, targets).sum())
+        ours += float(stream.score(piece[None]).astype(np.float64).sum())
+        listener.advance()
+    return TextResult(len(text), theirs / (len(text) - 1), ours / (len(text) - 1))
+
+
+def _judge(model: Model, chains: Sequence[ChainResult], text: TextResult | None) -> Iterator[Gate]:
+    """The gates of this precision and backend, in the ladder's order."""
+    limits = rung(model.manifest.precision, model.backend.name)
+
+    def gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
+        passed = None if value is None or not judged else bool(value <= limit)
+        return Gate(name, value, limit, passed)
+
+    if limits.logprobs is not None:
+        yield gate("log-probs max abs", max(chain.max_logprobs for chain in chains), limits.logprobs)
+    if limits.memory is not None:
+        worst = max(chain.max_memory for chain in chains) if model.memory_length else None
+        yield gate("memory max abs (relative)", worst, limits.memory)
+    drifts = [chain.early_and_late for chain in chains]
+    ratios = [(late, no_drift_limit(early)) for early, late in (d for d in drifts if d)]
+    worst_drift = max(ratios, key=lambda pair: pair[0] / pair[1], default=None)
+    yield gate("drift (late mean abs)", worst_drift and worst_drift[0], worst_drift[1] if worst_drift else 0.0)
+    kl = float(np.mean([value for chain in chains for value in chain.kl]))
+    yield gate("KL mean", kl, limits.kl, text is not None)
+    decided, agreeing = sum(chain.decided for chain in chains), sum(chain.agreeing for chain in chains)
+    if limits.top1 is not None:
+        differing = (decided - agreeing) / decided if decided else None
+        yield gate("top-1 differing", differing, 1 - limits.top1, text is not None)
+    yield gate("perplexity (relative)", None if text is None else text.relative, limits.perplexity)

@@ -1,0 +1,90 @@
+"""Verification of a bundle that exists already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import txl_runtime
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.manifest import Manifest
+
+from txl_export.checkpoints import read_checkpoint
+from txl_export.evaluation import MOST_SEGMENT, Requested, resolve
+from txl_export.exporting import reference_for
+from txl_export.listener import Listener, Silent
+from txl_export.parity import Parity, verify_model
+from txl_export.step import unfold
+from txl_export.text import read_tokens
+from txl_export.weights import State, check_state, model_id
+
+__all__ = ["verify"]
+
+
+def verify(
+    bundle: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    text: str | Path | None = None,
+    tokens: str | Path | NDArray[np.integer[Any]] | None = None,
+    segments: int | None = None,
+    backend: str = "auto",
+    threads: int | None = None,
+    listener: Listener | None = None,
+) -> Parity:
+    """Compare a bundle with PyTorch over chained segments.
+
+    Args:
+        bundle: its folder.
+        checkpoint: what it was exported from, so that the import is proven again; without it the reference is
+            rebuilt from the bundle's own weights.
+        text, tokens: real text for the distribution and task gates.
+        segments: of the longest chain.
+        backend, threads: as `txl_runtime.load`.
+        listener: hears of progress and warnings.
+
+    Raises:
+        TxlError: the bundle, the checkpoint or an option is not usable; CheckError when the checkpoint holds another
+            model. A failed gate does not raise here: look at the result's `passed`.
+    """
+    heard = listener or Silent()
+    if segments is not None and not 1 <= segments <= 1_000_000:
+        raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
+    model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    manifest = model.manifest
+    ids = read_tokens(text, tokens, model.vocabulary, model.vocab_size)
+    if checkpoint is None:
+        heard.warn(
+            "the reference is rebuilt from the bundle: the import itself is not proven again (--checkpoint does)"
+        )
+        state, source = _state_of(model.bundle.file(manifest.weights), manifest), "the bundle's own weights"
+    else:
+        state, source = _state_from(Path(checkpoint), manifest), "the checkpoint"
+    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
+    return verify_model(model, reference, source, ids, segments, heard)
+
+
+def _state_of(path: Path, manifest: Manifest) -> State:
+    own = (".attention.position.table.", "initial.")
+    folded = {name: tensor for name, tensor in load_file(path).items() if not any(part in name for part in own)}
+    return check_state(manifest.config, unfold(manifest.config, folded), path.name)
+
+
+def _state_from(checkpoint: Path, manifest: Manifest) -> State:
+    """The checkpoint's parameters, which must be the very ones the bundle was made from."""
+    values = manifest.provenance.get("config")
+    imported, source = read_checkpoint(checkpoint, manifest.dialect.family, values)
+    clamp, window = manifest.dialect.clamp_length, manifest.dialect.window
+    asked = Requested((MOST_SEGMENT,), manifest.memory_length, clamp or 0, window is not None)
+    dialect, sizes, _ = resolve(imported, asked)
+    state = check_state(imported.config, imported.state, source.name)
+    found = model_id(imported.config, dialect, sizes.memory_length, state)
+    if found != manifest.model_id:
+        raise CheckError(
+            f"{checkpoint}: is model {found[:12]}, the bundle was made from {manifest.model_id[:12]}; "
+            "verify against the checkpoint it came from, or export this one"
+        )
+    return state

@@ -1,0 +1,35 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import txl_export
+from support import random_state, small_config
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Export a small random model, once per set of options: `make_bundle(config={...}, batch_size=3)`.
+
+    `config` changes fields of the model's config; everything else goes to `txl_export.export`.
+    """
+    made: dict[str, Path] = {}
+
+    def make(config: dict[str, Any] | None = None, seed: int = 0, **options: Any) -> Path:
+        key = repr((sorted((config or {}).items()), seed, sorted(options.items())))
+        if key not in made:
+            values = small_config(**(config or {}))
+            path = tmp_path_factory.mktemp("bundle") / "small.txl"
+            options.setdefault("segment_length", (4, 1))
+            txl_export.export(random_state(values, seed), path, config=values, **options)
+            made[key] = path
+        return made[key]
+
+    return make

@@ -1,0 +1,307 @@
+"""Every checkpoint family against what its original code computed (tests/fixtures/oracle; float64, float32 weights).
+
+Four chained segments per case: all log-probabilities and every memory. The second half turns one switch of the dialect
+or one tensor at a time and expects the comparison to fail, so that a pass means something.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
+from txl_export.checkpoints.imported import Imported
+from txl_export.reference import Reference
+from txl_export.weights import State, check_state
+from txl_runtime.config import Dialect, ModelConfig
+from txl_runtime.errors import CheckpointError
+
+ORACLE = Path(__file__).parents[1] / "fixtures" / "oracle"
+IMPORTERS = {
+    "kimiyoung": kimiyoung,
+    "nvidia": nvidia,
+    "hf_transfo_xl": hf,
+    "remixl": remixl,
+    "fastai": fastai,
+    "cntxl": cntxl,
+}
+SEGMENTS = 4
+# Both sides are float64; what is left are sinusoids, which some originals build in float64 and this project in float32.
+TOLERANCE = 1e-6
+
+ALL = sorted(path.stem for path in ORACLE.glob("*/*.json"))
+OTHER_ATTENTION = ["k50_attn1", "k60_attn2_mem0", "k70_attn3"]
+NO_LANGUAGE_MODEL = ["x30_gtrxl"]
+CASES = [name for name in ALL if name not in OTHER_ATTENTION + NO_LANGUAGE_MODEL]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose more to handing work around than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What `Reference` takes; mutated one field at a time below."""
+
+    config: ModelConfig
+    dialect: Dialect
+    memory_length: int
+    state: State
+
+
+@dataclass(frozen=True)
+class Case:
+    """One oracle case, everything batch first."""
+
+    imported: Imported
+    model: Model
+    tokens: list[Tensor]
+    logprobs: list[Tensor]
+    memories: list[list[Tensor]]
+
+
+def read(name: str) -> tuple[dict[str, object], dict[str, Tensor], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A case's facts, state dict, float32 arrays and float64 arrays."""
+    (facts_file,) = ORACLE.glob(f"*/{name}.json")
+    facts = json.loads(facts_file.read_text())
+    arrays = dict(np.load(facts_file.with_suffix(".npz")))
+    exact = dict(np.load(facts_file.with_suffix(".f64.npz")))
+    state = {key[3:]: torch.from_numpy(array) for key, array in arrays.items() if key.startswith("sd/")}
+    return facts, state, arrays, exact
+
+
+def values_of(facts: dict[str, object]) -> dict[str, object]:
+    """The family's own config of a case, with what was set after the model was built."""
+    for key in ("ctor", "model_config", "config"):
+        if key in facts:
+            return {**facts[key], **facts.get("opts", {})}
+    raise AssertionError(f"no config among {list(facts)}")
+
+
+def dialect_of(imported: Imported, segment_length: int) -> Dialect:
+    said, window = imported.evaluation, None
+    if said.same_length and imported.window_of == "segment":
+        window = segment_length
+    elif said.same_length:
+        window = said.memory_length + imported.window_beyond_memory
+    return Dialect(
+        family=imported.family,
+        memory_start=imported.memory_start,
+        window=window,
+        clamp_length=said.clamp_length or None,
+    )
+
+
+@functools.cache
+def load(name: str) -> Case:
+    facts, state, arrays, exact = read(name)
+    family = facts["family"]
+    imported = IMPORTERS[family].from_state(state, values_of(facts), name)
+    lengths = set(facts["segs"])
+    assert imported.window_of == "memory" or len(lengths) == 1
+    model = Model(
+        imported.config,
+        dialect_of(imported, max(lengths)),
+        imported.evaluation.memory_length,
+        check_state(imported.config, imported.state, name),
+    )
+    tokens_time_first = family in ("kimiyoung", "nvidia", "remixl")
+    memory_time_first = tokens_time_first or family == "hf_transfo_xl"
+
+    def batch_first(array: np.ndarray, swap: bool) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.transpose(0, 1) if swap else tensor
+
+    def memories(s: int) -> list[Tensor]:
+        stacked = exact.get(f"mems/{s}")
+        layers = stacked if stacked is not None else [exact[f"mems/{s}/{i}"] for i in range(imported.config.n_layer)]
+        return [batch_first(layer, memory_time_first) for layer in layers]
+
+    return Case(
+        imported,
+        model,
+        [batch_first(arrays[f"tokens/{s}"], tokens_time_first) for s in range(SEGMENTS)],
+        [batch_first(exact[f"logprob/{s}"], tokens_time_first and family != "hf_transfo_xl") for s in range(SEGMENTS)],
+        [memories(s) for s in range(SEGMENTS)],
+    )
+
+
+def run(model: Model, tokens: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    reference = Reference(model.config, model.dialect, model.memory_length, model.state, torch.float64)
+    memory = reference.initial_memory(tokens[0].shape[0])
+    logprobs, memories = [], []
+    for segment in tokens:
+        result, memory = reference(segment, memory)
+        logprobs.append(result)
+        memories.append(memory)
+    return logprobs, memories
+
+
+@functools.cache
+def computed(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
+    case = load(name)
+    return run(case.model, case.tokens)
+
+
+def worst(found: list[Tensor], expected: list[Tensor]) -> float:
+    assert [tuple(tensor.shape) for tensor in found] == [tuple(tensor.shape) for tensor in expected]
+    return max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
+
+
+def test_every_family_has_a_case_and_no_case_is_forgotten():
+    assert {load(name).imported.family for name in CASES} == {
+        "kimiyoung",
+        "nvidia",
+        "hf",
+        "remixl",
+        "fastai",
+        "cntxl",
+    }
+    assert set(OTHER_ATTENTION + NO_LANGUAGE_MODEL) < set(ALL)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_log_probabilities_and_memories_are_the_originals(name):
+    case, (logprobs, memories) = load(name), computed(name)
+    assert worst(logprobs, case.logprobs) <= TOLERANCE
+    for found, expected in zip(memories, case.memories, strict=True):
+        assert worst(found, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_probabilities_sum_to_one(name):
+    for logprobs in computed(name)[0]:
+        assert float(logprobs.logsumexp(dim=-1).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_state_is_recognised_as_its_own_family_alone(name):
+    facts, state, _, _ = read(name)
+    recognising = [module.NAME for module in (*IMPORTERS.values(), txl) if module.recognise(state)]
+    expected = [] if name in NO_LANGUAGE_MODEL else [IMPORTERS[facts["family"]].NAME]
+    assert recognising == expected
+
+
+@pytest.mark.parametrize("name", OTHER_ATTENTION)
+def test_other_attention_types_are_refused_by_name(name):
+    facts, state, _, _ = read(name)
+    with pytest.raises(CheckpointError, match="attn_type"):
+        kimiyoung.from_state(state, values_of(facts), name)
+
+
+# ---- one thing wrong at a time
+
+
+def dialect(**changes: object) -> Callable[[Model], Model]:
+    return lambda model: replace(model, dialect=msgspec.structs.replace(model.dialect, **changes))
+
+
+def config(**changes: object) -> Callable[[Model], Model]:
+    return lambda model: replace(model, config=msgspec.structs.replace(model.config, **changes))
+
+
+def clusters_reversed(model: Model) -> Model:
+    flipped = {name: tensor.flip(0) for name, tensor in model.state.items() if name.startswith("softmax.cluster.")}
+    assert flipped
+    return replace(model, state=model.state | flipped)
+
+
+def swapped(one: str, other: str) -> Callable[[Model], Model]:
+    """Each layer's two tensors exchanged."""
+
+    def swap(model: Model) -> Model:
+        state = dict(model.state)
+        for name in [name for name in state if f".attention.{one}" in name]:
+            partner = name.replace(one, other)
+            state[name], state[partner] = model.state[partner], model.state[name]
+        assert any(not torch.equal(state[name], model.state[name]) for name in state)
+        return replace(model, state=state)
+
+    return swap
+
+
+def shared_projection(model: Model) -> Model:
+    """The untied projection of cluster 0 taken for the embedding's."""
+    state = {name: tensor for name, tensor in model.state.items() if name != "softmax.projections.0"}
+    assert len(state) < len(model.state)
+    return replace(model, state=state)
+
+
+MISTAKES = [
+    ("k20_adp_div1", "clusters reversed", clusters_reversed),
+    ("k30_adp_div2", "clusters reversed", clusters_reversed),
+    ("n10_adp_div1", "clusters reversed", clusters_reversed),
+    ("n12_adp_div2", "clusters reversed", clusters_reversed),
+    ("h12_adp_div2", "clusters reversed", clusters_reversed),
+    ("k30_adp_div2", "projection 0 tied", shared_projection),
+    ("n12_adp_div2", "projection 0 tied", shared_projection),
+    ("h12_adp_div2", "projection 0 tied", shared_projection),
+    ("k01_base", "zeros start", dialect(memory_start="zeros")),
+    ("n01_base", "zeros start", dialect(memory_start="zeros")),
+    ("x01_cntxl_prompt", "zeros start", dialect(memory_start="zeros")),
+    ("x10_remixl", "zeros start", dialect(memory_start="zeros")),
+    ("x20_fastai_xl", "zeros start", dialect(memory_start="zeros")),
+    ("h01_base", "empty start", dialect(memory_start="empty")),
+    ("k03_same_length", "window M - 1", dialect(window=7)),
+    ("k03_same_length", "window M + 1", dialect(window=9)),
+    ("k03_same_length", "no window", dialect(window=None)),
+    ("h03_same_length", "window M - 1", dialect(window=7)),
+    ("h03_same_length", "window M + 1", dialect(window=9)),
+    ("x10_remixl", "window M - 1", dialect(window=7)),
+    ("x10_remixl", "window M + 1", dialect(window=9)),
+    ("x01_cntxl_prompt", "window L - 1", dialect(window=5)),
+    ("x01_cntxl_prompt", "window L + 1", dialect(window=7)),
+    ("x01_cntxl_prompt", "no window", dialect(window=None)),
+    ("k01_base", "a window", dialect(window=8)),
+    ("n01_base", "a window", dialect(window=9)),
+    ("x20_fastai_xl", "a window", dialect(window=9)),
+    ("k05_clamp4", "clamp - 1", dialect(clamp_length=3)),
+    ("k05_clamp4", "clamp + 1", dialect(clamp_length=5)),
+    ("k05_clamp4", "no clamp", dialect(clamp_length=None)),
+    ("k01_base", "no embedding scale", config(embedding_scale=1.0)),
+    ("n01_base", "no embedding scale", config(embedding_scale=1.0)),
+    ("h01_base", "no embedding scale", config(embedding_scale=1.0)),
+    ("x10_remixl", "no embedding scale", config(embedding_scale=1.0)),
+    ("x20_fastai_xl", "embedding scale", config(embedding_scale=4.0)),
+    ("x01_cntxl_prompt", "embedding scale", config(embedding_scale=4.0)),
+    ("k01_base", "u and v swapped", swapped("content_bias", "position_bias")),
+    ("n01_base", "u and v swapped", swapped("content_bias", "position_bias")),
+    ("h01_base", "u and v swapped", swapped("content_bias", "position_bias")),
+    ("x01_cntxl_prompt", "u and v swapped", swapped("content_bias", "position_bias")),
+    ("x10_remixl", "u and v swapped", swapped("content_bias", "position_bias")),
+    ("x20_fastai_xl", "u and v swapped", swapped("content_bias", "position_bias")),
+    ("x01_cntxl_prompt", "q and k swapped", swapped("query", "key")),
+    ("x20_fastai_xl", "k and v swapped", swapped("key", "value")),
+    ("k02_pre_lnorm", "norm after the block", config(pre_lnorm=False)),
+    ("x01_cntxl_prompt", "no final norm", config(final_norm=False)),
+    ("x01_cntxl_prompt", "exact gelu", config(activation="gelu")),
+    ("x20_fastai_xl", "gelu", config(activation="gelu_tanh")),
+]
+
+
+@pytest.mark.parametrize(("name", "mistake"), [pytest.param(n, m, id=f"{n}: {what}") for n, what, m in MISTAKES])
+def test_a_mistake_is_seen(name, mistake):
+    case = load(name)
+    logprobs, _ = run(mistake(case.model), case.tokens)
+    assert worst(logprobs, case.logprobs) > 1e-3
+
+
+def test_another_layer_norm_epsilon_is_seen():
+    case = load("h08_eps")
+    assert math.isclose(case.model.config.layer_norm_epsilon, 1e-2)
+    logprobs, _ = run(config(layer_norm_epsilon=1e-5)(case.model), case.tokens)
+    assert worst(logprobs, case.logprobs) > 1e-4

@@ -1,0 +1,69 @@
+"""What tests build on: small random models, checkpoints, and bundles that are exported once per run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from txl_export.checkpoints.txl import FORMAT, TxlConfig
+from txl_export.weights import canonical_shapes
+from txl_runtime.config import ModelConfig
+
+FIXTURES = Path(__file__).parent / "fixtures"
+ORACLE = FIXTURES / "oracle"
+
+SMALL = {
+    "vocab_size": 60,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_model": 16,
+    "d_head": 8,
+    "d_inner": 32,
+    "d_embed": 16,
+    "embedding_scale": 4.0,
+    "memory_start": "empty",
+    "memory_length": 7,
+    "clamp_length": None,
+    "same_length": False,
+}
+
+
+def small_config(**changes: Any) -> dict[str, Any]:
+    """The fields of an own checkpoint's config for a model that exports in seconds."""
+    return SMALL | changes
+
+
+def random_state(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Canonical weights of N(0, 0.3), layer norms around 1: every term of the model matters. Softmax tied."""
+    typed = msgspec.convert(config, TxlConfig)
+    names = ModelConfig.__struct_fields__
+    must, _ = canonical_shapes(ModelConfig(**{name: getattr(typed, name) for name in names}))
+    draws = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, shape in must.items():
+        values = torch.randn(shape, generator=draws) * 0.3
+        state[name] = 1 + values * 0.6 if name.endswith("norm.weight") else values
+    return state
+
+
+def save_checkpoint(
+    path: Path, config: dict[str, Any], state: dict[str, torch.Tensor] | None = None, **more: Any
+) -> Path:
+    """Write an own checkpoint; random weights unless given."""
+    state = random_state(config) if state is None else state
+    torch.save({"format": FORMAT, "version": 1, "config": config, "state": state, **more}, path)
+    return path
+
+
+def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `txl-deploy` in a process of its own, as a user does; stdout and stderr as text."""
+    command = [sys.executable, "-m", "txl_deploy", *map(str, arguments)]
+    environment = os.environ | {"COLUMNS": "200"} | options.pop("env", {})
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False, **options
+    )

@@ -1,0 +1,1 @@
+"""txl-deploy: the command line."""

@@ -1,0 +1,5 @@
+"""`python -m txl_deploy`."""
+
+from txl_deploy.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""One module per verb: wiring, tables and progress, no numerics."""

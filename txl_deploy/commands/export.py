@@ -1,0 +1,81 @@
+"""`txl-deploy export`: checkpoint → verified bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from txl_deploy.commands.options import Json, Text, Tokens
+from txl_deploy.commands.report import print_parity
+from txl_deploy.console import Display, print_json, quantity, stdout
+from txl_deploy.extras import require_export
+
+Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
+
+
+def run(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint file.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT with suffix .txl without it.")
+    ] = None,
+    family: Annotated[Family, typer.Option("--family", help="The code base it was trained with.")] = "auto",
+    config: Annotated[
+        Path | None, typer.Option("--config", help="JSON with the family's own constructor or config.json names.")
+    ] = None,
+    segment_length: Annotated[
+        list[int] | None,
+        typer.Option("--segment-length", help="L of a program; repeat for several. [default: 64 and 1]"),
+    ] = None,
+    memory_length: Annotated[int | None, typer.Option("--memory-length", help="M, memory rows per layer.")] = None,
+    clamp_length: Annotated[
+        int | None, typer.Option("--clamp-length", help="Largest distance told apart; 0 for no clamp.")
+    ] = None,
+    same_length: Annotated[
+        bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees equally many keys.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="B, the most streams that advance together.")] = 1,
+    memory: Annotated[
+        Literal["kv", "hidden"], typer.Option("--memory", help="Keep keys and values, or the layers' inputs.")
+    ] = "kv",
+    precision: Annotated[
+        Literal["fp32", "fp16", "bf16", "int8", "int4"], typer.Option("--precision", help="Of weights and arithmetic.")
+    ] = "fp32",
+    text: Text = None,
+    tokens: Tokens = None,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with PyTorch before naming it.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    json: Json = False,
+) -> None:
+    """Turn a trained Transformer-XL into a verified, self-contained bundle."""
+    require_export("export")
+    import txl_export
+
+    with Display() as display:
+        result = txl_export.export(
+            checkpoint,
+            output or checkpoint.with_suffix(".txl"),
+            family=family,
+            config=config,
+            segment_length=segment_length or (),
+            memory_length=memory_length,
+            clamp_length=clamp_length,
+            same_length=same_length,
+            batch_size=batch_size,
+            memory=memory,
+            precision=precision,
+            text=text,
+            tokens=tokens,
+            verify=verify,
+            force=force,
+            listener=display,
+        )
+    size = sum(record.size for record in result.manifest.files.values())
+    if json:
+        parity = None if result.parity is None else result.parity.document()
+        print_json({"bundle": str(result.path), "bytes": size, "model_id": result.manifest.model_id, "parity": parity})
+        return
+    if result.parity is not None:
+        print_parity(result.parity.document())
+    stdout.print(f"{result.path}: {quantity(size)}, {'verified' if verify else 'NOT verified'}", soft_wrap=True)

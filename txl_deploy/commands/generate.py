@@ -1,0 +1,76 @@
+"""`txl-deploy generate`: continue a prompt, printed as it is produced."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import numpy as np
+import txl_runtime
+import typer
+from numpy.typing import NDArray
+from txl_runtime.errors import UsageError
+from txl_runtime.vocabulary import Vocabulary
+
+from txl_deploy.commands.options import Backend, Bundle, Json, Threads
+from txl_deploy.console import print_json, stderr
+
+
+def run(
+    bundle: Bundle,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Text to continue.")] = None,
+    prompt_tokens: Annotated[str | None, typer.Option("--prompt-tokens", help="Token ids to continue: 1,2,3.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="How many tokens to draw.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw from the k most probable tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Draw from the most probable ones that reach p.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes the draws reproducible.")] = None,
+    stop_tokens: Annotated[str | None, typer.Option("--stop-tokens", help="Token ids that end the text: 0,3.")] = None,
+    backend: Backend = "auto",
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Continue a prompt; text where the bundle has a vocabulary, token ids otherwise."""
+    model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    vocabulary = model.vocabulary
+    ids = _prompt(prompt, prompt_tokens, vocabulary)
+    stops = [] if stop_tokens is None else _ids(stop_tokens, "--stop-tokens").tolist()
+    stream = model.stream(1)
+    drawn = stream.generate(ids, max_new_tokens, temperature, top_k, top_p, seed, stops)
+    started, tokens = time.monotonic(), []
+    for token in drawn:
+        tokens.append(int(token[0]))
+        if not json:
+            sys.stdout.buffer.write(vocabulary.decode(token) if vocabulary else f"{token[0]} ".encode())
+            sys.stdout.buffer.flush()
+    seconds = time.monotonic() - started
+    if json:
+        text = vocabulary.decode(np.array(tokens, np.int32)).decode(errors="replace") if vocabulary else None
+        print_json({"tokens": tokens, "text": text, "seconds": seconds})
+    else:
+        sys.stdout.buffer.write(b"\n")
+    if tokens:
+        stderr.print(f"{len(tokens)} tokens in {seconds:.2f} s, {len(tokens) / seconds:.0f} per second")
+
+
+def _prompt(text: str | None, tokens: str | None, vocabulary: Vocabulary | None) -> NDArray[np.int32]:
+    if (text is None) == (tokens is None):
+        raise UsageError("the prompt is given twice or not at all, expected one; give --prompt or --prompt-tokens")
+    if text is None:
+        assert tokens is not None
+        return _ids(tokens, "--prompt-tokens")
+    if vocabulary is None:
+        raise UsageError("the bundle has no vocabulary to read a text with; give --prompt-tokens 1,2,3")
+    if not text:
+        raise UsageError("--prompt is empty, expected at least one character to start from")
+    return vocabulary.encode(text.encode(errors="surrogateescape"))
+
+
+def _ids(listed: str, flag: str) -> NDArray[np.int32]:
+    try:
+        return np.array([int(part) for part in listed.split(",")], np.int32)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{flag} is {listed!r}, expected token ids such as 1,2,3") from None

@@ -1,0 +1,115 @@
+"""`txl-deploy inspect`: what a bundle or a checkpoint is, without running or trusting it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from txl_runtime.bundle import MANIFEST, open_bundle
+from txl_runtime.config import ModelConfig
+from txl_runtime.errors import UsageError
+from txl_runtime.manifest import Manifest
+
+from txl_deploy.commands.options import Json
+from txl_deploy.console import facts_table, number, print_json, quantity, rows_table, stdout
+from txl_deploy.extras import require_export
+
+POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "absolute learned")
+
+
+def run(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A bundle or a checkpoint.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds."""
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder, expected a bundle or a checkpoint; check the path")
+    if (path / MANIFEST).exists():
+        manifest = open_bundle(path).manifest
+        document = describe_bundle(manifest)
+        if json:
+            print_json(document | {"manifest": manifest})
+        else:
+            _print_bundle(path, manifest, document)
+        return
+    require_export("inspect of a checkpoint")
+    from txl_export.describing import describe_checkpoint
+
+    document = describe_checkpoint(path)
+    if json:
+        print_json(document)
+    else:
+        _print_checkpoint(document)
+
+
+def describe_bundle(manifest: Manifest) -> dict[str, Any]:
+    """The facts about a bundle that people ask for first."""
+    return {
+        "kind": "bundle",
+        "model_id": manifest.model_id,
+        "family": manifest.dialect.family,
+        "parameters": manifest.parameters,
+        "batch_size": manifest.batch_size,
+        "segment_lengths": manifest.segment_lengths,
+        "memory_length": manifest.memory_length,
+        "bytes_per_stream": manifest.state_bytes,
+        "effective_context": manifest.context,
+        "bytes": sum(record.size for record in manifest.files.values()),
+        "precision": manifest.precision,
+        "parity": manifest.parity,
+    }
+
+
+def _architecture(config: ModelConfig) -> str:
+    adaptive = f", clusters cut at {list(config.cutoffs)}, div_val {config.div_val}" if config.cutoffs else ""
+    return (
+        f"{config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads of {config.d_head}, "
+        f"d_inner {config.d_inner}, {config.vocab_size} tokens{adaptive}"
+    )
+
+
+def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None:
+    config, dialect = manifest.config, manifest.dialect
+    norm = "pre" if config.pre_lnorm else "post"
+    lengths = ", ".join(map(str, manifest.segment_lengths))
+    window = "none" if dialect.window is None else f"{dialect.window} keys"
+    clamp = "none" if dialect.clamp_length is None else dialect.clamp_length
+    shown = {
+        "bundle": f"{path}, {quantity(facts['bytes'])}, every file's hash checked",
+        "model": f"{manifest.model_id[:12]}, {quantity(manifest.parameters, '')} parameters, {manifest.precision}",
+        "architecture": _architecture(config),
+        "positions": f"{POSITIONS[config.attn_type]}, {norm}-norm, window {window}, clamp {clamp}",
+        "dialect": f"{dialect.family}, memory starts {dialect.memory_start}",
+        "shapes": f"B {manifest.batch_size}, L {lengths}, M {manifest.memory_length}",
+        "memory": f"{manifest.memory}, {quantity(manifest.state_bytes)} per stream",
+        "effective context": f"{manifest.context} tokens (layers × memory + segment)",
+        "vocabulary": manifest.vocabulary or "none: token ids only",
+    }
+    source = manifest.provenance.get("source")
+    if isinstance(source, dict):
+        shown["made from"] = f"{source.get('name')} ({source.get('container')})"
+    stdout.print(facts_table(shown), soft_wrap=True)
+    programs = [(p.name, p.kind, p.segment_length, p.update, p.file) for p in manifest.programs]
+    stdout.print(rows_table(("\nprogram", "\nkind", "\nL", "\nupdate", "\nfile"), programs))
+    if manifest.parity:
+        reached = [(name, number(value)) for name, value in manifest.parity.items()]
+        stdout.print(rows_table(("\nparity reached at export", ""), reached))
+    else:
+        stdout.print("\nparity: NOT verified when it was exported; `txl-deploy verify` does it")
+
+
+def _print_checkpoint(document: dict[str, Any]) -> None:
+    shown = {name: value for name, value in document.items() if not isinstance(value, list | dict)}
+    stdout.print(facts_table(shown), soft_wrap=True)
+    for name in ("config", "evaluation"):
+        if document.get(name):
+            stdout.print(f"\n[bold]{name}[/bold]")
+            stdout.print(facts_table(document[name]), soft_wrap=True)
+    for name in ("globals", "notes"):
+        if document.get(name):
+            stdout.print(f"\n[bold]{name}[/bold]\n" + "\n".join(msgspec.to_builtins(document[name])), soft_wrap=True)
+    tensors = [(entry["name"], entry["dtype"], entry["shape"]) for entry in document.get("tensors", [])]
+    if tensors:
+        stdout.print(rows_table(("\ntensor", "\ndtype", "\nshape"), tensors))

@@ -1,0 +1,78 @@
+"""`txl-deploy score`: perplexity and bits per byte of a file."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import txl_runtime
+import typer
+from numpy.typing import NDArray
+from txl_runtime.errors import UsageError
+from txl_runtime.vocabulary import Vocabulary
+
+from txl_deploy.commands.options import Backend, Bundle, Json, Threads
+from txl_deploy.console import Display, facts_table, print_json, stdout
+
+SEGMENTS_PER_CALL = 16
+
+
+def run(
+    bundle: Bundle,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Text, or token ids in an .npy file.", show_default=False)
+    ],
+    backend: Backend = "auto",
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Score a file as one stream: perplexity, bits per token, and bits per byte of text."""
+    model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    ids, scored_bytes = _read(file, model.vocabulary)
+    if len(ids) < 2:
+        raise UsageError(f"{file}: holds {len(ids)} tokens, expected at least 2; the first is only context")
+    stream, longest = model.stream(1), model.segment_lengths[0]
+    total, chunk = 0.0, longest * SEGMENTS_PER_CALL
+    with Display() as display:
+        display.stage(f"score {file.name}", len(ids) - 1)
+        for first in range(0, len(ids) - 1, chunk):
+            nll = stream.score(ids[None, first : first + chunk + 1])
+            total += float(nll.sum(dtype=np.float64))
+            display.advance(nll.shape[1])
+    scored = len(ids) - 1
+    mean = total / scored
+    result: dict[str, Any] = {
+        "tokens": len(ids),
+        "nll": mean,
+        "perplexity": math.exp(mean) if mean < 700 else math.inf,
+        "bits_per_token": mean / math.log(2),
+        "bits_per_byte": None if scored_bytes is None else total / math.log(2) / scored_bytes,
+    }
+    if json:
+        print_json(result)
+        return
+    shown = {
+        name.replace("_", " "): f"{value:.6f}" if isinstance(value, float) else value for name, value in result.items()
+    }
+    stdout.print(facts_table({name: value for name, value in shown.items() if value is not None}))
+
+
+def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
+    """Token ids [T], and the bytes of text that all but the first stand for."""
+    try:
+        if file.suffix == ".npy":
+            ids = np.load(file, allow_pickle=False)
+            if not isinstance(ids, np.ndarray) or ids.ndim != 1:
+                raise UsageError(f"{file}: expected one row of token ids, shape [T]; save it with numpy.save")
+            return ids, None
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}, expected a file to score") from None
+    except (ValueError, EOFError) as error:
+        raise UsageError(f"{file}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
+    if vocabulary is None:
+        raise UsageError(f"{file}: the bundle has no vocabulary to read text with; give token ids in an .npy file")
+    ids = vocabulary.encode(data)
+    return ids, len(data) - len(vocabulary.decode(ids[:1]))

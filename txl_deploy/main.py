@@ -1,0 +1,81 @@
+"""`txl-deploy`: verbs, exit codes, and errors in one line.
+
+Exit codes: 0 ok · 1 a check failed · 2 wrong use or bad input · 130 interrupted. With --json, stdout is one JSON
+document and everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import typer
+from txl_runtime.errors import TxlError
+
+from txl_deploy.commands import export, generate, inspect, score, selftest, verify
+from txl_deploy.console import print_json, stderr
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="txl-deploy",
+    help="From a trained Transformer-XL to a verified bundle, and streaming from it.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (inspect, export, verify, selftest, generate, score):
+    app.command(name=command.__name__.rpartition(".")[2])(command.run)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("txl-deploy"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = app(standalone_mode=False)
+    except TxlError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has gone; there is nobody left to tell
+        return 1
+    except (OSError, MemoryError) as error:
+        return _fail(f"{type(error).__name__}: {error}; expected the machine to have room and rights for this", 2)
+    except Exception as error:
+        # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
+        if not hasattr(error, "format_message"):
+            raise
+        return _fail(f"{error.format_message()} See txl-deploy --help.", 2)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    stderr.print(f"error: {line}", markup=False, soft_wrap=True, style="red" if stderr.is_terminal else None)
+    if "--json" in sys.argv:
+        print_json({"error": line, "exit_code": code})
+    return code
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """End as an interrupt does: unwinding, so that unfinished files are removed."""
+    raise SystemExit(128 + number)
