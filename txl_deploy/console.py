@@ -82,12 +82,12 @@ def facts_table(facts: Mapping[str, object], title: str | None = None) -> Table:
 
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
     """A plain table; columns of numbers stand right."""
-    rows = [[str(cell) for cell in row] for row in rows]
+    texts = [[str(cell) for cell in row] for row in rows]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        numbers = all(row[index][:1].isdigit() or row[index] == "–" for row in rows)
+        numbers = all(row[index][:1].isdigit() or row[index] == "–" for row in texts)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
+    for row in texts:
         table.add_row(*row)
     return table
 

@@ -211,7 +211,9 @@ def _tensor(args: tuple[Any, ...]) -> Tensor:
         )
     place = (offset, size, stride)
     if place not in storage.views:
-        storage.views[place] = storage.elements.as_strided(size, stride, offset)
+        # as_strided counts from the beginning of the memory, not of the part of it that `elements` may be.
+        first = storage.elements.storage_offset()
+        storage.views[place] = storage.elements.as_strided(size, stride, first + offset)
     return storage.views[place]
 
 
