@@ -135,7 +135,7 @@ def load(name: str) -> Case:
         imported,
         model,
         [batch_first(arrays[f"tokens/{s}"], tokens_time_first) for s in range(SEGMENTS)],
-        [batch_first(exact[f"logprob/{s}"], tokens_time_first and family != "hf_transfo_xl") for s in range(SEGMENTS)],
+        [batch_first(exact[f"logprob/{s}"], tokens_time_first) for s in range(SEGMENTS)],
         [memories(s) for s in range(SEGMENTS)],
     )
 
@@ -201,6 +201,93 @@ def test_other_attention_types_are_refused_by_name(name):
     facts, state, _, _ = read(name)
     with pytest.raises(CheckpointError, match="attn_type"):
         kimiyoung.from_state(state, values_of(facts), name)
+
+
+# ---- what a state alone can get wrong
+
+
+def refused(name: str, state: dict[str, Tensor] | None = None, **changes: object) -> str:
+    """What a family's importer says of a changed case."""
+    facts, own, _, _ = read(name)
+    with pytest.raises(CheckpointError) as caught:
+        IMPORTERS[facts["family"]].from_state(own if state is None else state, {**values_of(facts), **changes}, name)
+    return str(caught.value)
+
+
+def test_what_cannot_be_expressed_is_refused_by_name():
+    assert "ext_len 2" in refused("k01_base", ext_len=2)
+    assert "ext_len 2" in refused("n01_base", ext_len=2)
+    assert "ext_len 2" in refused("x10_remixl", ext_len=2)
+    assert "relative_encoding" in refused("x01_cntxl_prompt", relative_encoding=False)
+    for name, value in {"scale": False, "mask": False, "learned_pos_enc": True, "encode_position": True}.items():
+        assert f"{name} is {value}" in refused("x20_fastai_xl", **{name: value})
+    assert "Swish" in refused("x20_fastai_xl", act="Activation.Swish")
+    assert "tie_projs has 2" in refused("n10_adp_div1", tie_projs=[False, True])
+    assert "pre_lnorm" in refused("k01_base", pre_lnorm=None)
+
+
+@pytest.mark.parametrize("name", ["k01_base", "n12_adp_div2", "h01_base", "x01_cntxl_prompt", "x10_remixl"])
+def test_a_missing_tensor_is_named(name):
+    _, state, _, _ = read(name)
+    (gone,) = [key for key in state if key.endswith((".0.dec_attn.o_net.weight", ".0.attention.dense.bias"))]
+    assert gone in refused(name, {key: tensor for key, tensor in state.items() if key != gone})
+
+
+def test_a_second_input_of_musicautobot_is_refused():
+    _, state, _, _ = read("x20_fastai_xl")
+    assert "0.beat_enc.beat_enc.weight" in refused(
+        "x20_fastai_xl", state | {"0.beat_enc.beat_enc.weight": torch.zeros(2, 2)}
+    )
+
+
+def test_a_model_parallel_part_is_refused():
+    _, state, _, _ = read("x01_cntxl_prompt")
+    part = state | {name: state[name][:1] for name in ("transformer.r_w_bias", "transformer.r_r_bias")}
+    message = refused("x01_cntxl_prompt", part | {"word_embeddings.weight": state["word_embeddings.weight"][:25]})
+    assert "1 of 2 heads" in message
+    assert "change_mp.py" in message
+
+
+def test_nvidia_weights_of_its_own_are_dealt_out_to_the_clusters():
+    facts, state, _, _ = read("n10_adp_div1")
+    own = torch.arange(60 * 16, dtype=torch.float32).reshape(60, 16)
+    imported = nvidia.from_state(state | {"crit.out_layers_weights.0": own}, values_of(facts), "n10")
+    checked = check_state(imported.config, imported.state, "n10")
+    assert torch.equal(torch.cat([checked[f"softmax.tables.{c}"] for c in range(4)]), own)
+
+
+def test_nvidia_projections_follow_the_shared_list_or_their_own():
+    """div_val 1 with a narrow embedding: one shared projection for tied clusters, one each for the others."""
+    facts, state, _, _ = read("n10_adp_div1")
+    shared, untied = torch.ones(16, 8), torch.full((16, 8), 2.0)
+    narrow = {name: tensor[..., :8] for name, tensor in state.items() if "emb_layers" in name or "cluster_w" in name}
+    projections = {"word_emb.emb_projs.0": shared, "crit.shared_out_projs.0": shared, "crit.out_projs.0": untied}
+    imported = nvidia.from_state(state | narrow | projections, {**values_of(facts), "d_embed": 8}, "n10")
+    checked = check_state(imported.config, imported.state, "n10")
+    assert torch.equal(checked["softmax.projections.0"], untied)
+    assert not [name for name in checked if name.startswith("softmax.projections.") and not name.endswith("0")]
+    assert "crit.out_projs.2 is missing" in refused(
+        "n10_adp_div1", state | narrow | projections, d_embed=8, tie_projs=[False, True, False, True]
+    )
+
+
+def test_fastai_with_biases_gelu_and_one_dropout():
+    facts, state, _, _ = read("x20_fastai_xl")
+    places = {"ff.layers.3": "ff.layers.2", "ff.layers.6": "ff.layers.5"}
+    renamed = {}
+    for name, tensor in state.items():
+        for old, new in places.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+        if name.endswith(("mhra.attention.weight", "mhra.r_attn.weight", "mhra.out.weight")):
+            renamed[name.replace("weight", "bias")] = torch.ones(tensor.shape[0])
+    del renamed["1.decoder.bias"]
+    values = {**values_of(facts), "bias": True, "double_drop": False, "act": "GeLU", "out_bias": False}
+    imported = fastai.from_state(renamed, values, "x20")
+    assert imported.config.attention_bias
+    assert imported.config.activation == "gelu_tanh"
+    assert not imported.config.softmax_bias
+    assert "layers.01.attention.query.bias" in check_state(imported.config, imported.state, "x20")
 
 
 # ---- one thing wrong at a time

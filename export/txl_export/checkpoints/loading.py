@@ -15,7 +15,9 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,29 +69,21 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     Raises:
         CheckpointError: there is no such file, it is something else, damaged, or refers to names that are not known.
     """
-    unpickler_aliases = dict(aliases or {})
-    try:
-        with _open(path) as file:
-            size = _size(file)
-            head = file.read(READ_SIZE)
-            sha256 = _sha256(file)
-            if _is_safetensors(head, size):
-                return Loaded(path, "safetensors", load_safetensors(path), (), sha256)
-            zipped = head.startswith(b"PK\x03\x04")
-            if not zipped and MAGIC_BYTES not in head[:40]:
-                raise CheckpointError(_what_else(path, head, file, size))
-            container = ZipFile(file, size) if zipped else LegacyFile(file, size)
-            unpickler = Unpickler(container.storage, legacy=not zipped, aliases=unpickler_aliases)
-            content = container.load(unpickler)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except MemoryError:
-        raise CheckpointError(f"{path}: needs more memory than there is; load it on a larger machine") from None
-    names = tuple(sorted(unpickler.names))
-    notes = tuple(f"{name} read as {unpickler_aliases[name]}" for name in names if name in unpickler_aliases)
-    return Loaded(path, container.name, content, names, sha256, notes)
+    aliases = dict(aliases or {})
+    with _reading(path) as file:
+        size = _size(file)
+        head = file.read(READ_SIZE)
+        if _is_safetensors(head, size):
+            return Loaded(path, "safetensors", load_safetensors(path), (), _sha256(file))
+        zipped = head.startswith(b"PK\x03\x04")
+        if not zipped and MAGIC_BYTES not in head[:40]:
+            raise CheckpointError(_what_else(path, head, file, size))
+        container = ZipFile(file, size) if zipped else LegacyFile(file, size)
+        unpickler = Unpickler(container.storage, legacy=not zipped, aliases=aliases)
+        content = container.load(unpickler)
+        names = tuple(sorted(unpickler.names))
+        notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
+        return Loaded(path, container.name, content, names, _sha256(file), notes)
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:
@@ -100,26 +94,19 @@ def scan_globals(path: Path) -> tuple[str, ...]:
     Raises:
         CheckpointError: the file cannot be read, or is no such file.
     """
-    try:
-        with _open(path) as file:
-            size = _size(file)
-            head = file.read(READ_SIZE)
-            if _is_safetensors(head, size):
-                return ()
-            if head.startswith(b"PK\x03\x04"):
-                names = names_in(ZipFile(file, size).program())
-            elif re.match(rb"\x80[\x02-\x05]", head):
-                file.seek(0)
-                program = io.BytesIO(file.read(min(size, PROGRAM_LIMIT)))
-                names = set()
-                for _ in range(4 if MAGIC_BYTES in head[:40] else 1):
-                    names |= names_in(program)
-            else:
-                raise CheckpointError(_what_else(path, head, file, size))
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+    with _reading(path) as file:
+        size = _size(file)
+        head = file.read(READ_SIZE)
+        names: set[str] = set()
+        if head.startswith(b"PK\x03\x04"):
+            names = names_in(ZipFile(file, size).program())
+        elif re.match(rb"\x80[\x02-\x05]", head):
+            file.seek(0)
+            program = io.BytesIO(file.read(min(size, PROGRAM_LIMIT)))
+            for _ in range(4 if MAGIC_BYTES in head[:40] else 1):
+                names |= names_in(program)
+        elif not _is_safetensors(head, size):
+            raise CheckpointError(_what_else(path, head, file, size))
     return tuple(sorted(map(shown, names)))
 
 
@@ -204,16 +191,29 @@ def _is_safetensors(head: bytes, size: int) -> bool:
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
 
 
-def _open(path: Path) -> io.BufferedReader:
+@contextmanager
+def _reading(path: Path) -> Iterator[io.BufferedReader]:
+    """The file, open; what goes wrong inside becomes one line that names it."""
+    try:
+        _check_path(path)
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pickletools warns of odd names, torch of old tensors
+            yield file
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check the file") from None
+    except MemoryError:
+        raise CheckpointError(f"{path}: needs more memory than there is; load it on a larger machine") from None
+
+
+def _check_path(path: Path) -> None:
     if path.is_dir():
-        raise CheckpointError(
-            "this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json"
-        )
+        raise CheckpointError("this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json")
     if not path.exists():
         raise CheckpointError("no such file; check the path")
     if not path.is_file():
         raise CheckpointError("not a regular file, expected a checkpoint; copy it to a file first")
-    return path.open("rb")
 
 
 def _size(file: io.BufferedReader) -> int:

@@ -1,0 +1,48 @@
+# Two commands: `make demo` and `make test`. Each sets itself up in .venv.
+PYTHON ?= python3
+MINUTES ?= 4
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := demo
+
+.PHONY: demo test quick lint wheel clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
+	@echo "make test    lint, types and all tests"
+	@echo "make quick   the tests that take seconds"
+	@echo "make lint    ruff and mypy --strict"
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/python samples/train_char_lm.py --out $(DEMO) --minutes $(MINUTES) --force
+	$(BIN)/txl-deploy export $(DEMO)/model.pt -o $(DEMO)/model.txl --text $(DEMO)/heldout.txt --force
+	$(BIN)/txl-deploy inspect $(DEMO)/model.txl
+	$(BIN)/txl-deploy verify $(DEMO)/model.txl --checkpoint $(DEMO)/model.pt --text $(DEMO)/heldout.txt --segments 200
+	$(BIN)/txl-deploy selftest $(DEMO)/model.txl
+	$(BIN)/txl-deploy generate $(DEMO)/model.txl --prompt "def main(" --max-new-tokens 300 --temperature 0.7 --seed 1
+	$(BIN)/txl-deploy score $(DEMO)/model.txl $(DEMO)/heldout.txt
+	$(BIN)/python samples/embed.py $(DEMO)/model.txl "class Stream:" --tokens 100
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+quick: $(VENV)/ready
+	$(BIN)/python -m pytest -m "not slow"
+
+wheel: $(VENV)/ready
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,48 @@
+"""A torch-free application that streams from a bundle and remembers across runs.
+
+    python samples/embed.py demo/model.txl "def main(" --state memory.safetensors
+
+Reads the text on through the memory of earlier runs, prints a continuation as it is drawn, and saves the memory again.
+Needs numpy, msgspec, safetensors and onnxruntime: `pip install 'txl-deploy[cpu]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import txl_runtime
+
+
+def main() -> int:
+    """Run the sample."""
+    parser = argparse.ArgumentParser(description="Continue a text with a bundle, remembering earlier runs.")
+    parser.add_argument("bundle")
+    parser.add_argument("text")
+    parser.add_argument("--tokens", type=int, default=200, help="how many to draw (default: %(default)s)")
+    parser.add_argument("--state", type=Path, help="file to keep the memory in")
+    arguments = parser.parse_args()
+    try:
+        model = txl_runtime.load(arguments.bundle)
+        vocabulary = model.vocabulary
+        if vocabulary is None:
+            raise txl_runtime.UsageError("the bundle has no vocabulary, expected one; this sample works on text")
+        stream = model.stream(1)
+        if arguments.state and arguments.state.exists():
+            stream.restore(txl_runtime.StreamState.load(arguments.state))
+        prompt = vocabulary.encode(arguments.text.encode())
+        for token in stream.generate(prompt, arguments.tokens, temperature=0.7, top_p=0.95):
+            sys.stdout.buffer.write(vocabulary.decode(token))
+            sys.stdout.flush()
+        print(f"\n[memory: {stream.fill[0]} of {model.memory_length} rows per layer]", file=sys.stderr)
+        if arguments.state:
+            stream.snapshot().save(arguments.state)
+    except txl_runtime.TxlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
