@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import txl_export
-from support import random_state, small_config
+from support import random_state, save_checkpoint, small_config
 
 torch.set_num_threads(2)
 
@@ -18,17 +18,22 @@ torch.set_num_threads(2)
 def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Export a small random model, once per set of options: `make_bundle(config={...}, batch_size=3)`.
 
-    `config` changes fields of the model's config; everything else goes to `txl_export.export`.
+    `config` changes fields of the model's config; `vocabulary` goes through a checkpoint file with a byte
+    vocabulary (256 ids); everything else goes to `txl_export.export`.
     """
     made: dict[str, Path] = {}
 
-    def make(config: dict[str, Any] | None = None, seed: int = 0, **options: Any) -> Path:
-        key = repr((sorted((config or {}).items()), seed, sorted(options.items())))
+    def make(config: dict[str, Any] | None = None, seed: int = 0, vocabulary: bool = False, **options: Any) -> Path:
+        key = repr((sorted((config or {}).items()), seed, vocabulary, sorted(options.items())))
         if key not in made:
             values = small_config(**(config or {}))
             path = tmp_path_factory.mktemp("bundle") / "small.txl"
             options.setdefault("segment_length", (4, 1))
-            txl_export.export(random_state(values, seed), path, config=values, **options)
+            if vocabulary:
+                file = save_checkpoint(path.with_suffix(".pt"), values, vocabulary={"kind": "bytes"})
+                txl_export.export(file, path, **options)
+            else:
+                txl_export.export(random_state(values, seed), path, config=values, **options)
             made[key] = path
         return made[key]
 

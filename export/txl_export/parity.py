@@ -25,8 +25,8 @@ __all__ = ["ChainResult", "Gate", "Parity", "ReferenceStreams", "TextResult", "v
 
 Ids = NDArray[np.int32]
 
-TEXT_LIMIT = 16_384
-"""Tokens of a text that perplexity is compared on; more would only make verification slow."""
+TEXT_SEGMENTS, TEXT_TOKENS = 256, 2048
+"""Perplexity is compared on this many segments of a text, or tokens if that is more; all of it would only take long."""
 
 
 @dataclass
@@ -213,7 +213,8 @@ def verify_model(
     plans = list(_plans(model, segments, text, seed))
     listener.stage("verify against PyTorch", sum(len(plan.calls) for plan in plans))
     chains = tuple(_run_chain(model, reference, plan, listener) for plan in plans)
-    compared = None if text is None else _compare_text(model, reference, text[:TEXT_LIMIT], listener)
+    limit = max(TEXT_SEGMENTS * model.segment_lengths[0], TEXT_TOKENS)
+    compared = None if text is None else _compare_text(model, reference, text[: limit + 1], listener)
     dtype = str(reference.dtype).removeprefix("torch.")
     return Parity(
         model.backend.description,

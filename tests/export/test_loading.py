@@ -535,6 +535,31 @@ def shell(canary):
     return f"touch {canary}"
 
 
+def old_module(cls, **state):
+    """An object of a class that is a persistent id, with the attributes torch 1.0 gave modules."""
+    backend = call("torch.nn.backends.thnn._get_thnn_function_backend")
+    parts = {part: call("collections.OrderedDict") for part in ("_parameters", "_buffers", "_modules")}
+    attributes = {"_backend": backend, **parts, "training": True, **state}
+    return reference("module", name(cls), "/old/place.py", "class Old: ...") + b")\x81" + code(attributes) + b"b"
+
+
+def test_a_module_as_torch_1_wrote_it(tmp_path):
+    first = call("torch._utils._rebuild_parameter", tensor(storage(extra=(None,))), True, {})
+    projections = old_module("torch.nn.modules.container.ParameterList", _parameters={"0": None, "1": first})
+    softmax = old_module("proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax", _modules={"out_projs": projections})
+    model = old_module("mem_transformer.MemTransformerLM", _modules={"crit": softmax, "none": None}, d_model=4)
+    write_legacy(tmp_path / "model.pt", model, np.arange(4, dtype="<f4").tobytes())
+    state, plain = module_state(watched_load(tmp_path / "model.pt").content)
+    assert {name: tensor.tolist() for name, tensor in state.items()} == {"crit.out_projs.1": [0, 1, 2, 3]}
+    assert plain == {"d_model": 4}
+
+
+def test_where_a_file_was_saved_does_not_matter(tmp_path):
+    where = storage(kind="torch.cuda.FloatStorage", location="cuda:3")
+    write_zip(tmp_path / "model.pt", [tensor(where)])
+    assert watched_load(tmp_path / "model.pt").content[0].device == torch.device("cpu")
+
+
 # name → (the instructions, given the command that would betray them; what the message says)
 ATTACKS = {
     "os.system": (lambda command: call("os.system", command), r"refers to os\.system"),
@@ -808,7 +833,7 @@ FILES = {
         lambda: program({"x": binary(struct.pack("10s", b"") + b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")}),
         "expected a file by torch.save",
     ),
-    "another protocol": (lambda: legacy_bytes(protocol=1000), "protocol 1000"),
+    "another protocol": (lambda: legacy_bytes(protocol=1000), "not protocol 1001"),
     "storages that are not listed": (lambda: legacy_bytes(keys=()), "0 storages are listed and 1 used"),
     "storages that are not used": (lambda: legacy_bytes(keys=("0", "1")), "2 storages are listed and 1 used"),
     "a storage listed twice": (lambda: legacy_bytes(keys=("0", "0")), "no list of names"),

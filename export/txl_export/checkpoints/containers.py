@@ -159,8 +159,8 @@ class LegacyFile:
         self._file.seek(0)
         program = io.BytesIO(self._file.read(min(self._size, PROGRAM_LIMIT)))
         header = Unpickler()
-        if (magic := header.load(program)) != MAGIC_NUMBER or (protocol := header.load(program)) != PROTOCOL:
-            found = "no magic number" if magic != MAGIC_NUMBER else f"protocol {shown(repr(protocol))}"
+        if (magic := header.load(program)) != MAGIC_NUMBER or header.load(program) != PROTOCOL:
+            found = "no magic number" if magic != MAGIC_NUMBER else f"not protocol {PROTOCOL}"
             raise CheckpointError(f"{found}, expected a file by torch.save; the file is {DAMAGED}")
         header.load(program)  # sizes of the writer's integers; storages are little-endian on every machine
         content = unpickler.load(program)

@@ -209,7 +209,9 @@ def _reading(path: Path) -> Iterator[io.BufferedReader]:
 
 def _check_path(path: Path) -> None:
     if path.is_dir():
-        raise CheckpointError("this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json")
+        raise CheckpointError(
+            "this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json"
+        )
     if not path.exists():
         raise CheckpointError("no such file; check the path")
     if not path.is_file():

@@ -1,0 +1,129 @@
+"""The samples do what they say, on a model that is really trained (for a few seconds)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import txl_export
+import txl_runtime
+from support import cli
+from txl_export.checkpoints import read_checkpoint
+from txl_export.exporting import reference_for
+from txl_export.weights import check_state
+from txl_runtime.config import Dialect
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+TINY = "--layers 2 --d-model 32 --heads 2 --d-inner 64 --segment 32 --memory 24 --streams 4 --learning-rate 0.004"
+SHORT = "--steps 60 --heldout-bytes 16384 --eval-bytes 4096 --no-bfloat16"
+
+
+def run_sample(name: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, str(SAMPLES / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, timeout=240, check=False)
+
+
+def import_sample(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    result = run_sample("train_char_lm.py", "--out", folder, *TINY.split(), *SHORT.split())
+    assert result.returncode == 0, result.stderr.decode()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Path) -> Path:
+    txl_export.export(trained / "model.pt", trained / "model.txl", text=trained / "heldout.txt", segment_length=(16, 1))
+    return trained / "model.txl"
+
+
+def test_training_writes_plain_tensors_a_vocabulary_and_text_it_never_saw(trained: Path) -> None:
+    checkpoint = torch.load(trained / "model.pt", weights_only=True)
+    assert checkpoint["vocabulary"] == json.loads((trained / "vocabulary.json").read_bytes()) == {"kind": "bytes"}
+    assert len((trained / "heldout.txt").read_bytes()) == 16384
+    bits = checkpoint["training"]["heldout_bits_per_byte"]
+    assert {int(memory) for memory in bits} == {0, 24, 96}
+    assert all(0 < value < 8 for value in bits.values()), "even a minute of training beats guessing"
+
+
+def test_training_refuses_to_overwrite(trained: Path) -> None:
+    result = run_sample("train_char_lm.py", "--out", trained, "--steps", 1)
+    assert result.returncode == 2
+    assert len(result.stderr.decode().strip().splitlines()) == 1
+
+
+def test_the_trainer_and_the_reference_are_the_same_model(trained: Path) -> None:
+    """Two independent writings of the paper, one trained with, one exported from."""
+    sample = import_sample("train_char_lm")
+    checkpoint = torch.load(trained / "model.pt", weights_only=True)
+    imported, _ = read_checkpoint(trained / "model.pt")
+    state = check_state(imported.config, imported.state, "model.pt")
+    reference = reference_for(imported.config, Dialect(), 24, state)
+    bits = checkpoint["training"]["heldout_bits_per_byte"]
+    text = np.frombuffer((trained / "heldout.txt").read_bytes(), np.uint8)[:4096]
+    streams = torch.from_numpy(text.reshape(sample.EVALUATION_STREAMS, -1).astype(np.int64))
+    memory, total, count = reference.initial_memory(len(streams)), 0.0, 0
+    for first in range(0, streams.shape[1] - 1, sample.EVALUATION_SEGMENT):
+        piece = streams[:, first : first + sample.EVALUATION_SEGMENT + 1]
+        logprobs, memory = reference(piece[:, :-1], memory)
+        total -= float(logprobs.gather(2, piece[:, 1:, None]).sum())
+        count += piece[:, 1:].numel()
+    assert total / count / np.log(2) == pytest.approx(bits.get("24", bits.get(24)), abs=2e-5)
+
+
+@pytest.mark.slow
+def test_two_hundred_segments_of_the_trained_model_stay_equal_and_flat(trained: Path, bundle: Path) -> None:
+    text = trained / "heldout.txt"
+    result = cli("verify", bundle, "--checkpoint", trained / "model.pt", "--text", text, "--segments", 200, "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    longest = report["chains"][0]
+    assert longest["segments"] == 200
+    assert longest["max_logprobs"] <= 1e-4
+    assert longest["max_memory"] <= 1e-4
+    gates = {gate["name"]: gate["verdict"] for gate in report["gates"]}
+    assert set(gates.values()) == {"passed"}, gates
+
+
+def test_score_on_heldout_text_equals_pytorch(trained: Path, bundle: Path) -> None:
+    report = json.loads((bundle / "report.json").read_bytes())["text"]
+    assert abs(report["runtime_nll"] - report["reference_nll"]) / np.log(2) <= 1e-5
+    compared = trained / "compared.txt"
+    compared.write_bytes((trained / "heldout.txt").read_bytes()[: report["tokens"]])
+    scored = json.loads(cli("score", bundle, compared, "--json").stdout)
+    assert scored["bits_per_byte"] == pytest.approx(report["reference_nll"] / np.log(2), abs=1e-5)
+
+
+def test_the_embedding_sample_continues_and_remembers(bundle: Path, tmp_path: Path) -> None:
+    state = tmp_path / "memory.safetensors"
+    first = run_sample("embed.py", bundle, "def main(", "--tokens", 8, "--state", state)
+    assert first.returncode == 0, first.stderr.decode()
+    assert len(first.stdout) >= 8
+    assert b"16 of 24 rows" in first.stderr, "9 prompt bytes and 7 fed back"
+    second = run_sample("embed.py", bundle, "x", "--tokens", 8, "--state", state)
+    assert b"24 of 24 rows" in second.stderr, "the memory of the first run was carried on"
+    assert txl_runtime.StreamState.load(state).fill.tolist() == [24]
+
+
+def test_the_embedding_sample_tells_its_errors_in_one_line(tmp_path: Path) -> None:
+    result = run_sample("embed.py", tmp_path / "nothing.txl", "text")
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"error: ")
+    assert result.stderr.count(b"\n") == 1
