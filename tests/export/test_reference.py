@@ -3,6 +3,7 @@
 That its numbers are the originals' is `test_families.py`'s business.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -36,9 +37,8 @@ def make(
     **changes: Any,
 ) -> Reference:
     values = small_config(**changes)
-    config = msgspec.convert(
-        {name: values[name] for name in values if name in ModelConfig.__struct_fields__}, ModelConfig
-    )
+    fields = {name: value for name, value in values.items() if name in ModelConfig.__struct_fields__}
+    config = msgspec.convert(fields, ModelConfig)
     dialect = Dialect(memory_start=memory_start, window=window, clamp_length=clamp_length)
     return Reference(config, dialect, memory_length, state or random_state(values), dtype)
 
@@ -104,7 +104,7 @@ def test_every_row_is_a_distribution_and_no_token_sees_a_later_one(changes):
     assert float(logprobs.logsumexp(dim=-1).abs().max()) <= EXACT
     tokens[:, 8] = (tokens[:, 8] + 1) % 60
     changed, _ = chain(reference, tokens, (4, 6))
-    assert torch.equal(changed[:, :8], logprobs[:, :8])
+    assert apart(changed[:, :8], logprobs[:, :8]) <= EXACT
     assert apart(changed[:, 8], logprobs[:, 8]) > 1e-3
 
 
@@ -219,7 +219,7 @@ def test_an_absent_output_table_is_tied_to_the_embedding(changes):
     state = random_state(values)
     tied, _ = chain(make(state=state, **changes), tokens, (4, 6))
     edges, untied = (0, *changes.get("cutoffs", ()), 60), dict(state)
-    for cluster, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+    for cluster, (first, last) in enumerate(pairwise(edges)):
         own = changes.get("div_val", 1) > 1
         table = state[f"embedding.tables.{cluster}"] if own else state["embedding.tables.0"][first:last]
         untied[f"softmax.tables.{cluster}"] = table.clone()

@@ -167,7 +167,7 @@ def test_padding_changes_no_bit(full, token):
     assert all(torch.equal(*layers) for layers in zip(after[1:], before[1:], strict=True))
 
 
-@pytest.mark.parametrize("value", [1.0, -1e4, 3e4, 1e30])
+@pytest.mark.parametrize("value", [1.0, -1e4, 3e4, 1e15])
 def test_what_stands_in_unfilled_slots_changes_no_bit(full, value):
     both, memory, fill = full
     tokens, valid = draw(4, 1), torch.tensor([3, 1, 2], dtype=torch.int32)
