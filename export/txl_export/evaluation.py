@@ -68,7 +68,8 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, s
     _in_range("--memory-length", memory, 0, MOST_MEMORY)
     _in_range("--clamp-length", clamp, -1, MOST_MEMORY + MOST_SEGMENT, "; 0 or -1 is no clamp")
     _in_range("--batch-size", requested.batch_size, 1, MOST_BATCH)
-    window = memory + imported.window_beyond_memory if same else None
+    of_segment = bool(same) and imported.window_of == "segment"
+    window = memory + imported.window_beyond_memory if same and not of_segment else None
     if window == 0:
         raise UsageError(
             "--same-length with --memory-length 0 leaves a query nothing to attend to, expected one or the other; "
@@ -78,6 +79,7 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, s
         family=imported.family,
         memory_start=imported.memory_start,
         window=window,
+        segment_window=of_segment,
         clamp_length=clamp if clamp > 0 else None,
     )
     line = f"taken from the checkpoint, usually its training values: {' '.join(taken)}" if taken else None

@@ -1,11 +1,20 @@
-"""Sinusoidal positions (Vaswani et al. 2017; Dai et al. 2019, section 3.3)."""
+"""Positions: sinusoids (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and how far distances are told apart."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from txl_runtime.config import Dialect, ModelConfig
 
-__all__ = ["sinusoid"]
+__all__ = ["last_distance", "sinusoid"]
+
+
+def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
+    """The largest distance with a position of its own, which all beyond it share; None where there is no such limit."""
+    clamp = dialect.clamp_length
+    if config.attn_type == 1:
+        return (config.position_rows if clamp is None else min(clamp, config.position_rows)) - 1
+    return config.position_rows - 1 if config.attn_type == 3 else clamp
 
 
 def sinusoid(length: int, width: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 It is the oracle every graph, engine and precision is compared with, so it is written to be read beside the paper
 (Dai et al. 2019, section 3 and appendix B) and not to be fast. Memory entry i is the input of layer i, [B, rows, D],
-oldest row first; it starts empty and grows, or starts as M rows of zeros, as the dialect says.
+oldest row first; it starts empty and grows, or starts as M rows of zeros, as the dialect says. The attention types that
+the paper compares with (learned relative, absolute sinusoidal, absolute learned) are its released code's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from txl_runtime.config import Dialect, ModelConfig
 
-from txl_export.positions import sinusoid
+from txl_export.positions import last_distance, sinusoid
 from txl_export.weights import layer_name
 
 __all__ = ["Memory", "Reference"]
@@ -56,7 +57,8 @@ class Reference:
         """One segment: tokens int [B, T] and the memory before it → log-probabilities [B, T, V], memory after it."""
         hidden = self._embed(tokens)
         after: Memory = []
-        for i, remembered in enumerate(memory):
+        for i, before in enumerate(memory):
+            hidden, remembered = self._add_positions(i, hidden, before)
             after.append(self._remember(remembered, hidden))
             hidden = self._layer(i, hidden, remembered)
         if self.config.final_norm:
@@ -71,6 +73,19 @@ class Reference:
             source = self._norm(f"{name}.norm", remembered) if self.config.pre_lnorm else remembered
             projected.append((self._heads(f"{name}.key", source), self._heads(f"{name}.value", source)))
         return projected
+
+    def _add_positions(self, i: int, hidden: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor]:
+        """Absolute positions, counted back from the segment's last row, added to what layer i reads (type 2: layer 0).
+
+        Remembered rows carry those of earlier segments already and keep them: the released code adds in place.
+        """
+        if not self.config.absolute_positions or (self.config.attn_type == 2 and i > 0):
+            return hidden, remembered
+        rows, first = remembered.shape[1] + hidden.shape[1], remembered.shape[1]
+        learned = self._state.get(f"{layer_name(i)}.positions")
+        table = sinusoid(rows, self.config.d_model) if learned is None else learned
+        positions = table[self._distances(rows)].to(self.dtype).flip(0)  # [rows, D], oldest row first
+        return hidden + positions[first:], remembered + positions[:first]
 
     def _remember(self, remembered: Tensor, hidden: Tensor) -> Tensor:
         rows = torch.cat([remembered, hidden], dim=1)
@@ -92,7 +107,8 @@ class Reference:
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             context = self._norm(f"{attention}.norm", torch.cat([remembered, hidden], dim=1))
-            queries = context[:, remembered.shape[1] :]
+            # With absolute positions the released code takes queries from what is not normalised.
+            queries = hidden if self.config.absolute_positions else context[:, remembered.shape[1] :]
             hidden = hidden + self._attend(i, queries, context)
             return hidden + self._feed_forward(i, self._norm(f"{feed_forward}.norm", hidden))
         context = torch.cat([remembered, hidden], dim=1)
@@ -100,7 +116,7 @@ class Reference:
         return self._norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
 
     def _attend(self, i: int, queries_from: Tensor, context: Tensor) -> Tensor:
-        """Relative attention of the segment [B, T, D] over memory and segment [B, rows, D]."""
+        """Attention of the segment [B, T, D] over memory and segment [B, rows, D]."""
         name = f"{layer_name(i)}.attention"
         length, rows = queries_from.shape[1], context.shape[1]
         query = self._heads(f"{name}.query", queries_from)
@@ -108,26 +124,34 @@ class Reference:
 
         distance = torch.arange(rows - length, rows)[:, None] - torch.arange(rows)[None, :]  # [T, rows], query to key
         visible = distance >= 0
-        if self.dialect.window is not None:
-            visible &= distance < self.dialect.window
+        window = length if self.dialect.segment_window and length > 1 else self.dialect.window
+        if window is not None:
+            visible &= distance < window
 
-        content = torch.einsum("bthd,bkhd->bhtk", query + self._state[f"{name}.content_bias"], key)
-        by_distance = torch.einsum(
-            "bthd,rhd->bhtr", query + self._state[f"{name}.position_bias"], self._relative_rows(i, rows)
-        )
-        position = by_distance.gather(-1, distance.clamp(min=0).expand_as(content))
-        scores = (content + position) / self.config.d_head**0.5
+        if self.config.absolute_positions:
+            scores = torch.einsum("bthd,bkhd->bhtk", query, key)
+        else:
+            content = torch.einsum("bthd,bkhd->bhtk", query + self._state[f"{name}.content_bias"], key)
+            scores = content + self._by_distance(i, query, rows).gather(-1, distance.clamp(min=0).expand_as(content))
+        scores = scores / self.config.d_head**0.5
         probabilities = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         mixed = torch.einsum("bhtk,bkhd->bthd", probabilities, value)
         return self._linear(f"{name}.output", mixed.flatten(start_dim=2))
 
-    def _relative_rows(self, i: int, rows: int) -> Tensor:
-        """R for distances 0 … rows-1, [rows, H, d_head]; distances above the clamp use the clamp's row."""
-        distances = torch.arange(rows)
-        if self.dialect.clamp_length is not None:
-            distances = distances.clamp(max=self.dialect.clamp_length)
+    def _by_distance(self, i: int, query: Tensor, rows: int) -> Tensor:
+        """What each query [B, T, H, d_head] scores by distance alone, for 0 … rows-1: [B, H, T, rows]."""
+        name, distances = f"{layer_name(i)}.attention", self._distances(rows)
+        if self.config.attn_type == 1:
+            keys, biases = self._state[f"{name}.distance.keys"], self._state[f"{name}.distance.biases"]
+            return torch.einsum("bthd,rhd->bhtr", query, keys[distances]) + biases[distances].T[:, None]
         table = sinusoid(rows, self.config.d_model)[distances].to(self.dtype)
-        return self._heads(f"{layer_name(i)}.attention.position", table)
+        relative = self._heads(f"{name}.position", table)  # R of the paper, [rows, H, d_head]
+        return torch.einsum("bthd,rhd->bhtr", query + self._state[f"{name}.position_bias"], relative)
+
+    def _distances(self, rows: int) -> Tensor:
+        """Which distance's position stands for distances 0 … rows-1."""
+        distances, last = torch.arange(rows), last_distance(self.config, self.dialect)
+        return distances if last is None else distances.clamp(max=last)
 
     def _feed_forward(self, i: int, hidden: Tensor) -> Tensor:
         name = f"{layer_name(i)}.feed_forward"

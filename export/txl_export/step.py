@@ -12,6 +12,9 @@ once (`fold`): 1/sqrt(d_head) into W_q, u and v; W_r·R into one table per layer
 stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment), so that valid = 0 returns it bit for bit.
 Query i sees slot k iff 0 <= d < W and k >= M - fill, with d = M + i - k. Scores of unseen slots are selected away
 (`where`), not added to, so that nothing standing there can leak; token ids are clipped for the same reason.
+
+Absolute positions (attn_type 2 and 3) are counted back from a stream's last valid row and added to memory and segment;
+the memory keeps what was added, so only hidden memory can follow them.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from txl_runtime.config import Dialect, ModelConfig
+from txl_runtime.errors import UsageError
 
-from txl_export.positions import sinusoid
+from txl_export.positions import last_distance, sinusoid
 from txl_export.reference import activate
 from txl_export.weights import State, layer_name
 
@@ -34,6 +38,8 @@ MemoryForm = Literal["kv", "hidden"]
 
 # Far below any score, finite so that no engine guards against rows of infinities, representable in half precision.
 UNSEEN = -1e4
+# Added to queries or scores, so they take the scale of the queries.
+SCALED = ("content_bias", "position_bias", "distance.biases")
 
 
 class StepShape(NamedTuple):
@@ -50,14 +56,12 @@ class StepShape(NamedTuple):
         return self.memory_length + self.segment_length
 
 
-def distance_rows(dialect: Dialect, shape: StepShape) -> int:
-    """How many distances a program tells apart: those a query can see, up to the clamp."""
-    rows = shape.slots
-    if dialect.window is not None:
+def distance_rows(config: ModelConfig, dialect: Dialect, shape: StepShape) -> int:
+    """How many distances a program tells apart: those of its slots, or those a query can see, up to the clamp."""
+    rows, last = shape.slots, last_distance(config, dialect)
+    if dialect.window is not None and not config.absolute_positions:
         rows = min(rows, dialect.window)
-    if dialect.clamp_length is not None:
-        rows = min(rows, dialect.clamp_length + 1)
-    return rows
+    return rows if last is None else min(rows, last + 1)
 
 
 def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
@@ -75,7 +79,7 @@ def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
             folded[name.replace("query", "query_key_value")] = joined.T.contiguous() if joined.dim() == 2 else joined
         elif ".attention.key." in name or ".attention.value." in name:
             continue
-        elif name.endswith(("content_bias", "position_bias")):
+        elif name.endswith(SCALED):
             folded[name] = tensor * scale
         elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
             folded[name] = tensor.T.contiguous()
@@ -93,7 +97,7 @@ def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> State:
             query, key, value = (tensor.T if tensor.dim() == 2 else tensor).chunk(3)
             parts = {"query": query / scale, "key": key, "value": value}
             state |= {name.replace("query_key_value", part): rows.contiguous() for part, rows in parts.items()}
-        elif name.endswith(("content_bias", "position_bias")):
+        elif name.endswith(SCALED):
             state[name] = tensor / scale
         elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
             state[name] = tensor.T.contiguous()
@@ -113,22 +117,30 @@ class Step(nn.Module):
 
     def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.config, self.shape = config, shape
+        if config.absolute_positions and shape.memory_length and shape.memory == "kv":
+            raise UsageError(
+                f"attn_type {config.attn_type} keeps positions in its memory, which keys and values cannot follow; "
+                "expected hidden memory; give --memory hidden"
+            )
+        self.config, self.dialect, self.shape = config, dialect, shape
         self._buffer_names: dict[str, str] = {}
         for name, tensor in folded.items():
-            if ".attention.position." not in name:
+            if ".attention.position." not in name and ".attention.distance." not in name:
                 self._keep(name, tensor)
-        self._fold_positions(dialect, folded)
+        rows = distance_rows(config, dialect, shape)
+        self._fold_positions(rows, folded)
 
         query, slot = torch.arange(shape.segment_length)[:, None], torch.arange(shape.slots)[None, :]
         distance = shape.memory_length + query - slot  # [L, K]
         seen = distance >= 0
         if dialect.window is not None:
             seen &= distance < dialect.window
-        rows = distance_rows(dialect, shape)
         self._keep("seen", seen)
         self._keep("slot", slot[0].to(torch.int32))
-        self._keep("distance", distance.clamp(0, rows - 1))
+        if dialect.segment_window:
+            self._keep("behind", distance.to(torch.int32))
+        if not config.absolute_positions:
+            self._keep("distance", distance.clamp(0, rows - 1))
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         """Register a buffer; torch allows no dots in names, so they are written `/` there and back in the graph."""
@@ -136,14 +148,27 @@ class Step(nn.Module):
         self._buffer_names[name] = attribute
         self.register_buffer(attribute, tensor, persistent=False)
 
-    def _fold_positions(self, dialect: Dialect, folded: Mapping[str, Tensor]) -> None:
-        rows = distance_rows(dialect, self.shape)
-        table = sinusoid(rows, self.config.d_model)
-        for i in range(self.config.n_layer):
-            name = f"{layer_name(i)}.attention.position"
-            relative = F.linear(table, folded[f"{name}.weight"], folded.get(f"{name}.bias"))
-            relative = relative.reshape(rows, self.config.n_head, self.config.d_head).permute(1, 2, 0)
-            self._keep(f"{name}.table.{self.shape.segment_length:04d}", relative.contiguous())  # [H, d_head, rows]
+    def _fold_positions(self, rows: int, folded: Mapping[str, Tensor]) -> None:
+        """Keep what positions come to for distances 0 … rows-1, one table per layer (attn_type 2: one)."""
+        c, sinusoids = self.config, sinusoid(rows, self.config.d_model)
+        if c.attn_type == 2:
+            self._keep(self._table_name(0), sinusoids)
+        for i in range(c.n_layer):
+            name = f"{layer_name(i)}.attention"
+            if c.attn_type == 0:
+                weight, bias = folded[f"{name}.position.weight"], folded.get(f"{name}.position.bias")
+                relative = F.linear(sinusoids, weight, bias).reshape(rows, c.n_head, c.d_head)
+                self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # [H, d_head, rows]
+            elif c.attn_type == 1:
+                relative, biases = folded[f"{name}.distance.keys"][:rows], folded[f"{name}.distance.biases"][:rows]
+                self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())
+                self._keep(self._table_name(i, "bias."), biases.T[:, None].contiguous())  # [H, 1, rows]
+
+    def _table_name(self, i: int, part: str = "") -> str:
+        """The table of positions that layer i uses; a learned one of attn_type 3 serves programs of every length."""
+        if self.config.attn_type == 3:
+            return f"{layer_name(i)}.positions"
+        return f"{layer_name(i)}.attention.position.table.{part}{self.shape.segment_length:04d}"
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = getattr(self, self._buffer_names[name])
@@ -155,8 +180,8 @@ class Step(nn.Module):
         return self[name] if name in self._buffer_names else None
 
     def position_tables(self) -> State:
-        """The tables of relative positions of this program: the parameters that are not shared between programs."""
-        return {name: self[name] for name in self._buffer_names if ".attention.position.table." in name}
+        """The tables of positions of this program: the parameters that are not shared between programs."""
+        return {name: self[name] for name in self._buffer_names if ".table." in name}
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Arguments of the right shapes and dtypes, to trace with."""
@@ -170,13 +195,19 @@ class Step(nn.Module):
         m = self.shape.memory_length
         filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
         visible = self["seen"][None, None] & filled[:, None, None, :]  # [B, 1, L, K]
+        if self.dialect.segment_window:
+            window = torch.where(valid > 1, valid, self.shape.slots)
+            visible = visible & (self["behind"][None, None] < window[:, None, None, None])
         keep = valid[:, None] + self["slot"][None, :m]  # [B, M]: the rows of (memory ‖ segment) that stay
 
         hidden = self._embed(tokens)
         after: list[Tensor] = []
         per_layer = len(memory) // self.config.n_layer
         for i in range(self.config.n_layer):
-            hidden, kept = self._layer(i, hidden, memory[i * per_layer : (i + 1) * per_layer], visible, keep)
+            remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
+            if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
+                hidden, remembered = self._add_positions(i, hidden, remembered, valid)
+            hidden, kept = self._layer(i, hidden, remembered, visible, keep)
             after.extend(kept)
         if self.config.final_norm:
             hidden = self._norm("final_norm", hidden)
@@ -197,6 +228,18 @@ class Step(nn.Module):
             embedded = torch.stack(parts).sum(dim=0)
         return embedded * c.embedding_scale
 
+    def _add_positions(
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Absolute positions on what layer i reads; an idle stream's memory stays as it is, to the bit."""
+        m, table = self.shape.memory_length, self[self._table_name(i)]  # [rows, D]
+        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: rows after this one, padding aside
+        positions = F.embedding(behind.clamp(0, table.shape[0] - 1), table)
+        hidden = hidden + positions[:, m:]
+        if memory:
+            memory = [torch.where((valid > 0)[:, None, None], memory[0] + positions[:, :m], memory[0])]
+        return hidden, memory
+
     def _layer(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], visible: Tensor, keep: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
@@ -215,10 +258,12 @@ class Step(nn.Module):
         name = f"{layer_name(i)}.attention"
         query, key, value, kept = self._project_heads(i, hidden, memory, keep)  # [B, H, L or K, d_head]
 
-        content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)  # [B, H, L, K]
-        by_distance = (query + self[f"{name}.position_bias"][:, None]) @ self._relative_rows(i)
-        position = by_distance.gather(3, self["distance"].expand(content.shape))
-        scores = torch.where(visible, content + position, torch.full((), UNSEEN, dtype=content.dtype))
+        if self.config.absolute_positions:
+            scores = query @ key.transpose(2, 3)  # [B, H, L, K]
+        else:
+            content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
+            scores = content + self._by_distance(i, query).gather(3, self["distance"].expand(content.shape))
+        scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
         mixed = scores.softmax(dim=-1) @ value
         return self._linear(f"{name}.output", mixed.transpose(1, 2).flatten(start_dim=2)), kept
 
@@ -235,8 +280,11 @@ class Step(nn.Module):
             rows, kept = hidden, []
         if c.pre_lnorm:
             rows = self._norm(f"{name}.norm", rows)
-        heads = self._linear(joined, rows).reshape(*rows.shape[:-1], 3, c.n_head, c.d_head)
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = self._heads(self._linear(joined, rows), 3)
+        if c.pre_lnorm and c.absolute_positions:
+            # The released code takes these queries from what is not normalised.
+            width = c.n_head * c.d_head
+            (query,) = self._heads(hidden @ self[f"{joined}.weight"][:, :width], 1)
         query = query[:, :, query.shape[2] - self.shape.segment_length :]
         if self.shape.memory_length and self.shape.memory == "kv":
             key, value = torch.cat([memory[0], key], dim=2), torch.cat([memory[1], value], dim=2)
@@ -254,8 +302,17 @@ class Step(nn.Module):
         flat = rows.reshape(groups * slots, width).index_select(0, index.flatten())
         return flat.reshape(*outer, keep.shape[1], width)
 
-    def _relative_rows(self, i: int) -> Tensor:
-        return self[f"{layer_name(i)}.attention.position.table.{self.shape.segment_length:04d}"]
+    def _heads(self, joined: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]."""
+        heads = joined.reshape(*joined.shape[:-1], parts, self.config.n_head, self.config.d_head)
+        return heads.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _by_distance(self, i: int, query: Tensor) -> Tensor:
+        """What each query scores by distance alone: [B, H, L, rows]."""
+        name, table = f"{layer_name(i)}.attention", self[self._table_name(i)]  # [H, d_head, rows]
+        if self.config.attn_type == 1:
+            return query @ table + self[self._table_name(i, "bias.")]
+        return (query + self[f"{name}.position_bias"][:, None]) @ table
 
     def _feed_forward(self, i: int, hidden: Tensor) -> Tensor:
         name = f"{layer_name(i)}.feed_forward"

@@ -68,7 +68,7 @@ def verify(
 
 
 def _state_of(path: Path, manifest: Manifest) -> State:
-    own = (".attention.position.table.", "initial.")
+    own = (".table.", "initial.")
     folded = {name: tensor for name, tensor in load_file(path).items() if not any(part in name for part in own)}
     return check_state(manifest.config, unfold(manifest.config, folded), path.name)
 
@@ -77,8 +77,8 @@ def _state_from(checkpoint: Path, manifest: Manifest) -> State:
     """The checkpoint's parameters, which must be the very ones the bundle was made from."""
     values = manifest.provenance.get("config")
     imported, source = read_checkpoint(checkpoint, manifest.dialect.family, values)
-    clamp, window = manifest.dialect.clamp_length, manifest.dialect.window
-    asked = Requested((MOST_SEGMENT,), manifest.memory_length, clamp or 0, window is not None)
+    clamp, same = manifest.dialect.clamp_length, manifest.dialect.window is not None or manifest.dialect.segment_window
+    asked = Requested((MOST_SEGMENT,), manifest.memory_length, clamp or 0, same)
     dialect, sizes, _ = resolve(imported, asked)
     state = check_state(imported.config, imported.state, source.name)
     found = model_id(imported.config, dialect, sizes.memory_length, state)

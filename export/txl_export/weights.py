@@ -7,8 +7,11 @@ Every importer ends here. `i` is the layer, two digits at least; `c` the cluster
     layers.{i}.attention.{query,key,value}.weight   [H·d_head, D]
     layers.{i}.attention.position.weight        [H·d_head, D]           relative sinusoidal positions only
     layers.{i}.attention.output.weight          [D, H·d_head]
-    layers.{i}.attention.content_bias           [H, d_head]             u of the paper
-    layers.{i}.attention.position_bias          [H, d_head]             v of the paper
+    layers.{i}.attention.content_bias           [H, d_head]             u of the paper; attn_type 0 and 1
+    layers.{i}.attention.position_bias          [H, d_head]             v of the paper; attn_type 0
+    layers.{i}.attention.distance.keys          [K, H, d_head]          row d for distance d; attn_type 1
+    layers.{i}.attention.distance.biases        [K, H]                  likewise
+    layers.{i}.positions                        [K, D]                  row d for distance d; attn_type 3
     layers.{i}.attention.norm.{weight,bias}     [D]
     layers.{i}.feed_forward.inner.{weight,bias} [d_inner, D], [d_inner]
     layers.{i}.feed_forward.outer.{weight,bias} [D, d_inner], [D]
@@ -71,6 +74,12 @@ def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], d
         if c.attn_type == 0:
             linear(f"{layer}.attention.position", heads, c.d_model, c.attention_bias)
             must[f"{layer}.attention.content_bias"] = must[f"{layer}.attention.position_bias"] = (c.n_head, c.d_head)
+        elif c.attn_type == 1:
+            must[f"{layer}.attention.content_bias"] = (c.n_head, c.d_head)
+            must[f"{layer}.attention.distance.keys"] = (c.position_rows, c.n_head, c.d_head)
+            must[f"{layer}.attention.distance.biases"] = (c.position_rows, c.n_head)
+        elif c.attn_type == 3:
+            must[f"{layer}.positions"] = (c.position_rows, c.d_model)
         norm(f"{layer}.attention.norm")
         linear(f"{layer}.feed_forward.inner", c.d_inner, c.d_model, True)
         linear(f"{layer}.feed_forward.outer", c.d_model, c.d_inner, True)

@@ -32,6 +32,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         cutoffs: interior boundaries of the adaptive embedding's clusters, ascending; empty for one cluster.
         div_val: cluster c has embedding width d_embed // div_val**c.
         attn_type: 0 relative sinusoidal (the paper), 1 relative learned, 2 absolute sinusoidal, 3 absolute learned.
+        position_rows: height of the learned tables of attn_type 1 and 3, one row per distance; 0 for the others.
         pre_lnorm: layer norm before each block instead of after it.
         layer_norm_epsilon: added to the variance.
         activation: of the feed-forward layer.
@@ -51,6 +52,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     cutoffs: tuple[Count, ...] = ()
     div_val: Count = 1
     attn_type: Literal[0, 1, 2, 3] = 0
+    position_rows: Index = 0
     pre_lnorm: bool = False
     layer_norm_epsilon: Positive = 1e-5
     activation: Literal["relu", "gelu", "gelu_tanh"] = "relu"
@@ -58,6 +60,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     attention_bias: bool = False
     softmax_bias: bool = True
     embedding_scale: Positive
+
+    @property
+    def absolute_positions(self) -> bool:
+        """Whether positions are added to what layers read (and remember) instead of entering the scores."""
+        return self.attn_type in (2, 3)
 
     @property
     def clusters(self) -> tuple[tuple[int, int], ...]:
@@ -78,10 +85,14 @@ class Dialect(Struct, frozen=True, kw_only=True):
         memory_start: "empty": before the first token there is nothing to attend to. "zeros": M rows of zeros which
             ARE attended (Hugging Face, TensorFlow).
         window: W, the number of keys a query may see, itself included; None for everything in memory and segment.
-        clamp_length: distances above it use its relative position; None for no clamp.
+        segment_window: a query sees as many keys as its segment has tokens, itself included, and everything where the
+            segment is a single token (Chinese-Transformer-XL); `window` is None then.
+        clamp_length: distances above it use its position; None for no clamp. With attn_type 1 it is the number of
+            rows that are kept of the table, so distances from it on use the one before it; attn_type 3 has none.
     """
 
     family: str = "txl"
     memory_start: Literal["empty", "zeros"] = "empty"
     window: Count | None = None
+    segment_window: bool = False
     clamp_length: Index | None = None

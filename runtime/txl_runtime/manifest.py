@@ -139,7 +139,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     @property
     def context(self) -> int:
         """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it."""
-        reach = self.memory_length if self.dialect.window is None else min(self.memory_length, self.dialect.window - 1)
+        window = self.segment_lengths[0] if self.dialect.segment_window else self.dialect.window
+        reach = self.memory_length if window is None else min(self.memory_length, window - 1)
         return self.config.n_layer * reach + self.segment_lengths[0]
 
 

@@ -75,6 +75,8 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
     norm = "pre" if config.pre_lnorm else "post"
     lengths = ", ".join(map(str, manifest.segment_lengths))
     window = "none" if dialect.window is None else f"{dialect.window} keys"
+    if dialect.segment_window:
+        window = "as many keys as the segment has tokens, all for a single one"
     clamp = "none" if dialect.clamp_length is None else dialect.clamp_length
     shown = {
         "bundle": f"{path}, {quantity(facts['bytes'])}, every file's hash checked",

@@ -7,7 +7,7 @@ unless untie_r is off; clusters of the adaptive softmax ascend.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from txl_runtime.config import Count, Index, Positive
@@ -26,7 +26,7 @@ class HfConfig(KimiyoungConfig, kw_only=True):
     """config.json's names, the original constructor's but for vocab_size; the defaults are TransfoXLConfig's."""
 
     n_token: Count = 267735
-
+    attn_type: Literal[0] = 0  # transformers refuses to build the others
     pre_lnorm: bool = False
     mem_len: Index = 1600
     clamp_len: int = 1000

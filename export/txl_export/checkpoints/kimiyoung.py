@@ -1,13 +1,13 @@
 """kimiyoung/transformer-xl, PyTorch: the paper's own code (commit 44781ed, pytorch/mem_transformer.py).
 
-Memory starts empty; with same_length a query sees M keys; u and v are shared by all layers; the columns of the
-adaptive softmax's clusters are stored in reverse.
+Memory starts empty; with same_length a query sees M keys; with attn_type 0 u and v are shared by all layers; learned
+positions end with distance 0; the columns of the adaptive softmax's clusters are stored in reverse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from torch import Tensor
@@ -25,6 +25,8 @@ __all__ = [
     "decoder_layer",
     "embedding",
     "from_state",
+    "position_rows",
+    "positions",
     "recognise",
 ]
 
@@ -44,7 +46,7 @@ class KimiyoungConfig(Struct, kw_only=True):
     div_val: Count = 1
     cutoffs: tuple[Count, ...] = ()
     pre_lnorm: bool
-    attn_type: int = 0
+    attn_type: Literal[0, 1, 2, 3] = 0
     tgt_len: Count | None = None
     mem_len: Index | None = None
     ext_len: Index = 0
@@ -54,16 +56,12 @@ class KimiyoungConfig(Struct, kw_only=True):
     tie_projs: tuple[bool, ...] = ()
     sample_softmax: int = -1
 
-    def model_config(self, source: str, layer_norm_epsilon: float = 1e-5) -> ModelConfig:
-        """The canonical config.
+    def model_config(self, source: str, layer_norm_epsilon: float = 1e-5, position_rows: int = 0) -> ModelConfig:
+        """The canonical config; `position_rows` is the height of learned position tables.
 
         Raises:
             CheckpointError: a setting this version cannot express.
         """
-        if self.attn_type != 0:
-            raise CheckpointError(
-                f"{source}: attn_type {self.attn_type}, this version reads 0 (relative sinusoidal positions)"
-            )
         if self.ext_len:
             raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0; no engine keeps an extended context")
         return ModelConfig(
@@ -76,6 +74,8 @@ class KimiyoungConfig(Struct, kw_only=True):
             d_embed=self.d_embed or self.d_model,
             cutoffs=self.cutoffs,
             div_val=self.div_val,
+            attn_type=self.attn_type,
+            position_rows=position_rows,
             pre_lnorm=self.pre_lnorm,
             layer_norm_epsilon=layer_norm_epsilon,
             embedding_scale=self.d_model**0.5,
@@ -95,12 +95,10 @@ def recognise(names: Mapping[str, Any]) -> bool:
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a bare state dict with the constructor's arguments."""
     found, notes = convert_config(values, KimiyoungConfig, source)
-    config = found.model_config(source)
-    canonical = embedding(config, state, "word_emb", source)
+    config = found.model_config(source, position_rows=position_rows(state))
+    canonical = embedding(config, state, "word_emb", source) | positions(config, state, source)
     for i in range(config.n_layer):
-        canonical |= decoder_layer(i, state, f"layers.{i}", source)
-        canonical[f"{layer_name(i)}.attention.content_bias"] = take(state, "r_w_bias", source)
-        canonical[f"{layer_name(i)}.attention.position_bias"] = take(state, "r_r_bias", source)
+        canonical |= decoder_layer(i, state, f"layers.{i}", source, config.attn_type)
     canonical |= adaptive_softmax(config, state, source, reverse_clusters=True)
     return Imported(NAME, config, canonical, "empty", 0, found.evaluation(), None, notes)
 
@@ -115,13 +113,52 @@ def embedding(config: ModelConfig, state: Mapping[str, Tensor], prefix: str, sou
     return canonical
 
 
-def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str) -> State:
-    """One decoder layer but for u and v: qkv_net has the rows of q, k and v one after the other."""
+def position_rows(state: Mapping[str, Tensor]) -> int:
+    """Height of the learned position tables r_emb [n_layer, rows, …], 0 without them."""
+    table = state.get("r_emb")
+    return table.shape[1] if table is not None and table.dim() > 1 else 0
+
+
+def positions(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> State:
+    """What tells positions apart beside the layers' own projections: shared u and v, or learned tables per layer."""
+    canonical: State = {}
+
+    def one_each(name: str) -> Tensor:
+        stacked = take(state, name, source)
+        if not stacked.dim() or stacked.shape[0] != config.n_layer:
+            raise CheckpointError(
+                f"{source}: {name} has shape {list(stacked.shape)}, expected one entry for each of {config.n_layer} "
+                "layers; check the config against the code that trained it"
+            )
+        return stacked
+
+    for i in range(config.n_layer):
+        attention = f"{layer_name(i)}.attention"
+        if config.attn_type == 0:
+            canonical[f"{attention}.content_bias"] = take(state, "r_w_bias", source)
+            canonical[f"{attention}.position_bias"] = take(state, "r_r_bias", source)
+        elif config.attn_type == 1:
+            canonical[f"{attention}.content_bias"] = one_each("r_w_bias")[i]
+            canonical[f"{attention}.distance.keys"] = one_each("r_emb")[i].flip(0)
+            canonical[f"{attention}.distance.biases"] = one_each("r_bias")[i].flip(0)
+        elif config.attn_type == 3:
+            # [rows, H, d_head] here, [rows, D] in NVIDIA's code; the same memory.
+            canonical[f"{layer_name(i)}.positions"] = one_each("r_emb")[i].flatten(start_dim=1).flip(0)
+    return canonical
+
+
+def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str, attn_type: int = 0) -> State:
+    """One decoder layer but for what `positions` finds: q, k and v lie one after the other, in one matrix or two."""
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
-    joined = split_rows(state, f"{prefix}.dec_attn.qkv_net.weight", ("query", "key", "value"), source)
+    if attn_type in (2, 3):
+        joined = split_rows(state, f"{prefix}.dec_attn.kv_net.weight", ("key", "value"), source)
+        joined["query"] = take(state, f"{prefix}.dec_attn.q_net.weight", source)
+    else:
+        joined = split_rows(state, f"{prefix}.dec_attn.qkv_net.weight", ("query", "key", "value"), source)
     canonical = {f"{attention}.{part}.weight": rows for part, rows in joined.items()}
+    if attn_type == 0:
+        canonical[f"{attention}.position.weight"] = take(state, f"{prefix}.dec_attn.r_net.weight", source)
     names = {
-        f"{attention}.position.weight": "dec_attn.r_net.weight",
         f"{attention}.output.weight": "dec_attn.o_net.weight",
         f"{attention}.norm.weight": "dec_attn.layer_norm.weight",
         f"{attention}.norm.bias": "dec_attn.layer_norm.bias",

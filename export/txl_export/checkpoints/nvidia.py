@@ -15,8 +15,15 @@ from txl_runtime.config import ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Imported, convert_config, take
-from txl_export.checkpoints.kimiyoung import KimiyoungConfig, cluster_columns, decoder_layer, embedding
-from txl_export.weights import State, layer_name
+from txl_export.checkpoints.kimiyoung import (
+    KimiyoungConfig,
+    cluster_columns,
+    decoder_layer,
+    embedding,
+    position_rows,
+    positions,
+)
+from txl_export.weights import State
 
 __all__ = ["NAME", "NvidiaConfig", "from_state", "recognise"]
 
@@ -37,17 +44,15 @@ def recognise(names: Mapping[str, Any]) -> bool:
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a model_state with the values of model_config."""
     found, notes = convert_config(values, NvidiaConfig, source)
-    config = found.model_config(source)
+    config = found.model_config(source, position_rows=position_rows(state))
     if len(found.tie_projs) < len(config.clusters):
         raise CheckpointError(
             f"{source}: tie_projs has {len(found.tie_projs)} entries, expected one for each of the "
             f"{len(config.clusters)} clusters; check the config against the code that trained it"
         )
-    canonical = embedding(config, state, "word_emb", source)
+    canonical = embedding(config, state, "word_emb", source) | positions(config, state, source)
     for i in range(config.n_layer):
-        canonical |= decoder_layer(i, state, f"layers.{i}", source)
-        canonical[f"{layer_name(i)}.attention.content_bias"] = take(state, "r_w_bias", source)
-        canonical[f"{layer_name(i)}.attention.position_bias"] = take(state, "r_r_bias", source)
+        canonical |= decoder_layer(i, state, f"layers.{i}", source, config.attn_type)
     canonical |= _softmax(config, found.tie_projs, state, source)
     return Imported(NAME, config, canonical, "empty", 1, found.evaluation(), None, notes)
 
