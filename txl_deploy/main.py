@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from types import FrameType
 from typing import NoReturn
 
@@ -52,7 +53,7 @@ def _run() -> int:
     try:
         code = app(standalone_mode=False)
     except TxlError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, getattr(error, "details", {}))
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:
@@ -68,11 +69,11 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
     line = " ".join(message.split())
     stderr.print(f"error: {line}", markup=False, soft_wrap=True, style="red" if stderr.is_terminal else None)
     if "--json" in sys.argv:
-        print_json({"error": line, "exit_code": code})
+        print_json({"error": line, "exit_code": code, **(details or {})})
     return code
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 from torch import Tensor
-from txl_runtime.errors import TxlError
+from txl_runtime.errors import CheckpointError, TxlError
 
 from txl_export.checkpoints import read_checkpoint
-from txl_export.checkpoints.loading import load_file
-from txl_export.weights import parameter_count
+from txl_export.checkpoints.hf import read_folder
+from txl_export.checkpoints.loading import Loaded, Stub, load_file, module_state, scan_globals
+from txl_export.weights import check_state, parameter_count
 
 __all__ = ["describe_checkpoint"]
 
@@ -20,10 +21,20 @@ __all__ = ["describe_checkpoint"]
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """Family, container, hyper-parameters, tensors and the names of code the file refers to.
 
+    A file that is refused is described by the names it refers to and the reason.
+
     Raises:
-        CheckpointError: the file cannot be read safely.
+        CheckpointError: nothing can be said of it.
     """
-    loaded = load_file(path)
+    try:
+        loaded = read_folder(path)[1] if path.is_dir() else load_file(path)
+    except CheckpointError as error:
+        if path.is_dir():
+            raise
+        names = scan_globals(path)
+        if not names:
+            raise
+        return {"kind": "checkpoint", "file": path.name, "refused": str(error), "globals": list(names)}
     document: dict[str, Any] = {
         "kind": "checkpoint",
         "file": path.name,
@@ -33,22 +44,29 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "notes": list(loaded.notes),
     }
     try:
-        imported, _ = read_checkpoint(path)
+        imported, source = read_checkpoint(path)
+        state = check_state(imported.config, imported.state, path.name)
     except TxlError as error:
         document["family"] = f"not recognised: {error}"
     else:
         document |= {
             "family": imported.family,
-            "parameters": parameter_count(imported.state),
+            "recognised": source.recognised,
+            "parameters": parameter_count(state),
+            "vocabulary": "yes" if imported.vocabulary else "none",
             "config": msgspec.to_builtins(imported.config),
             "evaluation": {name: value for name, value in vars(imported.evaluation).items() if value is not None},
         }
-        document["notes"] += list(imported.notes)
+        document["notes"] += [note for note in imported.notes if note not in document["notes"]]
     document["tensors"] = [
         {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-        for name, tensor in _tensors(loaded.content)
+        for name, tensor in _tensors(_content(loaded))
     ]
     return document
+
+
+def _content(loaded: Loaded) -> Any:
+    return module_state(loaded.content)[0] if isinstance(loaded.content, Stub) else loaded.content
 
 
 def _tensors(content: Any, prefix: str = "") -> list[tuple[str, Tensor]]:

@@ -82,7 +82,9 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, s
         segment_window=of_segment,
         clamp_length=clamp if clamp > 0 else None,
     )
-    line = f"taken from the checkpoint, usually its training values: {' '.join(taken)}" if taken else None
+    line = (
+        f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}" if taken else None
+    )
     return dialect, Sizes(requested.batch_size, lengths, memory), line
 
 

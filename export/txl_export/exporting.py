@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from txl_runtime.selftest import run_selftest
 from txl_runtime.vocabulary import decode_vocabulary
 
 from txl_export.checkpoints import read_checkpoint, read_config
+from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.evaluation import Requested, Sizes, resolve
 from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.listener import Listener, Silent
@@ -80,12 +81,14 @@ def export(
     clamp_length: int | None = None,
     same_length: bool | None = None,
     batch_size: int = 1,
-    memory: str = "kv",
+    memory: str | None = None,
     precision: str = "fp32",
     text: str | Path | None = None,
     tokens: str | Path | NDArray[np.integer[Any]] | None = None,
     verify: bool = True,
     force: bool = False,
+    vocabulary: str | Path | None = None,
+    aliases: Mapping[str, str] | None = None,
     listener: Listener | None = None,
 ) -> ExportResult:
     """Turn a trained Transformer-XL into a verified bundle.
@@ -99,11 +102,14 @@ def export(
         memory_length, clamp_length, same_length: evaluation settings; the file's own without them. A clamp of 0 or
             -1 is none.
         batch_size: B, the most streams that advance together.
-        memory: "kv" keeps keys and values, "hidden" the layers' inputs as in the paper.
+        memory: "kv" keeps keys and values, "hidden" the layers' inputs as in the paper. None is kv wherever the
+            model allows it: with absolute positions (attn_type 2 and 3) only hidden memory can be kept.
         precision: "fp32".
         text, tokens: real text to verify on: a file for the checkpoint's vocabulary, or token ids (.npy or array).
         verify: compare chained segments with PyTorch before the bundle gets its name.
         force: replace an existing bundle.
+        vocabulary: a vocabulary file, where the checkpoint holds none (.json, .txt, or the code base's own pickle).
+        aliases: classes of forks in a pickled module, and the original's they stand for.
         listener: hears of stages, progress and warnings.
 
     Raises:
@@ -111,7 +117,7 @@ def export(
             is left under `out` in that case.
     """
     target, heard = Path(out), listener or Silent()
-    if memory not in ("kv", "hidden"):
+    if memory not in (None, "kv", "hidden"):
         raise UsageError(f"memory is {memory!r}, expected kv or hidden; check --memory")
     if precision != "fp32":
         raise UsageError(f"precision {precision!r} is not in this version, expected fp32; leave --precision out")
@@ -121,18 +127,24 @@ def export(
     values = read_config(Path(config)) if isinstance(config, str | Path) else config
 
     heard.stage("read the checkpoint")
-    imported, source = read_checkpoint(checkpoint_or_state, family, values)
+    imported, source = read_checkpoint(checkpoint_or_state, family, values, aliases)
+    if vocabulary is not None:
+        imported = replace(imported, vocabulary=read_vocabulary_file(Path(vocabulary)))
     dialect, sizes, taken = resolve(imported, requested)
     state = check_state(imported.config, imported.state, source.name)
     for line in (*imported.notes, *([taken] if taken else [])):
         heard.warn(line)
-    vocabulary = (
-        decode_vocabulary(imported.vocabulary, imported.config.vocab_size, source.name) if imported.vocabulary else None
-    )
-    ids = read_tokens(text, tokens, vocabulary, imported.config.vocab_size)
+    words = None
+    if imported.vocabulary:
+        words = decode_vocabulary(imported.vocabulary, imported.config.vocab_size, str(vocabulary or source.name))
+    ids = read_tokens(text, tokens, words, imported.config.vocab_size)
+    form: MemoryForm = "hidden" if memory == "hidden" else "kv"
+    if memory is None and imported.config.absolute_positions and sizes.memory_length:
+        form = "hidden"
+        heard.warn(f"attn_type {imported.config.attn_type} keeps positions in its memory: hidden memory")
 
     with publishing(target, force) as folder:
-        builder = _Builder(folder, imported.config, dialect, sizes, "kv" if memory == "kv" else "hidden", state)
+        builder = _Builder(folder, imported.config, dialect, sizes, form, state)
         programs = builder.graphs(heard)
         if imported.vocabulary:
             (folder / VOCABULARY).write_bytes(imported.vocabulary)

@@ -110,24 +110,36 @@ def _int32_indices(graph: ir.Graph) -> None:
     TensorRT 8.6 has no int64, and the indices are the largest constants in the file.
     """
     narrowed: dict[str, ir.Value] = {}
+
+    def narrow(constant: ir.Value) -> ir.Value:
+        assert constant.name is not None
+        assert constant.const_value is not None
+        if constant.name not in narrowed:
+            tensor = ir.tensor(constant.const_value.numpy().astype(np.int32), name=f"{constant.name}.int32")
+            value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value.shape = ir.Shape(tensor.shape.numpy())
+            graph.register_initializer(value)
+            narrowed[constant.name] = value
+        return narrowed[constant.name]
+
     for node in graph:
         if node.op_type not in ("Gather", "GatherElements"):
             continue
         index = node.inputs[1]
         assert index is not None
         source = index.producer()
-        if source is not None and source.op_type == "Cast" and source.inputs[0] is not None:
-            if source.inputs[0].dtype == ir.DataType.INT32:
-                node.replace_input_with(1, source.inputs[0])
-        elif index.const_value is not None and index.dtype == ir.DataType.INT64:
-            assert index.name is not None
-            if index.name not in narrowed:
-                constant = ir.tensor(index.const_value.numpy().astype(np.int32), name=f"{index.name}.int32")
-                value = ir.Value(name=constant.name, type=ir.TensorType(constant.dtype), const_value=constant)
-                value.shape = ir.Shape(constant.shape.numpy())
-                graph.register_initializer(value)
-                narrowed[index.name] = value
-            node.replace_input_with(1, narrowed[index.name])
+        origin = None if source is None else source.inputs[0]
+        if source is None:
+            if index.const_value is not None and index.dtype == ir.DataType.INT64:
+                node.replace_input_with(1, narrow(index))
+        elif origin is None:
+            continue
+        elif source.op_type == "Cast" and origin.dtype == ir.DataType.INT32:
+            node.replace_input_with(1, origin)
+        elif source.op_type == "Expand" and origin.const_value is not None and origin.dtype == ir.DataType.INT64:
+            # Too large for the exporter to fold; only such nodes as this one ask for it.
+            source.replace_input_with(0, narrow(origin))
+            index.dtype = ir.DataType.INT32
     for node in reversed(list(graph)):
         if node.op_type == "Cast" and not any(output.uses() or output.is_graph_output() for output in node.outputs):
             graph.remove(node, safe=True)
@@ -162,7 +174,7 @@ def _point_into(graph: ir.Graph, weights: WeightFile) -> None:
 
 
 def check_graph(path: Path, program: Program) -> None:
-    """Hold a written graph against the standard and against its program: checker, shapes, names, dtypes, opset.
+    """Hold a written graph against the standard and its program: checker, shapes, names, dtypes, opset, indices.
 
     Raises:
         TxlError: the graph is not what it should be.
@@ -170,7 +182,7 @@ def check_graph(path: Path, program: Program) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
         model = onnx.load(str(path), load_external_data=False)
-        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
     versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -184,6 +196,9 @@ def check_graph(path: Path, program: Program) -> None:
         has = [_spec(value) for value in found]
         if has != wants:
             raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
+    wide = _wide_indices(model.graph)
+    if wide:
+        raise TxlError(f"{path.name}: {', '.join(wide)} gather by other indices than int32; report this")
     stray = {
         entry.value
         for tensor in model.graph.initializer
@@ -193,6 +208,14 @@ def check_graph(path: Path, program: Program) -> None:
     } - {WEIGHTS}
     if stray:
         raise TxlError(f"{path.name}: points into {sorted(stray)}, expected the bundle's weights alone; report this")
+
+
+def _wide_indices(graph: onnx.GraphProto) -> list[str]:
+    """Nodes that gather by anything but int32."""
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    gathers = [node for node in graph.node if node.op_type in ("Gather", "GatherElements")]
+    return [node.name for node in gathers if kinds.get(node.input[1]) != onnx.TensorProto.INT32]
 
 
 def _spec(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from txl_runtime.model import Model
 from txl_export.listener import Listener, Silent
 from txl_export.reference import Memory, Reference
 
-__all__ = ["ChainResult", "Gate", "Parity", "ReferenceStreams", "TextResult", "verify_model"]
+__all__ = ["ChainResult", "Gate", "Parity", "ParityError", "ReferenceStreams", "TextResult", "verify_model"]
 
 Ids = NDArray[np.int32]
 
@@ -115,11 +115,13 @@ class Parity:
         return all(gate.passed is not False for gate in self.gates)
 
     def require(self) -> None:
-        """Raise CheckError, naming the failing gates, unless all passed."""
+        """Raise ParityError, naming the failing gates, unless all passed."""
         failing = [gate for gate in self.gates if gate.passed is False]
         if failing:
             cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failing)
-            raise CheckError(f"parity failed: {cells}; see the table, and report the checkpoint's family and config")
+            raise ParityError(
+                f"parity failed: {cells}; see the table, and report the checkpoint's family and config", self
+            )
 
     def summary(self) -> dict[str, object]:
         """The few numbers that go into the manifest."""
@@ -140,6 +142,15 @@ class Parity:
             ],
             "text": None if self.text is None else {**_fields(self.text), "relative": self.text.relative},
         }
+
+
+class ParityError(CheckError):
+    """Gates failed; `parity` is the whole verification, `details` what --json shows of it."""
+
+    def __init__(self, message: str, parity: Parity) -> None:
+        super().__init__(message)
+        self.parity = parity
+        self.details = {"parity": parity.document()}
 
 
 def _fields(thing: object) -> dict[str, object]:
@@ -311,8 +322,9 @@ def _compare(result: ChainResult, expected: NDArray[np.float64], found: NDArray[
     result.mean_logprobs.append(float(difference.mean()))
     result.max_logprobs = max(result.max_logprobs, result.max_per_segment[-1])
     normal = expected - np.logaddexp.reduce(expected, axis=1, keepdims=True)
-    other = found - np.logaddexp.reduce(found, axis=1, keepdims=True)
-    divergence = (np.exp(normal) * (normal - other)).sum(axis=1)
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN on the other side counts as infinitely far
+        other = found - np.logaddexp.reduce(found, axis=1, keepdims=True)
+        divergence = (np.exp(normal) * (normal - other)).sum(axis=1)
     result.kl.extend(np.nan_to_num(divergence, nan=np.inf).tolist())
     best = np.sort(np.partition(expected, -2, axis=1)[:, -2:], axis=1) if expected.shape[1] > 1 else None
     decided = np.ones(len(expected), np.bool_) if best is None else best[:, 1] - best[:, 0] >= NEAR_TIE

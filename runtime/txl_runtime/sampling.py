@@ -49,7 +49,9 @@ class Sampler:
             raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
         if self.temperature == 0:
             return int(logprobs.argmax())
-        tokens, scores = self._candidates(logprobs.astype(np.float64) / self.temperature)
+        below_best = logprobs.astype(np.float64) - float(logprobs.max())
+        with np.errstate(over="ignore"):  # close to temperature 0 all but the best go to -inf, as they should
+            tokens, scores = self._candidates(below_best / self.temperature)
         weights = np.exp(scores - scores.max())
         cumulative = np.cumsum(weights)
         at = np.searchsorted(cumulative, self._draws[stream].random() * cumulative[-1], side="right")

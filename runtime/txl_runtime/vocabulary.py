@@ -1,17 +1,24 @@
-"""Text to token ids and back. Plain JSON in a bundle; nothing in it is ever executed."""
+"""Text to token ids and back. Plain JSON in a bundle; nothing in it is ever executed.
+
+{"kind": "bytes"}                                          every byte is a token
+{"kind": "words", "symbols": [...], "unknown": 3, ...}     words of lines, as the word-level code bases split them
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from txl_runtime.errors import BundleError
+from txl_runtime.config import Index
+from txl_runtime.errors import BundleError, UsageError
 
-__all__ = ["Bytes", "Vocabulary", "decode_vocabulary", "read_vocabulary"]
+__all__ = ["Bytes", "Vocabulary", "Words", "decode_vocabulary", "read_vocabulary"]
 
 
 class Vocabulary(Protocol):
@@ -26,7 +33,7 @@ class Vocabulary(Protocol):
         ...
 
 
-class Bytes:
+class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):
     """Every byte is a token."""
 
     def encode(self, text: bytes) -> NDArray[np.int32]:
@@ -38,8 +45,71 @@ class Bytes:
         return bytes(np.asarray(tokens, np.uint8))
 
 
-class _Stored(msgspec.Struct):
-    kind: str
+class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_only=True):
+    """Words of lines. Text must already be split into words as the training text was; nothing is normalised here.
+
+    Attributes:
+        symbols: the words, by id.
+        unknown: id for words that are not among them; None when there is none.
+        line_start, line_end: ids put before and after the words of each line.
+        lower_case: fold the text first.
+        delimiter: what stands between words; None for white space, "" for a word per character.
+    """
+
+    symbols: Annotated[tuple[str, ...], Meta(min_length=1)]
+    unknown: Index | None = None
+    line_start: Index | None = None
+    line_end: Index | None = None
+    lower_case: bool = False
+    delimiter: str | None = None
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: index for index, symbol in enumerate(self.symbols)}
+
+    def encode(self, text: bytes) -> NDArray[np.int32]:
+        """Token ids int32 [T] of a text.
+
+        Raises:
+            UsageError: it is not UTF-8, or has a word that is not in a vocabulary without an unknown one.
+        """
+        try:
+            lines = text.decode().splitlines()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the text is not UTF-8 ({error}), expected text; convert it first") from None
+        ids: list[int] = []
+        for line in lines:
+            ids += [] if self.line_start is None else [self.line_start]
+            ids += [self._id(word) for word in self._split(line)]
+            ids += [] if self.line_end is None else [self.line_end]
+        if lines and not text.endswith((b"\n", b"\r")) and self.line_end is not None:
+            ids.pop()  # the last line has not ended: a prompt goes on
+        return np.array(ids, np.int32)
+
+    def decode(self, tokens: NDArray[np.int32]) -> bytes:
+        """The text of token ids; ids beyond the symbols, which padding to a round size leaves, show as <id>."""
+        separator = " " if self.delimiter is None else self.delimiter
+        parts = []
+        for token in np.asarray(tokens).tolist():
+            if token == self.line_end:
+                parts.append("\n")
+            elif token < len(self.symbols):
+                parts.append(self.symbols[token] + separator)
+            else:
+                parts.append(f"<{token}>{separator}")
+        return "".join(parts).encode()
+
+    def _split(self, line: str) -> list[str]:
+        line = line.strip().lower() if self.lower_case else line.strip()
+        return list(line) if self.delimiter == "" else line.split(self.delimiter) if line else []
+
+    def _id(self, word: str) -> int:
+        found = self._ids.get(word, self.unknown)
+        if found is None:
+            raise UsageError(
+                f"{word!r} is not among the {len(self.symbols)} words of the vocabulary, which has no unknown"
+            )
+        return found
 
 
 def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
@@ -49,18 +119,20 @@ def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
         BundleError: not a vocabulary, or not one of this many ids.
     """
     try:
-        stored = msgspec.json.decode(data, type=_Stored)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BundleError(f"{source}: {error}; expected a vocabulary; export the model again") from None
-    if stored.kind != "bytes":
+        found: Bytes | Words = msgspec.json.decode(data, type=Bytes | Words)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"{source}: {error}; expected a vocabulary; upgrade txl-deploy or export again") from None
+    if isinstance(found, Bytes):
+        if vocab_size != 256:
+            raise BundleError(f"{source}: a byte vocabulary has 256 ids, the model has {vocab_size}; leave it out")
+        return found
+    special = [index for index in (found.unknown, found.line_start, found.line_end) if index is not None]
+    if len(found.symbols) > vocab_size or max(special, default=0) >= len(found.symbols):
         raise BundleError(
-            f"{source}: vocabulary of kind {stored.kind!r}, this version knows 'bytes'; upgrade txl-deploy"
+            f"{source}: {len(found.symbols)} symbols and special ids {special}, "
+            f"expected at most {vocab_size} symbols and ids among them; export the model again"
         )
-    if vocab_size != 256:
-        raise BundleError(
-            f"{source}: a byte vocabulary has 256 ids, the model has {vocab_size}; export the model again"
-        )
-    return Bytes()
+    return found
 
 
 def read_vocabulary(path: Path, vocab_size: int) -> Vocabulary:

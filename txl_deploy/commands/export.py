@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, Text, Tokens
 from txl_deploy.commands.report import print_parity
@@ -16,7 +17,10 @@ Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl
 
 
 def run(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint file.", show_default=False)],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="A checkpoint file or a Hugging Face folder.", show_default=False),
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT with suffix .txl without it.")
     ] = None,
@@ -37,8 +41,9 @@ def run(
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="B, the most streams that advance together.")] = 1,
     memory: Annotated[
-        Literal["kv", "hidden"], typer.Option("--memory", help="Keep keys and values, or the layers' inputs.")
-    ] = "kv",
+        Literal["kv", "hidden"] | None,
+        typer.Option("--memory", help="Keep keys and values, or the layers' inputs. [default: kv where it can be]"),
+    ] = None,
     precision: Annotated[
         Literal["fp32", "fp16", "bf16", "int8", "int4"], typer.Option("--precision", help="Of weights and arithmetic.")
     ] = "fp32",
@@ -46,31 +51,45 @@ def run(
     tokens: Tokens = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with PyTorch before naming it.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    vocabulary: Annotated[
+        Path | None, typer.Option("--vocabulary", help="Vocabulary file, where the checkpoint has none.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option("--alias", help="Class of a fork and what it stands for: theirs=original.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Turn a trained Transformer-XL into a verified, self-contained bundle."""
     require_export("export")
     import txl_export
+    from txl_export.parity import ParityError
 
-    with Display() as display:
-        result = txl_export.export(
-            checkpoint,
-            output or checkpoint.with_suffix(".txl"),
-            family=family,
-            config=config,
-            segment_length=segment_length or (),
-            memory_length=memory_length,
-            clamp_length=clamp_length,
-            same_length=same_length,
-            batch_size=batch_size,
-            memory=memory,
-            precision=precision,
-            text=text,
-            tokens=tokens,
-            verify=verify,
-            force=force,
-            listener=display,
-        )
+    try:
+        with Display() as display:
+            result = txl_export.export(
+                checkpoint,
+                output or checkpoint.with_suffix(".txl"),
+                family=family,
+                config=config,
+                segment_length=segment_length or (),
+                memory_length=memory_length,
+                clamp_length=clamp_length,
+                same_length=same_length,
+                batch_size=batch_size,
+                memory=memory,
+                precision=precision,
+                text=text,
+                tokens=tokens,
+                verify=verify,
+                force=force,
+                vocabulary=vocabulary,
+                aliases=_aliases(alias or []),
+                listener=display,
+            )
+    except ParityError as error:
+        if not json:
+            print_parity(error.parity.document())
+        raise
     size = sum(record.size for record in result.manifest.files.values())
     if json:
         parity = None if result.parity is None else result.parity.document()
@@ -79,3 +98,10 @@ def run(
     if result.parity is not None:
         print_parity(result.parity.document())
     stdout.print(f"{result.path}: {quantity(size)}, {'verified' if verify else 'NOT verified'}", soft_wrap=True)
+
+
+def _aliases(pairs: list[str]) -> dict[str, str]:
+    split = [pair.partition("=") for pair in pairs]
+    if wrong := [pair for pair, (name, equals, target) in zip(pairs, split, strict=True) if not (name and target)]:
+        raise UsageError(f"--alias is {wrong[0]!r}, expected theirs=original, dotted names both; check it")
+    return {name: target for name, _, target in split}

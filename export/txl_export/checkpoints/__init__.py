@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 from torch import Tensor
 from txl_runtime.errors import CheckpointError, UsageError
 
-from txl_export.checkpoints import hf, kimiyoung, txl
-from txl_export.checkpoints.imported import Imported
+from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
+from txl_export.checkpoints.imported import Family, Imported, Unwrapped
+from txl_export.checkpoints.loading import Stub, load_file
 
 __all__ = ["FAMILIES", "Source", "read_checkpoint", "read_config"]
 
-Importer = Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Imported]
-
-FAMILIES: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Importer]] = {
-    txl.NAME: (txl.recognise, txl.from_state),
-    kimiyoung.NAME: (kimiyoung.recognise, kimiyoung.from_state),
-    hf.NAME: (hf.recognise, hf.from_state),
-}
+MODULES: tuple[ModuleType, ...] = (txl, kimiyoung, nvidia, hf, remixl, fastai, cntxl)
+FAMILIES = {module.NAME: Family(module.recognise, module.from_state, module.unwrap) for module in MODULES}
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -30,10 +28,11 @@ class Source(msgspec.Struct, frozen=True):
     name: str
     sha256: str | None
     container: str
+    recognised: str = ""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The mapping in a --config file.
+    """The mapping in a JSON file of config values.
 
     Raises:
         UsageError: the file is missing or is not one JSON object.
@@ -50,9 +49,18 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_checkpoint(
-    checkpoint: str | Path | Mapping[str, Tensor], family: str = "auto", config: Mapping[str, Any] | None = None
+    checkpoint: str | Path | Mapping[str, Any],
+    family: str = "auto",
+    config: Mapping[str, Any] | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> tuple[Imported, Source]:
-    """A checkpoint in canonical form, from a file or from a state dict in memory.
+    """A checkpoint in canonical form, from a file, from a Hugging Face folder, or from a state dict in memory.
+
+    Args:
+        checkpoint: file, folder or mapping.
+        family: the code base; "auto" recognises it.
+        config: values under the family's own names; they come before those in the file.
+        aliases: classes of forks in a pickled module, and the original's they stand for.
 
     Raises:
         CheckpointError: it cannot be read as a Transformer-XL.
@@ -61,39 +69,73 @@ def read_checkpoint(
     if family != "auto" and family not in FAMILIES:
         raise UsageError(f"family is {family!r}, expected auto, {', '.join(FAMILIES)}; check --family")
     if isinstance(checkpoint, Mapping):
-        return _from_mapping(checkpoint, family, config, "the state"), Source("state dict", None, "memory")
-    from txl_export.checkpoints.loading import load_file
+        source, name = Source("state dict", None, "memory"), "the state"
+        content: Any = checkpoint
+    else:
+        name = str(checkpoint)
+        if Path(checkpoint).is_dir():
+            content, loaded = hf.read_folder(Path(checkpoint))
+        else:
+            loaded = load_file(Path(checkpoint), aliases)
+            content = loaded.content
+        source = Source(Path(checkpoint).name, loaded.sha256, loaded.container)
+    found, unwrapped = _unwrap(content, family, name)
+    values = {**(unwrapped.config or {}), **(config or {})}
+    if not values:
+        raise UsageError(f"{name}: a bare state dict of family {found} does not say its sizes; give --config FILE.json")
+    imported = FAMILIES[found].from_state(unwrapped.state, values, name)
+    imported = replace(imported, vocabulary=unwrapped.vocabulary, notes=(*unwrapped.notes, *imported.notes))
+    return imported, msgspec.structs.replace(source, recognised=f"{found}: {unwrapped.reason}")
 
-    loaded = load_file(Path(checkpoint))
-    if not isinstance(loaded.content, Mapping):
-        raise CheckpointError(f"{checkpoint}: holds a {type(loaded.content).__name__}, expected a checkpoint mapping")
-    imported = _from_mapping(loaded.content, family, config, str(checkpoint))
-    return imported, Source(Path(checkpoint).name, loaded.sha256, loaded.container)
 
-
-def _from_mapping(content: Mapping[str, Any], family: str, config: Mapping[str, Any] | None, source: str) -> Imported:
-    if content.get("format") == txl.FORMAT:
-        if family not in ("auto", txl.NAME):
-            raise UsageError(f"{source}: is of family {txl.NAME}, --family says {family}; leave it out")
-        if config:
-            content = {**content, "config": {**content.get("config", {}), **config}}
-        return txl.from_checkpoint(content, source)
-    strange = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if strange or not content:
-        found = f"entries such as {', '.join(strange[:3])}" if strange else "nothing"
-        raise CheckpointError(
-            f"{source}: holds {found}, expected a state dict or a known checkpoint; see docs/checkpoints.md"
-        )
-    state: dict[str, Tensor] = {str(name): tensor for name, tensor in content.items()}
-    matching = [name for name, (recognise, _) in FAMILIES.items() if recognise(state)]
+def _unwrap(content: Any, family: str, source: str) -> tuple[str, Unwrapped]:
+    """The family and its tensors: from a file of its own making, else from the names of a bare state dict."""
+    if isinstance(content, Unwrapped):
+        if family not in ("auto", hf.NAME):
+            raise UsageError(
+                f"{source}: is a folder, expected of family {hf.NAME}, not {family}; name a checkpoint file"
+            )
+        return hf.NAME, replace(content, state=_tensors(content.state, source))
+    asked = FAMILIES if family == "auto" else {family: FAMILIES[family]}
+    for name, candidate in asked.items():
+        unwrapped = candidate.unwrap(content, source)
+        if unwrapped is not None:
+            return name, replace(unwrapped, state=_tensors(unwrapped.state, source))
+    if family != "auto":
+        for name, candidate in FAMILIES.items():
+            if candidate.unwrap(content, source) is not None:
+                raise UsageError(f"{source}: is of family {name}, --family says {family}; leave it out")
+    state = _tensors(_inner(content), source)
+    matching = [name for name, candidate in FAMILIES.items() if candidate.recognise(state)]
     if family == "auto" and len(matching) != 1:
         raise CheckpointError(
             f"{source}: its {len(state)} tensors ({', '.join(sorted(state)[:3])} …) fit "
             f"{' and '.join(matching) or 'no known family'}, expected one; give --family"
         )
-    chosen = matching[0] if family == "auto" else family
-    if config is None:
-        raise UsageError(
-            f"{source}: a bare state dict of family {chosen} says nothing of its sizes; give --config FILE.json"
+    return matching[0] if family == "auto" else family, Unwrapped(state, None, "the tensors' names")
+
+
+def _inner(content: Any) -> Any:
+    """The state dict in a training checkpoint whose other entries say nothing of the model."""
+    if isinstance(content, Mapping):
+        for key in ("state_dict", "model_state_dict", "model_state", "model"):
+            if isinstance(content.get(key), Mapping):
+                return content[key]
+    return content
+
+
+def _tensors(content: Any, source: str) -> dict[str, Tensor]:
+    """A mapping of nothing but tensors, without the prefix that models for several devices leave."""
+    if not isinstance(content, Mapping):
+        kind = content.class_name if isinstance(content, Stub) else type(content).__name__
+        raise CheckpointError(
+            f"{source}: holds a {kind}, expected a state dict or a known checkpoint; save one of them"
         )
-    return FAMILIES[chosen][1](state, config, source)
+    strange = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if strange or not content:
+        found = f"entries such as {', '.join(strange[:3])}" if strange else "nothing"
+        raise CheckpointError(f"{source}: holds {found}, expected a state dict or a known checkpoint; save one of them")
+    state = {str(name): tensor for name, tensor in content.items()}
+    if all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return state

@@ -15,10 +15,10 @@ from torch import Tensor
 from txl_runtime.config import Count, Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, split_rows, take
+from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
 from txl_export.weights import State, layer_name
 
-__all__ = ["NAME", "CntxlConfig", "from_state", "recognise"]
+__all__ = ["NAME", "CntxlConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "cntxl"
 
@@ -58,6 +58,15 @@ class CntxlConfig(Struct, kw_only=True):
             softmax_bias=False,
             embedding_scale=1.0,
         )
+
+
+def unwrap(content: Any, source: str) -> Unwrapped | None:
+    """A DeepSpeed checkpoint (mp_rank_00_model_states.pt): the model's state_dict stands under module."""
+    if not isinstance(content, Mapping) or not isinstance(content.get("module"), Mapping):
+        return None
+    return (
+        Unwrapped(content["module"], None, "a DeepSpeed checkpoint's module") if recognise(content["module"]) else None
+    )
 
 
 def recognise(names: Mapping[str, Any]) -> bool:

@@ -14,10 +14,10 @@ from torch import Tensor
 from txl_runtime.config import Count, Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, split_rows, take
+from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
 from txl_export.weights import State, layer_name
 
-__all__ = ["NAME", "FastaiConfig", "from_state", "recognise"]
+__all__ = ["NAME", "FastaiConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "fastai"
 
@@ -73,6 +73,13 @@ class FastaiConfig(Struct, kw_only=True):
             softmax_bias=self.out_bias,
             embedding_scale=1.0,
         )
+
+
+def unwrap(content: Any, source: str) -> Unwrapped | None:
+    """What musicautobot's learners save: model and config."""
+    if not isinstance(content, Mapping) or not {"model", "config"} <= set(content):
+        return None
+    return Unwrapped(content["model"], content["config"], "model and config")
 
 
 def recognise(names: Mapping[str, Any]) -> bool:

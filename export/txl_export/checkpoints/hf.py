@@ -7,17 +7,21 @@ unless untie_r is off; clusters of the adaptive softmax ascend.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from torch import Tensor
 from txl_runtime.config import Count, Index, Positive
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Imported, convert_config, take
+from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import KimiyoungConfig, adaptive_softmax, decoder_layer, embedding
+from txl_export.checkpoints.loading import Loaded, load_file
+from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.weights import layer_name
 
-__all__ = ["NAME", "HfConfig", "from_state", "recognise"]
+__all__ = ["NAME", "HfConfig", "from_state", "read_folder", "recognise", "unwrap"]
 
 NAME = "hf"
 
@@ -36,6 +40,44 @@ class HfConfig(KimiyoungConfig, kw_only=True):
     layer_norm_epsilon: Positive = 1e-5
     untie_r: bool = True
     tie_word_embeddings: bool = True
+
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
+
+
+def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
+    """A folder as save_pretrained writes it: config.json, weights, perhaps a vocabulary.
+
+    Raises:
+        CheckpointError: one of the first two is missing or cannot be read.
+    """
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(
+            f"{path}: a folder without {CONFIG}, expected a Hugging Face model; name a checkpoint file"
+        )
+    weights = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
+    if weights is None:
+        raise CheckpointError(f"{path}: has neither {' nor '.join(WEIGHTS)}, expected one; save the model unsharded")
+    try:
+        values = msgspec.json.decode((path / CONFIG).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path / CONFIG}: {error}; expected one JSON object; copy the folder again") from None
+    loaded = load_file(weights)
+    vocabulary, notes = None, loaded.notes
+    if found := next((path / name for name in VOCABULARIES if (path / name).is_file()), None):
+        try:
+            vocabulary = read_vocabulary_file(found)
+            notes += (f"{found.name}: words split at white space; the tokenizer's own splitting is not part of it",)
+        except CheckpointError as error:
+            notes += (f"the vocabulary was left out: {error}",)
+    return Unwrapped(loaded.content, values, f"{CONFIG} beside {weights.name}", vocabulary, notes), loaded
+
+
+def unwrap(content: Any, source: str) -> Unwrapped | None:
+    """Nothing: a file of this code is a bare state dict, its config stands beside it."""
+    return None
 
 
 def recognise(names: Mapping[str, Any]) -> bool:

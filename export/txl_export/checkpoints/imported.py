@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +13,7 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.weights import State
 
-__all__ = ["Evaluation", "Imported", "convert_config", "split_rows", "take"]
+__all__ = ["Evaluation", "Family", "Imported", "Unwrapped", "convert_config", "split_rows", "take"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -62,6 +62,40 @@ class Imported:
     window_of: Literal["memory", "segment"] = "memory"
 
 
+@dataclass(frozen=True)
+class Unwrapped:
+    """What a family's file holds, before its tensors are given canonical names.
+
+    Attributes:
+        state: tensors by the family's names.
+        config: values under the family's own config names; None when the file has none.
+        reason: what the file was recognised by, for people.
+        vocabulary: as bundle JSON, if the file has one.
+        notes: what was ignored, for people.
+    """
+
+    state: Mapping[str, Tensor]
+    config: Mapping[str, Any] | None
+    reason: str
+    vocabulary: bytes | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the files of one code base are recognised and read.
+
+    Attributes:
+        recognise: whether a state has this code's tensor names.
+        from_state: the canonical form of a state with config values; the last argument names the source in errors.
+        unwrap: what is in a file of this code's own making; None when the content is something else.
+    """
+
+    recognise: Callable[[Mapping[str, Any]], bool]
+    from_state: Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Imported]
+    unwrap: Callable[[Any, str], Unwrapped | None]
+
+
 def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
     """A family's own config names, typed and range-checked; and the keys that mean nothing here, as a note.
 
@@ -73,7 +107,10 @@ def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tup
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{source}: config: {error}; check the config against the code that trained it") from None
     unknown = sorted(str(key) for key in set(values) - set(kind.__struct_fields__))
-    return config, (f"config keys without a meaning here, ignored: {', '.join(unknown)}",) if unknown else ()
+    if not unknown:
+        return config, ()
+    more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
+    return config, (f"config keys without a meaning here, ignored: {', '.join(unknown[:6])}{more}",)
 
 
 def take(state: Mapping[str, Tensor], name: str, source: str) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 from txl_runtime.config import Count, Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, split_rows, take
+from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
+from txl_export.checkpoints.loading import Stub, module_state, submodule
 from txl_export.weights import State, layer_name
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "position_rows",
     "positions",
     "recognise",
+    "unwrap",
 ]
 
 NAME = "kimiyoung"
@@ -85,6 +87,29 @@ class KimiyoungConfig(Struct, kw_only=True):
         """What the arguments say of evaluation; clamp_len below 1 means no clamp."""
         clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
         return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
+
+
+def unwrap(content: Any, source: str) -> Unwrapped | None:
+    """A whole module as torch.save(model) writes it: hyper-parameters are the modules' attributes."""
+    if not isinstance(content, Stub):
+        return None
+    state, plain = module_state(content)
+    values = {name: value for name, value in plain.items() if name in KimiyoungConfig.__struct_fields__}
+    for part, names in (
+        ("word_emb", ("div_val", "cutoffs")),
+        ("layers.0.dec_attn", ("pre_lnorm",)),
+        ("layers.0.pos_ff", ("d_inner",)),
+    ):
+        found = submodule(content, part)
+        values |= {name: found.state[name] for name in names if found is not None and name in found.state}
+    if isinstance(cutoffs := values.get("cutoffs"), list):
+        values["cutoffs"] = cutoffs[:-1]  # the module appends the size of the vocabulary
+    values["tie_weight"] = any(
+        state.get(f"crit.out_layers.{c}.weight") is table
+        for c in range(len(state))
+        if (table := state.get(f"word_emb.emb_layers.{c}.weight")) is not None
+    )
+    return Unwrapped(state, values, f"a pickled module {content.class_name}")
 
 
 def recognise(names: Mapping[str, Any]) -> bool:

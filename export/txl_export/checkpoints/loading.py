@@ -29,7 +29,7 @@ from txl_export.checkpoints.containers import DAMAGED, MAGIC_BYTES, SAVE_AGAIN, 
 from txl_export.checkpoints.pickle_names import Stub, shown
 from txl_export.checkpoints.unpickling import PROGRAM_LIMIT, Unpickler, names_in
 
-__all__ = ["Loaded", "Stub", "load_file", "module_state", "scan_globals", "submodule"]
+__all__ = ["Loaded", "Stub", "load_file", "load_pickle", "module_state", "scan_globals", "submodule"]
 
 READ_SIZE = 1 << 20
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
@@ -84,6 +84,16 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
         names = tuple(sorted(unpickler.names))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
         return Loaded(path, container.name, content, names, _sha256(file), notes)
+
+
+def load_pickle(path: Path) -> Any:
+    """The content of a plain pickle without tensors, such as a vocabulary; nothing it names is imported or run.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, too large, or refers to names that are not known.
+    """
+    with _reading(path) as file:
+        return Unpickler().load(io.BytesIO(file.read(PROGRAM_LIMIT)))
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:

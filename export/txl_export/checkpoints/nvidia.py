@@ -14,7 +14,7 @@ from torch import Tensor
 from txl_runtime.config import ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Imported, convert_config, take
+from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import (
     KimiyoungConfig,
     cluster_columns,
@@ -23,9 +23,11 @@ from txl_export.checkpoints.kimiyoung import (
     position_rows,
     positions,
 )
+from txl_export.checkpoints.loading import Stub
+from txl_export.checkpoints.vocabularies import word_vocabulary
 from txl_export.weights import State
 
-__all__ = ["NAME", "NvidiaConfig", "from_state", "recognise"]
+__all__ = ["NAME", "NvidiaConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "nvidia"
 
@@ -34,6 +36,25 @@ class NvidiaConfig(KimiyoungConfig, kw_only=True):
     """model_config's names: those of the original constructor, with its default for tie_projs."""
 
     tie_projs: tuple[bool, ...] = (False,)
+
+
+def unwrap(content: Any, source: str) -> Unwrapped | None:
+    """A training checkpoint: model_config, model_state, and the vocabulary object."""
+    if not isinstance(content, Mapping) or not {"model_config", "model_state"} <= set(content):
+        return None
+    vocabulary: bytes | None = None
+    notes: tuple[str, ...] = ()
+    if isinstance(vocab := content.get("vocab"), Stub):
+        try:
+            vocabulary = word_vocabulary(vocab.state, source)
+        except CheckpointError as error:
+            notes = (f"the vocabulary was left out: {error}",)
+    state, config = content["model_state"], content["model_config"]
+    if not isinstance(state, Mapping) or not isinstance(config, Mapping):
+        raise CheckpointError(
+            f"{source}: model_state or model_config is no mapping, expected both to be; save it again"
+        )
+    return Unwrapped(state, config, "model_config and model_state", vocabulary, notes)
 
 
 def recognise(names: Mapping[str, Any]) -> bool:

@@ -113,6 +113,7 @@ _STUB_NAMES = {
     "argparse": "Namespace",
     "builtins": "dict float int list",
     "pathlib": "PosixPath WindowsPath",
+    "data_utils": "Corpus LMOrderedIterator LMShuffledIterator",
     "utils.vocabulary": "OpenAIVocab Vocab",
     "vocabulary": "Vocab",
     "pytorch_transformers.tokenization_gpt2": "GPT2Tokenizer",

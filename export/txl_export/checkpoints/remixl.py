@@ -14,11 +14,11 @@ from torch import Tensor
 from txl_runtime.config import Count, Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, convert_config, take
+from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import decoder_layer
 from txl_export.weights import layer_name
 
-__all__ = ["NAME", "RemixlConfig", "from_state", "recognise"]
+__all__ = ["NAME", "RemixlConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "remixl"
 
@@ -64,6 +64,13 @@ class RemixlConfig(Struct, kw_only=True):
         """What the settings say of evaluation; clamp_len below 1 means no clamp."""
         clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
         return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
+
+
+def unwrap(content: Any, source: str) -> Unwrapped | None:
+    """A training checkpoint: state_dict and model_setting."""
+    if not isinstance(content, Mapping) or not {"state_dict", "model_setting"} <= set(content):
+        return None
+    return Unwrapped(content["state_dict"], content["model_setting"], "state_dict and model_setting")
 
 
 def recognise(names: Mapping[str, Any]) -> bool:

@@ -18,9 +18,9 @@ from torch import Tensor
 from txl_runtime.config import Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, convert_config
+from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config
 
-__all__ = ["FORMAT", "NAME", "from_checkpoint", "from_state", "recognise"]
+__all__ = ["FORMAT", "NAME", "from_state", "recognise", "unwrap"]
 
 NAME = "txl"
 FORMAT = "txl-deploy.checkpoint"
@@ -42,25 +42,28 @@ def recognise(names: Mapping[str, Any]) -> bool:
     return "embedding.tables.0" in names
 
 
-def from_checkpoint(loaded: Mapping[str, Any], source: str) -> Imported:
-    """Import what `samples/train_char_lm.py` writes."""
-    version = loaded.get("version")
-    if version != VERSION:
-        raise CheckpointError(f"{source}: checkpoint version {version!r}, expected {VERSION}; upgrade txl-deploy")
+def unwrap(content: Any, source: str) -> Unwrapped | None:
+    """What `samples/train_char_lm.py` writes."""
+    if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+        return None
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{source}: checkpoint version {content.get('version')!r}, expected {VERSION}; upgrade txl-deploy"
+        )
     for part in ("config", "state"):
-        if not isinstance(loaded.get(part), Mapping):
+        if not isinstance(content.get(part), Mapping):
             raise CheckpointError(f"{source}: {part!r} is not a mapping; expected a {FORMAT} file; save it again")
-    vocabulary = loaded.get("vocabulary")
-    return from_state(
-        loaded["state"], loaded["config"], source, msgspec.json.encode(vocabulary) if vocabulary is not None else None
-    )
+    vocabulary = content.get("vocabulary")
+    try:
+        encoded = None if vocabulary is None else msgspec.json.encode(vocabulary)
+    except TypeError as error:
+        raise CheckpointError(f"{source}: the vocabulary is not plain data ({error}); save it again") from None
+    return Unwrapped(content["state"], content["config"], f"format {FORMAT}", encoded)
 
 
-def from_state(
-    state: Mapping[str, Tensor], values: Mapping[str, Any], source: str, vocabulary: bytes | None = None
-) -> Imported:
+def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a state with canonical names."""
     config, notes = convert_config(values, TxlConfig, source)
     architecture = ModelConfig(**{name: getattr(config, name) for name in ModelConfig.__struct_fields__})
     evaluation = Evaluation(config.memory_length, config.segment_length, config.same_length, config.clamp_length or 0)
-    return Imported(NAME, architecture, dict(state), config.memory_start, 0, evaluation, vocabulary, notes)
+    return Imported(NAME, architecture, dict(state), config.memory_start, 0, evaluation, None, notes)

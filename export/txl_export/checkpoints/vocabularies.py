@@ -1,0 +1,89 @@
+"""Vocabularies of the code bases, as a bundle's plain JSON (see `txl_runtime.vocabulary`).
+
+The word vocabulary of kimiyoung's, NVIDIA's and Hugging Face's code is one class: a list of symbols, how lines are
+split, and a symbol for line ends. Pickled ones are read without executing anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from txl_runtime.errors import CheckpointError
+from txl_runtime.vocabulary import Words
+
+from txl_export.checkpoints.loading import Stub, load_file, load_pickle
+
+__all__ = ["read_vocabulary_file", "word_vocabulary"]
+
+
+def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
+    """Bundle JSON from the attributes of a `Vocab` object.
+
+    Raises:
+        CheckpointError: there is no list of symbols in it.
+    """
+    symbols = attributes.get("idx2sym")
+    if not isinstance(symbols, list) or not symbols or not all(isinstance(symbol, str) for symbol in symbols):
+        raise CheckpointError(f"{source}: the vocabulary has no list of symbols (idx2sym), expected one; give --tokens")
+    unknown = attributes.get("unk_idx", attributes.get("UNK_idx"))
+    if not isinstance(unknown, int):
+        unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
+    delimiter = attributes.get("delimiter")
+    return _encoded(
+        symbols, unknown, bool(attributes.get("lower_case")), delimiter if isinstance(delimiter, str) else None
+    )
+
+
+def _encoded(symbols: list[str], unknown: int | None, lower_case: bool, delimiter: str | None) -> bytes:
+    # lm1b's sentences stand between two <S>; the others' lines end in <eos>; enwik8 and text8 have neither.
+    start = symbols.index("<S>") if "<S>" in symbols and "<eos>" not in symbols else None
+    end = symbols.index("<eos>") if "<eos>" in symbols else start
+    words = Words(
+        symbols=tuple(symbols),
+        unknown=unknown,
+        line_start=start,
+        line_end=end,
+        lower_case=lower_case,
+        delimiter=delimiter,
+    )
+    return msgspec.json.encode(words)
+
+
+def read_vocabulary_file(path: Path) -> bytes:
+    """Bundle JSON from a file: our own .json, one symbol per line in .txt, or a pickled vocabulary or corpus.
+
+    Raises:
+        CheckpointError: it is none of these.
+    """
+    if path.suffix == ".json":
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror}, expected a vocabulary; check the path") from None
+    if path.suffix == ".txt":
+        try:
+            symbols = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path}: {error}, expected one symbol per line; check the file") from None
+        return word_vocabulary({"idx2sym": [line.split(" ")[0] for line in symbols if line]}, str(path))
+    content = load_pickle(path) if _is_plain_pickle(path) else load_file(path).content
+    if isinstance(content, Stub):
+        content = content.state
+    if isinstance(content, Mapping) and isinstance(content.get("vocab"), Stub):
+        content = content["vocab"].state  # a whole corpus (cache.pt)
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path}: holds a {type(content).__name__}, expected a vocabulary; check the file")
+    return word_vocabulary(content, str(path))
+
+
+def _is_plain_pickle(path: Path) -> bool:
+    """Whether a file is a pickle of its own rather than one of torch's containers."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(64)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}, expected a vocabulary; check the path") from None
+    return head[:1] == b"\x80" and b"\x6c\xfc\x9c\x46\xf9" not in head
