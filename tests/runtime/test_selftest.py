@@ -1,0 +1,212 @@
+"""The self-test passes on what was exported and on nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from txl_runtime import BundleError, CheckError, load
+from txl_runtime.encoding import file_sha256
+from txl_runtime.ladder import rung
+from txl_runtime.selftest import SelftestResult, run_selftest
+
+B = 3
+Vectors = dict[str, Any]
+
+
+@pytest.fixture
+def bundle(make_bundle, tmp_path):
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(make_bundle(batch_size=B, config={}), tmp_path / "a bundle.txl"))
+
+
+def accept(bundle: Path, name: str) -> None:
+    """Give a changed file the size and hash the manifest expects of it."""
+    manifest = json.loads((bundle / "manifest.json").read_text("utf-8"))
+    manifest["files"][name] = {"size": (bundle / name).stat().st_size, "sha256": file_sha256(bundle / name)}
+    (bundle / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "streams"),
+    [
+        ({}, (1,)),
+        ({"batch_size": B, "config": {}}, (1, 2, 3)),
+        ({"batch_size": B, "config": {}, "memory": "hidden"}, (1, 2, 3)),
+        (
+            {"batch_size": B, "config": {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}},
+            (1, 2, 3),
+        ),
+        ({"batch_size": B, "config": {"memory_length": 0}}, (1, 2, 3)),
+    ],
+    ids=str,
+)
+def test_an_exported_bundle_passes_with_one_to_all_live_streams(make_bundle, options, streams):
+    model = load(make_bundle(**options))
+    result = run_selftest(model)
+    assert result.passed
+    result.require()
+    assert result.streams == streams
+    assert result.steps >= 6
+    assert 0 < result.max_logprobs < 1e-5
+    assert (0 < result.max_memory < 1e-5) if model.memory_length else result.max_memory == 0
+    limits = rung("fp32", "cpu")
+    assert (result.limit_logprobs, result.limit_memory) == (limits.logprobs, limits.memory)
+
+
+def scale_tensor(path: Path, name: str, factor: float) -> None:
+    """Multiply one tensor in place; nothing else in the file moves."""
+    data = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8:start])[name]
+    assert entry["dtype"] == "F32"
+    first, last = (start + offset for offset in entry["data_offsets"])
+    data[first:last] = (np.frombuffer(data[first:last], np.float32) * np.float32(factor)).tobytes()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("factor", [1.01, np.nan])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embedding.tables.0",
+        "layers.00.attention.query_key_value.weight",
+        "layers.00.attention.position.table.0004",
+        "layers.00.attention.position.table.0001",
+        "layers.01.attention.output.weight",
+        "layers.01.feed_forward.norm.bias",
+    ],
+)
+def test_a_slightly_changed_weight_fails(bundle, name, factor):
+    scale_tensor(bundle / "weights.safetensors", name, factor)
+    accept(bundle, "weights.safetensors")
+    result = run_selftest(load(bundle))
+    assert not result.passed
+    with pytest.raises(CheckError, match=r"self-test failed on ONNX Runtime .*; do not use this bundle here") as caught:
+        result.require()
+    assert caught.value.exit_code == 1
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "memory", "passed"),
+    [(1e-4, 1e-4, True), (1.1e-4, 0.0, False), (0.0, 1.1e-4, False), (float("inf"), 0.0, False)],
+)
+def test_a_result_passes_up_to_its_limits_and_not_beyond(logprobs, memory, passed):
+    result = SelftestResult("an engine", 9, (1,), logprobs, memory, 1e-4, 1e-4)
+    assert result.passed is passed
+    if not passed:
+        with pytest.raises(CheckError, match="self-test failed on an engine"):
+            result.require()
+
+
+@pytest.mark.parametrize("key", ["logprobs", "memory/layers.01.value"])
+@pytest.mark.parametrize("value", [np.nan, 1.0])
+def test_another_expectation_fails(bundle, key, value):
+    def change(vectors: Vectors) -> None:
+        vectors[key].reshape(-1)[-1] = vectors[key].reshape(-1)[-1] + value
+
+    rewrite(bundle, change)
+    assert not run_selftest(load(bundle)).passed
+
+
+# --- vectors that cannot be used ----------------------------------------------------------------------------------
+
+
+def rewrite(bundle: Path, change: Callable[[Vectors], object]) -> None:
+    with np.load(bundle / "selftest.npz") as stored:
+        vectors = dict(stored)
+    change(vectors)
+    np.savez(bundle / "selftest.npz", **vectors)
+    accept(bundle, "selftest.npz")
+
+
+def unusable(bundle: Path) -> str:
+    with pytest.raises(BundleError) as caught:
+        run_selftest(load(bundle))
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert message.endswith("; export the model again")
+    return message
+
+
+def set_to(key: str, value: Any) -> Callable[[Vectors], object]:
+    return lambda vectors: vectors.update({key: value(vectors[key]) if callable(value) else value})
+
+
+CHANGES: dict[str, Callable[[Vectors], object]] = {
+    "no tokens": lambda vectors: vectors.pop("tokens"),
+    "no lengths": lambda vectors: vectors.pop("length"),
+    "no memory of one state": lambda vectors: vectors.pop("memory/layers.01.value"),
+    "tokens out of range": set_to("tokens", lambda old: old + 60),
+    "tokens are text": set_to("tokens", np.array(["a", "b"])),
+    "tokens of another batch": set_to("tokens", lambda old: old[:, :2]),
+    "lengths longer than a segment": set_to("length", lambda old: old + 4),
+    "lengths are text": set_to("length", lambda old: old.astype(str)),
+    "lengths are one number": set_to("length", np.int32(4)),
+    "more steps than tokens": set_to("tokens", lambda old: old[:2]),
+    "no step at all": set_to("length", lambda old: old[:0]),
+    "counts beyond the segment": set_to("counts", lambda old: old + 5),
+    "only idle steps": set_to("counts", lambda old: old * 0),
+    "positions out of range": set_to("positions", lambda old: old - 9),
+    "positions are fractions": set_to("positions", lambda old: old + 0.5),
+    "columns out of range": set_to("columns", lambda old: old + 60),
+    "no columns": lambda vectors: vectors.update(columns=vectors["columns"][:0], logprobs=vectors["logprobs"][..., :0]),
+    "fewer columns expected": set_to("logprobs", lambda old: old[..., :5]),
+    "log-probabilities are text": set_to("logprobs", lambda old: old.astype(str)),
+    "memory of another shape": set_to("memory/layers.01.value", lambda old: old[..., :3]),
+    "memory of fewer streams": set_to("memory/layers.01.value", lambda old: old[:2]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_vectors_that_do_not_fit_are_refused(bundle, change):
+    rewrite(bundle, change)
+    assert "stored vectors" in unusable(bundle)
+
+
+def test_a_pickled_object_among_the_vectors_is_never_opened(bundle):
+    rewrite(bundle, set_to("tokens", np.array([{"an": "object"}], dtype=object)))
+    assert "allow_pickle=False" in unusable(bundle)
+
+
+def npy() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.zeros(3))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: b"",
+        lambda data: b"not an archive",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-30],
+        lambda data: data[:200] + bytes(200) + data[400:],
+        lambda data: npy(),
+        lambda data: b"PK\x05\x06" + bytes(18),
+        lambda data: b"\x80\x04N.",
+    ],
+    ids=["empty", "text", "half", "cut off", "overwritten", "a single array", "an empty archive", "a pickle"],
+)
+def test_a_file_that_holds_no_vectors_is_refused(bundle, spoil):
+    path = bundle / "selftest.npz"
+    path.write_bytes(spoil(path.read_bytes()))
+    accept(bundle, "selftest.npz")
+    assert "stored vectors" in unusable(bundle)
+
+
+def test_a_bundle_without_vectors_is_refused(bundle):
+    manifest = json.loads((bundle / "manifest.json").read_text("utf-8"))
+    del manifest["files"]["selftest.npz"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    (bundle / "selftest.npz").unlink()
+    with pytest.raises(BundleError, match=r"holds no selftest\.npz, expected the vectors export writes; export again"):
+        run_selftest(load(bundle))
