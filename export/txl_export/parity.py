@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,12 @@ from txl_export.reference import Memory, Reference
 __all__ = ["ChainResult", "Gate", "Parity", "ParityError", "ReferenceStreams", "TextResult", "verify_model"]
 
 Ids = NDArray[np.int32]
+
+CHUNK = 4_000_000
+"""Log-probabilities compared at a time: large vocabularies would otherwise need gigabytes of float64."""
+
+CHEAP_MEMORY, SPARSE_MEMORY = 8_000_000, 8
+"""A memory of more bytes than this per stream is compared at every eighth segment and the last, instead of at each."""
 
 TEXT_SEGMENTS, TEXT_TOKENS = 256, 2048
 """Perplexity is compared on this many segments of a text, or tokens if that is more; all of it would only take long."""
@@ -164,9 +171,11 @@ class ReferenceStreams:
         self.reference = reference
         self.memories: list[Memory] = [reference.initial_memory(1) for _ in range(count)]
 
-    def step(self, tokens: Ids, counts: Ids) -> NDArray[np.float64]:
+    def step(self, tokens: Ids, counts: Ids) -> NDArray[Any]:
         """One segment, [b, T] → [b, T, V]; rows beyond the counts are zero. Streams in like states run together."""
-        result = np.zeros((*tokens.shape, self.reference.config.vocab_size))
+        exact = self.reference.dtype == torch.float64
+        shape = (*tokens.shape, self.reference.config.vocab_size)
+        result: NDArray[Any] = np.zeros(shape, np.float64 if exact else np.float32)
         alike: dict[tuple[int, int], list[int]] = {}
         for row, count in enumerate(counts.tolist()):
             if count:
@@ -174,7 +183,7 @@ class ReferenceStreams:
         for (count, _), rows in alike.items():
             joined = [torch.cat(layer) for layer in zip(*(self.memories[row] for row in rows), strict=True)]
             logprobs, after = self.reference(torch.from_numpy(tokens[rows, :count]), joined)
-            result[rows, :count] = logprobs.double().numpy()
+            result[rows, :count] = logprobs.numpy()
             for index, row in enumerate(rows):
                 self.memories[row] = [layer[index : index + 1] for layer in after]
         return result
@@ -251,7 +260,7 @@ def _plans(model: Model, segments: int | None, text: Ids | None, seed: int) -> I
     draws, batch, longest = np.random.default_rng(seed), model.batch_size, model.segment_lengths[0]
     tokens = _TokenSource(model.vocab_size, text, draws)
     to_fill = math.ceil(model.memory_length / longest)
-    many = segments if segments is not None else to_fill + max(12, min(2 * to_fill, 64))
+    many = segments if segments is not None else to_fill + max(12, min(to_fill, 32))
 
     def full(streams: int, length: int, count: int) -> list[tuple[Ids, Ids]]:
         return [(tokens.take(streams, length), np.full(streams, length, np.int32)) for _ in range(count)]
@@ -294,13 +303,15 @@ def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listen
     result = ChainResult(plan.name, plan.streams)
     stream, truth = model.stream(plan.streams), ReferenceStreams(reference, plan.streams)
     scale = 1.0
-    for tokens, counts in plan.calls:
+    every = 1 if model.manifest.state_bytes <= CHEAP_MEMORY else SPARSE_MEMORY
+    for number, (tokens, counts) in enumerate(plan.calls):
         if result.full_from is None and stream.fill.min() == model.memory_length:
             result.full_from = result.segments
         expected, found = truth.step(tokens, counts), stream.step(tokens, counts)
         counted = np.arange(tokens.shape[1]) < counts[:, None]
-        _compare(result, expected[counted], found[counted].astype(np.float64))
-        memory = stream.memory()
+        _compare(result, expected[counted], found[counted])
+        due = number % every == 0 or number == len(plan.calls) - 1
+        memory = stream.memory() if due else {}
         for name, rows in truth.memory(model.manifest.memory).items() if memory else ():
             scale = max(scale, float(np.abs(rows).max(initial=0)))
             difference = np.abs(rows - memory[name]).max(initial=0)
@@ -310,17 +321,23 @@ def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listen
     return result
 
 
-def _compare(result: ChainResult, expected: NDArray[np.float64], found: NDArray[np.float64]) -> None:
-    """Add the rows [n, V] of one segment to a chain's figures."""
-    if not len(expected):
-        result.mean_logprobs.append(0.0)
-        result.max_per_segment.append(0.0)
-        return
-    difference = np.nan_to_num(np.abs(found - expected), nan=np.inf)
+def _compare(result: ChainResult, expected: NDArray[Any], found: NDArray[Any]) -> None:
+    """Add the rows [n, V] of one segment to a chain's figures; in float64, some rows at a time."""
+    rows = max(1, CHUNK // expected.shape[1])
+    pieces = [
+        _compare_rows(result, expected[first : first + rows], found[first : first + rows])
+        for first in range(0, len(expected), rows)
+    ]
     result.positions += len(expected)
-    result.max_per_segment.append(float(difference.max()))
-    result.mean_logprobs.append(float(difference.mean()))
+    result.max_per_segment.append(max((largest for largest, _ in pieces), default=0.0))
+    result.mean_logprobs.append(sum(total for _, total in pieces) / max(expected.size, 1))
     result.max_logprobs = max(result.max_logprobs, result.max_per_segment[-1])
+
+
+def _compare_rows(result: ChainResult, expected: NDArray[Any], found: NDArray[Any]) -> tuple[float, float]:
+    """Largest and summed |Δ| of some rows; KL and agreement go into the result."""
+    expected, found = expected.astype(np.float64), found.astype(np.float64)
+    difference = np.nan_to_num(np.abs(found - expected), nan=np.inf)
     normal = expected - np.logaddexp.reduce(expected, axis=1, keepdims=True)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN on the other side counts as infinitely far
         other = found - np.logaddexp.reduce(found, axis=1, keepdims=True)
@@ -330,6 +347,7 @@ def _compare(result: ChainResult, expected: NDArray[np.float64], found: NDArray[
     decided = np.ones(len(expected), np.bool_) if best is None else best[:, 1] - best[:, 0] >= NEAR_TIE
     result.decided += int(decided.sum())
     result.agreeing += int((expected.argmax(axis=1) == found.argmax(axis=1))[decided].sum())
+    return float(difference.max()), float(difference.sum())
 
 
 def _compare_text(model: Model, reference: Reference, text: Ids, listener: Listener) -> TextResult:
