@@ -20,6 +20,8 @@ from txl_deploy.console import print_json, stderr
 
 __all__ = ["app", "main"]
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="txl-deploy",
     help="From a trained Transformer-XL to a verified bundle, and streaming from it.",
@@ -55,7 +57,7 @@ def _run() -> int:
     except TxlError as error:
         return _fail(str(error), error.exit_code, getattr(error, "details", {}))
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone; there is nobody left to tell
         return 1
@@ -66,6 +68,8 @@ def _run() -> int:
         if not hasattr(error, "format_message"):
             raise
         return _fail(f"{error.format_message()} See txl-deploy --help.", 2)
+    if code == INTERRUPTED:  # typer has made an exit code of the interrupt
+        return _fail("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 

@@ -11,9 +11,9 @@ import contextlib
 import ctypes
 import errno
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,16 +60,10 @@ def publishing(target: Path, force: bool) -> Iterator[Path]:
         TxlError: the disk is full or the place cannot be written.
     """
     check_destination(target, force)
+    partial = target.parent / f".{target.name}{PARTIAL}{secrets.token_hex(4)}"
     try:
-        _recover(target)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}{PARTIAL}", dir=target.parent))
-    except OSError as error:
-        raise TxlError(
-            f"{target.parent}: {error.strerror}; expected a folder that can be written; give another -o"
-        ) from None
-    try:
+        _begin(partial, target)
         with _lock(partial):
-            partial.chmod(0o777 & ~_umask())
             yield partial
             _sync(partial)
             check_destination(target, force)
@@ -79,7 +73,17 @@ def publishing(target: Path, force: bool) -> Iterator[Path]:
             raise TxlError(f"{target}: the disk is full, nothing was written; make room or give another -o") from None
         raise TxlError(f"{target}: {error.strerror or error}; nothing was written; give another -o") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
+
+
+def _begin(partial: Path, target: Path) -> None:
+    try:
+        _recover(target)
+        partial.mkdir()
+    except OSError as error:
+        raise TxlError(
+            f"{target.parent}: {error.strerror}; expected a folder that can be written; give another -o"
+        ) from None
 
 
 def _place(partial: Path, target: Path) -> None:
@@ -88,11 +92,25 @@ def _place(partial: Path, target: Path) -> None:
         partial.rename(target)
     elif not _exchange(partial, target):
         aside = target.parent / f".{target.name}{ASIDE}{os.getpid()}"
-        target.rename(aside)
-        partial.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            target.rename(aside)
+            partial.rename(target)
+        except BaseException:
+            if not target.exists():
+                aside.rename(target)
+            raise
+        _remove(aside)
     elif not (target / MANIFEST).is_file():
         raise TxlError(f"{target}: changed while it was replaced; export again")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; an interrupt has to wait until it is gone."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _exchange(first: Path, second: Path) -> bool:

@@ -56,9 +56,10 @@ class Bundle:
         if SELFTEST not in self.manifest.files:
             raise BundleError(f"{self.path}: holds no {SELFTEST}, expected the vectors export writes; export again")
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file:
+                stored = np.load(file, allow_pickle=False)
                 return {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
             raise BundleError(f"{path}: {error}; expected stored vectors; export the model again") from None
 
     def report(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Bundle:
             return {}
         try:
             found = msgspec.json.decode(path.read_bytes())
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BundleError(f"{path}: {error}; expected a report; export the model again") from None
         return found if isinstance(found, dict) else {}
 

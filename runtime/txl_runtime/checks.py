@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.errors import UsageError
 
-__all__ = ["check_lengths", "check_rows", "check_tokens"]
+__all__ = ["as_array", "check_lengths", "check_rows", "check_stop_tokens", "check_tokens"]
 
 
 def check_tokens(
@@ -52,7 +53,7 @@ def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDAr
 
 def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
     """Indices of streams: a list of numbers, or one bool per stream."""
-    found = np.asarray(rows)
+    found = as_array(rows, "rows")
     if found.dtype == np.bool_ and found.shape == (streams,):
         return np.flatnonzero(found)
     if found.size == 0:
@@ -63,11 +64,27 @@ def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
+def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[int]:
+    """The ids that end a sequence."""
+    found = tuple(stop_tokens) if isinstance(stop_tokens, Iterable) else None
+    if found is None or not all(
+        isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < vocab_size
+        for token in found
+    ):
+        raise UsageError(f"stop_tokens is {stop_tokens!r}, expected a list of ids, 0 … {vocab_size - 1} each")
+    return frozenset(int(token) for token in found)
+
+
+def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
+    """What NumPy makes of it; nested lists must be rectangular."""
     try:
-        found = np.asarray(values)
+        return np.asarray(values)
     except ValueError:
         raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
+
+
+def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
+    found = as_array(values, what)
     if not np.issubdtype(found.dtype, np.integer):
         raise UsageError(f"{what} are {found.dtype}, expected whole numbers; convert them with astype('int32')")
     return found

@@ -240,6 +240,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
         if path not in m.files:
             found.append(f"{path} is used but not in the list of files")
     found.extend(f"file name {path!r} leaves the bundle" for path in m.files if not _inside(path))
+    names = [program.name for program in m.programs]
+    found.extend(f"two programs are called {name}" for name in sorted(set(names)) if names.count(name) > 1)
     seen: set[tuple[str, int, str]] = set()
     for program in m.programs:
         if program.update not in UPDATE_RULES:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from txl_runtime.backends import Backend, open_backend
 from txl_runtime.bundle import Bundle, open_bundle
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.manifest import Manifest, Program
 from txl_runtime.stream import Stream
 from txl_runtime.vocabulary import Vocabulary, read_vocabulary
@@ -28,6 +28,14 @@ class Model:
         self.initial: dict[str, NDArray[np.float32]] = {
             name: rows[initial] if initial else np.zeros((), np.float32) for name, initial in named.items()
         }
+        for state in bundle.manifest.states:
+            row = self.initial[state.name]
+            shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
+            if state.initial and (row.dtype != np.float32 or row.shape != shape):
+                raise BundleError(
+                    f"{bundle.path}: {state.initial} is {row.dtype} {list(row.shape)}, expected float32 {list(shape)}, "
+                    f"one row of {state.name}; export the model again"
+                )
         self._programs = sorted(bundle.manifest.programs, key=lambda program: program.segment_length)
 
     @property

@@ -32,7 +32,7 @@ class Sampler:
             raise UsageError(f"temperature is {temperature}, expected a number of at least 0; 0 is greedy")
         if top_k is not None and (not isinstance(top_k, int | np.integer) or top_k < 1):
             raise UsageError(f"top_k is {top_k}, expected a whole number of at least 1, or None to keep every token")
-        if top_p is not None and not 0 < top_p <= 1:
+        if top_p is not None and (not isinstance(top_p, int | float | np.number) or not 0 < top_p <= 1):
             raise UsageError(f"top_p is {top_p}, expected more than 0 and at most 1, or None to keep every token")
         if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
             raise UsageError(f"seed is {seed}, expected a whole number of at least 0, or None for a fresh one")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.errors import BundleError, CheckError, TxlError
+from txl_runtime.errors import BundleError, CheckError
 from txl_runtime.ladder import rung
 from txl_runtime.model import Model
 
@@ -74,9 +74,7 @@ def run_selftest(model: Model) -> SelftestResult:
     try:
         errors = [_replay(model, vectors, b) for b in streams]
         steps = len(vectors["length"])
-    except (KeyError, IndexError, ValueError) as error:
-        if isinstance(error, TxlError):
-            raise
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
     return SelftestResult(
         model.backend.description,
@@ -92,7 +90,7 @@ def run_selftest(model: Model) -> SelftestResult:
 def _replay(model: Model, vectors: dict[str, NDArray[Any]], b: int) -> tuple[float, float]:
     """Largest differences of log-probabilities and memory with b live sequences."""
     stream, worst = model.stream(b), 0.0
-    columns = vectors["columns"]
+    columns, values = vectors["columns"], 0
     for step, length in enumerate(vectors["length"]):
         counts = vectors["counts"][step, :b]
         logprobs = stream.step(vectors["tokens"][step, :b, :length], counts)
@@ -100,6 +98,9 @@ def _replay(model: Model, vectors: dict[str, NDArray[Any]], b: int) -> tuple[flo
         found = np.take_along_axis(logprobs, positions[..., None], axis=1)[..., columns]
         compared = positions < counts[:, None]
         worst = max(worst, _largest(found[compared], vectors["logprobs"][step, :b][compared]))
+        values += found[compared].size
+    if not values:
+        raise ValueError("nothing to compare")
     memory, worst_memory = stream.memory(), 0.0
     for name, rows in memory.items():
         expected = vectors[f"memory/{name}"][:b]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.backends import Call
-from txl_runtime.checks import check_lengths, check_rows, check_tokens
+from txl_runtime.checks import as_array, check_lengths, check_rows, check_stop_tokens, check_tokens
 from txl_runtime.errors import UsageError
 from txl_runtime.manifest import Program
 from txl_runtime.sampling import Sampler
@@ -147,16 +147,18 @@ class Stream:
         Raises:
             UsageError: at once, for a bad prompt or option.
         """
-        found = np.asarray(prompt)
+        found = as_array(prompt, "prompt tokens")
         if found.ndim == 1 and self._b == 1:
             found = found[None]
         ids, counts = check_tokens(found, self._b, self._manifest.config.vocab_size, lengths, "prompt tokens")
         if (counts < 1).any():
             raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        whole = isinstance(max_new_tokens, int | np.integer) and not isinstance(max_new_tokens, bool)
+        if not whole or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected a whole number of at least 0")
         sampler = Sampler(temperature, top_k, top_p, seed, self._b)
-        return self._continue(ids, counts, max_new_tokens, sampler, frozenset(int(token) for token in stop_tokens))
+        stops = check_stop_tokens(stop_tokens, self._manifest.config.vocab_size)
+        return self._continue(ids, counts, int(max_new_tokens), sampler, stops)
 
     def _continue(
         self,

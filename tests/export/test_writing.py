@@ -38,6 +38,12 @@ def publish(target: Path, force: bool = False, what: str = "new") -> None:
         write(folder, what)
 
 
+def publish_and_raise(target: Path, error: BaseException, force: bool = False) -> None:
+    with publishing(target, force) as folder:
+        write(folder)
+        raise error
+
+
 def content(target: Path) -> set[str]:
     return {path.read_text() for path in target.rglob("*") if path.is_file()}
 
@@ -91,9 +97,8 @@ def test_files_and_folder_have_the_rights_the_user_asked_for(target):
 def test_whatever_ends_the_block_nothing_new_is_left(target, error, force):
     if force:
         publish(target, what="old")
-    with pytest.raises(type(error)), publishing(target, force) as folder:
-        write(folder)
-        raise error
+    with pytest.raises(type(error)):
+        publish_and_raise(target, error, force)
     if force:
         assert only(target)
         assert content(target) == {"old"}
@@ -101,11 +106,10 @@ def test_whatever_ends_the_block_nothing_new_is_left(target, error, force):
         assert not list(target.parent.iterdir())
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "Input/output error")], ids=repr)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(5, "Input/output error")], ids=str)
 def test_an_error_of_the_system_is_told_in_one_line(target, error):
-    with pytest.raises(TxlError, match="nothing was written") as told, publishing(target, force=False) as folder:
-        write(folder)
-        raise error
+    with pytest.raises(TxlError, match="nothing was written") as told:
+        publish_and_raise(target, error)
     assert ("the disk is full" in str(told.value)) == (error.errno == 28)
     assert told.value.exit_code == 2
     assert not list(target.parent.iterdir())
@@ -179,11 +183,16 @@ def test_a_name_too_long_for_the_disk_is_told(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_appears_meanwhile_is_not_overwritten(target):
-    with pytest.raises(UsageError, match="exists already"), publishing(target, force=False) as folder:
-        write(folder)
-        target.mkdir()
-        (target / "thesis.tex").write_text("precious")
+@pytest.mark.parametrize(("force", "reason"), [(False, "exists already"), (True, "is not a bundle")])
+def test_a_target_that_appears_meanwhile_is_not_overwritten(target, force, reason):
+    def meanwhile() -> None:
+        with publishing(target, force) as folder:
+            write(folder)
+            target.mkdir()
+            (target / "thesis.tex").write_text("precious")
+
+    with pytest.raises(UsageError, match=reason):
+        meanwhile()
     assert only(target)
     assert content(target) == {"precious"}
 
@@ -343,17 +352,9 @@ print(json.dumps(records))
 @pytest.mark.parametrize("force", [False, True], ids=["free name", "force"])
 @pytest.mark.parametrize("how", ["kill", "interrupt"])
 def test_stopped_at_any_step_a_whole_bundle_or_none_is_found(tmp_path, how, force, exchange):
-    command = [
-        sys.executable,
-        "-c",
-        STEPS,
-        writing.__file__,
-        tmp_path / "root",
-        how,
-        str(int(force)),
-        str(int(exchange)),
-    ]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
+    arguments = [writing.__file__, str(tmp_path / "root"), how, str(int(force)), str(int(exchange))]
+    command = [sys.executable, "-c", STEPS, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     *stopped, finished = json.loads(done.stdout)
     assert len(stopped) >= 15
@@ -390,71 +391,75 @@ def undisturbed(checkpoint: Path) -> tuple[Path, float]:
     return checkpoint.with_suffix(".txl"), time.monotonic() - started
 
 
-def start(checkpoint: Path, target: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "txl_deploy", "export", str(checkpoint), "-o", str(target), *OPTIONS, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+class Run:
+    """An export in a folder of its own that will be stopped after a while; with an old bundle in place or without."""
 
+    def __init__(self, folder: Path, checkpoint: Path, old: Path | None, delay: float) -> None:
+        folder.mkdir()
+        self.target, self.replaces, self.delay = folder / "model.txl", old is not None, delay
+        if old is not None:
+            shutil.copytree(old, self.target)
+        options = [*OPTIONS, *(["--force"] if self.replaces else [])]
+        command = [sys.executable, "-m", "txl_deploy", "export", str(checkpoint), "-o", str(self.target), *options]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-def stop_after(process: subprocess.Popen[str], number: signal.Signals, delay: float) -> str:
-    """Send a signal after a while, wait for the end, return stderr."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(delay)
-    process.send_signal(number)
-    return process.communicate(timeout=60)[1]
+    def stop(self, number: signal.Signals) -> str:
+        """Send the signal when it is due, wait for the end, return stderr."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0, self.started + self.delay - time.monotonic()))
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=60)[1]
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is a bundle that works, or, if there was none before, nothing."""
+        return run_selftest(txl_runtime.load(self.target)).passed if self.replaces or self.target.exists() else True
 
-def loadable(target: Path) -> bool:
-    return run_selftest(txl_runtime.load(target)).passed
-
-
-def drawn(seed: int, number: int) -> Callable[[float], list[float]]:
-    """Delays spread over a run, one in each equal part of it."""
-    draws = random.Random(seed)
-    return lambda duration: [(part + draws.random()) * duration / number for part in range(number)]
+    @property
+    def left(self) -> list[str]:
+        return [path.name for path in self.target.parent.iterdir() if path != self.target]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 @pytest.mark.parametrize(
-    ("number", "times", "force"),
-    [
-        (signal.SIGKILL, 3, False),
-        (signal.SIGKILL, 3, True),
-        (signal.SIGINT, 2, False),
-        (signal.SIGINT, 2, True),
-        (signal.SIGTERM, 1, False),
-        (signal.SIGTERM, 1, True),
-    ],
-    ids=lambda value: getattr(value, "name", str(value)),
+    ("number", "times"),
+    [(signal.SIGKILL, 3), (signal.SIGINT, 2), (signal.SIGTERM, 1)],
+    ids=lambda value: getattr(value, "name", None),
 )
 def test_an_export_stopped_at_any_moment_leaves_a_whole_bundle_or_none(
-    checkpoint, undisturbed, tmp_path, number, times, force
+    checkpoint, undisturbed, tmp_path, number, times
 ):
     bundle, duration = undisturbed
-    options = ("--force",) if force else ()
-    for index, delay in enumerate(drawn(number, times)(duration)):
-        folder = tmp_path / f"run{index}"
-        folder.mkdir()
-        target = folder / "model.txl"
-        if force:
-            shutil.copytree(bundle, target)
-        process = start(checkpoint, target, *options)
-        told = stop_after(process, number, delay)
-        left = [path.name for path in folder.iterdir() if path != target]
-        where = f"{number.name} after {delay:.2f} of {duration:.2f} s: {told}"
-        if force or target.exists():
-            assert loadable(target), where
+    draws = random.Random(f"{number}")
+    for index in range(times):
+        # One moment in each equal part of the time that an export takes.
+        delays = [(index + draws.random()) * duration / times for _ in range(2)]
+        runs = [
+            Run(tmp_path / f"{index}-{which}", checkpoint, old, delay)
+            for which, old, delay in zip(("free", "force"), (None, bundle), delays, strict=True)
+        ]
+        for run in sorted(runs, key=lambda run: run.delay):
+            told, status = run.stop(number), run.process.returncode
+            where = f"{number.name} after {run.delay:.2f} of {duration:.2f} s, ended with {status}: {told}"
+            assert run.whole, where
+            if number == signal.SIGKILL:
+                assert status in (-number, 0), where
+            else:
+                # Before the program's first line the interpreter itself dies of it; a shell gives both one number.
+                assert status in (128 + number, -number, 0), where
+                assert not run.left, where
+            if status == 130:
+                assert told.splitlines()[-1] == "error: interrupted", where
+                assert "Traceback" not in told, where
         if number == signal.SIGKILL:
-            assert process.returncode in (-number, 0), where
-            txl_export.export(checkpoint, target, segment_length=1, memory_length=2, verify=False, force=True)
-            assert only(target), where
-            assert loadable(target)
-        else:
-            # Before the program's first line the interpreter itself dies of the signal; a shell calls both the same.
-            assert process.returncode in (128 + number, -number, 0), where
-            assert not left, where
-            if process.returncode == 128 + signal.SIGINT:
-                assert told.splitlines()[-1] == "error: interrupted"
-                assert "Traceback" not in told
+            for run in runs:
+                assert run.replaces == run.target.exists() or not run.left, "a new bundle is placed last of all"
+                publish(run.target, force=True)
+                assert only(run.target)
+    txl_export.export(checkpoint, runs[0].target, segment_length=1, memory_length=2, verify=False, force=True)
+    assert only(runs[0].target)
+    assert runs[0].whole
 
 
 # ---- a full disk
@@ -470,12 +475,8 @@ def tiny(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         place.mkdir()
         if sys.platform != "linux" or os.geteuid() or not shutil.which("mount"):
             pytest.skip("mounting a small file system needs root on Linux")
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"mounting a small file system is not permitted here: {done.stderr.strip()}")
         mounted.append(place)
@@ -507,4 +508,4 @@ def test_a_full_disk_leaves_the_old_bundle(tiny, undisturbed, checkpoint):
     assert done.stderr.splitlines()[-1] == error
     assert "make room" in error
     assert only(target)
-    assert loadable(target)
+    assert run_selftest(txl_runtime.load(target)).passed

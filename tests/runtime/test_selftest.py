@@ -147,7 +147,6 @@ CHANGES: dict[str, Callable[[Vectors], object]] = {
     "tokens out of range": set_to("tokens", lambda old: old + 60),
     "tokens are text": set_to("tokens", np.array(["a", "b"])),
     "tokens of another batch": set_to("tokens", lambda old: old[:, :2]),
-    "lengths longer than a segment": set_to("length", lambda old: old + 4),
     "lengths are text": set_to("length", lambda old: old.astype(str)),
     "lengths are one number": set_to("length", np.int32(4)),
     "more steps than tokens": set_to("tokens", lambda old: old[:2]),

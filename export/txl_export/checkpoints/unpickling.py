@@ -114,7 +114,7 @@ class Unpickler:
         listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
         return (
             f"refers to {listed}, not known here (nothing was imported or run); if these are a fork's names for "
-            "known classes, pass aliases such as {'modules.MemTransformerLM': 'mem_transformer.MemTransformerLM'}; "
+            "known classes, say so (--alias modules.MemTransformerLM=mem_transformer.MemTransformerLM, once each); "
             "otherwise load the file where it was trained and save model.state_dict()"
         )
 

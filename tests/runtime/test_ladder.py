@@ -1,0 +1,50 @@
+"""The parity ladder, as the design has it."""
+
+from __future__ import annotations
+
+import pytest
+from txl_runtime import BackendError
+from txl_runtime.ladder import LADDER, NEAR_TIE, Rung, no_drift_limit, rung
+
+DEVICES = ["cuda", "tensorrt", "rtx"]
+
+
+def test_fp32_on_the_cpu_has_the_strictest_limits():
+    assert rung("fp32", "cpu") == Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4)
+
+
+@pytest.mark.parametrize("backend", DEVICES)
+def test_fp32_on_a_device_has_ten_times_the_error(backend):
+    assert rung("fp32", backend) == Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["cpu", *DEVICES])
+@pytest.mark.parametrize(
+    ("precision", "kl", "top1", "perplexity"),
+    [
+        ("fp16", 1e-4, 0.995, 1e-3),
+        ("bf16", 1e-4, 0.995, 1e-3),
+        ("int8", 5e-3, 0.97, 5e-3),
+        ("int4", 3e-2, 0.92, 3e-2),
+    ],
+)
+def test_lower_precisions_are_judged_by_their_distribution_wherever_they_run(backend, precision, kl, top1, perplexity):
+    assert rung(precision, backend) == Rung(logprobs=None, memory=None, kl=kl, top1=top1, perplexity=perplexity)
+
+
+def test_the_ladder_has_no_other_rungs():
+    assert {precision for precision, _ in LADDER} == {"fp32", "fp16", "bf16", "int8", "int4"}
+
+
+def test_a_precision_without_a_rung_is_refused():
+    with pytest.raises(BackendError, match=r"precision 'fp8' has no rung on the parity ladder; use fp32"):
+        rung("fp8", "cpu")
+
+
+def test_a_near_tie_is_two_hundredths_of_a_nat():
+    assert NEAR_TIE == 0.02
+
+
+@pytest.mark.parametrize(("early", "limit"), [(0.0, 1e-6), (2e-6, 4e-6), (1.0, 1.500001)])
+def test_no_drift_is_half_as_much_again_and_a_millionth(early, limit):
+    assert no_drift_limit(early) == pytest.approx(limit, rel=1e-12)

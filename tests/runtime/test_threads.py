@@ -1,0 +1,59 @@
+"""A model may be shared by threads, each with a stream of its own: the same bits as one after the other."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from txl_runtime import Model, load
+
+B, V, ROUNDS = 3, 60, 40
+
+
+def work(model: Model, worker: int, start: threading.Barrier | None = None) -> list[bytes]:
+    """What one thread does, of every kind: all results and the state at the end, as bytes."""
+    draws = np.random.default_rng(worker)
+    stream = model.stream(1 + worker % B)
+    rows = stream.batch_size
+    if start is not None:
+        start.wait(timeout=60)
+    found = []
+    for round_ in range(ROUNDS):
+        tokens = draws.integers(0, V, (rows, int(draws.integers(1, 12))))
+        found.append(stream.feed(tokens).tobytes())
+        found.append(stream.score(tokens).tobytes())
+        if round_ % 8 == worker:
+            found.extend(token.tobytes() for token in stream.generate(tokens, 6, seed=worker))
+        if round_ % 10 == worker:
+            stream.reset(rows=[0])
+    state = stream.snapshot()
+    return [*found, state.fill.tobytes(), *(part.tobytes() for part in state.memory.values())]
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "hidden"}], ids=["kv", "hidden"])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_streams_in_threads_compute_what_they_compute_alone(make_bundle, workers, options):
+    path = make_bundle(batch_size=B, config={}, **options)
+    alone = load(path)
+    expected = [work(alone, worker) for worker in range(workers)]
+    assert len({tuple(results) for results in expected}) == workers, "the threads should do different things"
+    shared, start = load(path), threading.Barrier(workers)  # nothing is open yet: the first use is shared too
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(work, shared, worker, start) for worker in range(workers)]
+        found = [future.result(timeout=120) for future in running]
+    assert found == expected
+
+
+def test_a_stream_may_be_handed_from_thread_to_thread(make_bundle):
+    model = load(make_bundle(batch_size=B, config={}))
+    tokens = np.random.default_rng(0).integers(0, V, (6, B, 5))
+    here = model.stream()
+    expected = [here.feed(part).tobytes() for part in tokens]
+    handed = model.stream()
+    found = []
+    for part in tokens:
+        with ThreadPoolExecutor(1) as pool:
+            found.append(pool.submit(handed.feed, part).result(timeout=60).tobytes())
+    assert found == expected

@@ -1,0 +1,65 @@
+"""Byte vocabularies: text to ids and back, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from txl_runtime import BundleError, load
+from txl_runtime.vocabulary import Bytes, decode_vocabulary, read_vocabulary
+
+
+def test_every_byte_is_the_token_of_its_value():
+    text = bytes(range(256))
+    tokens = Bytes().encode(text)
+    assert tokens.dtype == np.int32
+    assert tokens.tolist() == list(range(256))
+    assert Bytes().decode(tokens) == text
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", "über 中文".encode(), b"\xff\x00\xfe"], ids=repr)
+def test_decoding_undoes_encoding(text):
+    vocabulary = decode_vocabulary(b'{"kind": "bytes"}', 256, "vocabulary.json")
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_a_bundle_brings_its_vocabulary(make_bundle):
+    model = load(make_bundle(config={"vocab_size": 256}, vocabulary=True))
+    assert model.manifest.vocabulary == "vocabulary.json"
+    assert model.vocabulary is not None
+    assert model.vocabulary.encode(b"abc").tolist() == [97, 98, 99]
+    assert next(model.stream().generate(model.vocabulary.encode(b"abc"), 1)).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"kind": "\xff"}',
+        b'{"kind": 1}',
+        b'{"kind": "sentencepiece"}',
+        b"[" * 100_000,
+    ],
+    ids=lambda data: repr(data[:20]),
+)
+def test_what_is_no_vocabulary_is_refused(data):
+    with pytest.raises(BundleError, match=r"^vocabulary\.json: .+(upgrade txl-deploy|export)") as caught:
+        decode_vocabulary(data, 256, "vocabulary.json")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("size", [1, 255, 257, 60])
+def test_a_byte_vocabulary_is_for_256_ids(size):
+    with pytest.raises(BundleError, match=f"a byte vocabulary has 256 ids, the model has {size}"):
+        decode_vocabulary(b'{"kind": "bytes"}', size, "vocabulary.json")
+
+
+def test_a_vocabulary_is_read_from_its_file(tmp_path):
+    path = tmp_path / "vocabulary.json"
+    with pytest.raises(BundleError, match="No such file or directory; expected a vocabulary"):
+        read_vocabulary(path, 256)
+    path.write_bytes(b'{"kind": "bytes", "from the future": 1}')
+    assert read_vocabulary(path, 256).encode(b"a").tolist() == [97]
