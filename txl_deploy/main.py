@@ -20,7 +20,8 @@ from txl_deploy.console import print_json, stderr
 
 __all__ = ["app", "main"]
 
-INTERRUPTED = 130
+_received: list[int] = []
+"""Signals that told this run to stop."""
 
 app = typer.Typer(
     name="txl-deploy",
@@ -47,30 +48,36 @@ def _version(
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     sys.exit(_run())
 
 
 def _run() -> int:
+    _received.clear()
     try:
         code = app(standalone_mode=False)
-    except TxlError as error:
-        return _fail(str(error), error.exit_code, getattr(error, "details", {}))
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone; there is nobody left to tell
         return 1
-    except (OSError, MemoryError) as error:
+    except BaseException as error:
+        return _stopped() or _explain(error)
+    # typer makes an exit code of some interrupts
+    return (_stopped() or code) if isinstance(code, int) and code else 0
+
+
+def _explain(error: BaseException) -> int:
+    """Tell what ended the run in one line; errors that are nobody's but ours are raised again, with their traceback."""
+    if isinstance(error, TxlError):
+        return _fail(str(error), error.exit_code, getattr(error, "details", {}))
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return _fail("interrupted", 130)
+    if isinstance(error, OSError | MemoryError):
         return _fail(f"{type(error).__name__}: {error}; expected the machine to have room and rights for this", 2)
-    except Exception as error:
-        # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
-        if not hasattr(error, "format_message"):
-            raise
-        return _fail(f"{error.format_message()} See txl-deploy --help.", 2)
-    if code == INTERRUPTED:  # typer has made an exit code of the interrupt
-        return _fail("interrupted", INTERRUPTED)
-    return code if isinstance(code, int) else 0
+    # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
+    if hasattr(error, "format_message"):
+        return _fail(f"{error.format_message().rstrip('.')}; see txl-deploy --help", 2)
+    raise error
 
 
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
@@ -81,6 +88,14 @@ def _fail(message: str, code: int, details: Mapping[str, object] | None = None) 
     return code
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """End as an interrupt does: unwinding, so that unfinished files are removed."""
-    raise SystemExit(128 + number)
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind, so that unfinished files are removed; remembered, because not every library lets an interrupt through."""
+    _received.append(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _stopped() -> int:
+    """The exit code of a run that was told to stop; 0 for one that was not."""
+    if not _received:
+        return 0
+    return _fail("interrupted" if _received[0] == signal.SIGINT else "terminated", 128 + _received[0])

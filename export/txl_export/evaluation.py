@@ -68,6 +68,7 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, s
     _in_range("--memory-length", memory, 0, MOST_MEMORY)
     _in_range("--clamp-length", clamp, -1, MOST_MEMORY + MOST_SEGMENT, "; 0 or -1 is no clamp")
     _in_range("--batch-size", requested.batch_size, 1, MOST_BATCH)
+    _fits(imported, requested.batch_size, lengths[0], memory)
     of_segment = bool(same) and imported.window_of == "segment"
     window = memory + imported.window_beyond_memory if same and not of_segment else None
     if window == 0:
@@ -86,6 +87,31 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, s
         f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}" if taken else None
     )
     return dialect, Sizes(requested.batch_size, lengths, memory), line
+
+
+def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
+    """Refuse a width without positions, and sizes that are fine one by one but too large together.
+
+    Engines index with int32, and a graph, which holds the distances, stays below 2 GiB.
+    """
+    config, keys = imported.config, memory + length
+    if config.d_model % 2 and config.attn_type in (0, 2):
+        raise UsageError(
+            f"d_model is {config.d_model}, expected an even number: positions are pairs of a sine and a cosine; "
+            "check the config against the code that trained it"
+        )
+    tensors = {
+        "the attention scores of one segment": (batch * config.n_head * length * keys, 2**31 - 1),
+        "the log-probabilities of one segment": (batch * length * config.vocab_size, 2**31 - 1),
+        "the memory of one layer": (batch * memory * max(config.n_head * config.d_head, config.d_model), 2**31 - 1),
+        "the distances of one segment": (length * keys, 2**28),
+    }
+    for name, (values, most) in tensors.items():
+        if values > most:
+            raise UsageError(
+                f"{name} would be {values * 4 / 1e9:.0f} GB with --segment-length {length}, --memory-length {memory}, "
+                f"--batch-size {batch}, expected at most {most * 4 / 1e9:.0f}; make one of them smaller"
+            )
 
 
 def _in_range(flag: str, value: int, least: int, most: int, more: str = "") -> None:

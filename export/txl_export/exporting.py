@@ -42,7 +42,7 @@ from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.listener import Listener, Silent
 from txl_export.parity import Parity, verify_model
 from txl_export.reference import Reference
-from txl_export.step import MemoryForm, Step, StepShape, fold
+from txl_export.step import MemoryForm, Step, StepShape, fold, tied_rows
 from txl_export.text import read_tokens
 from txl_export.vectors import selftest_vectors
 from txl_export.weights import State, check_state, layer_name, model_id, parameter_count
@@ -51,7 +51,7 @@ from txl_export.writing import check_destination, publishing
 __all__ = ["ExportResult", "export", "reference_for"]
 
 VOCABULARY = "vocabulary.json"
-FLOAT64_PARAMETERS = 64_000_000
+FLOAT64_PARAMETERS = 16_000_000
 """Up to this size the reference runs in float64, so that what is measured is the bundle's error alone."""
 
 
@@ -130,8 +130,8 @@ def export(
     imported, source = read_checkpoint(checkpoint_or_state, family, values, aliases)
     if vocabulary is not None:
         imported = replace(imported, vocabulary=read_vocabulary_file(Path(vocabulary)))
-    dialect, sizes, taken = resolve(imported, requested)
     state = check_state(imported.config, imported.state, source.name)
+    dialect, sizes, taken = resolve(imported, requested)
     for line in (*imported.notes, *([taken] if taken else [])):
         heard.warn(line)
     words = None
@@ -201,7 +201,7 @@ class _Builder:
             save_file(tensors, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise TxlError(f"{path.name} could not be written ({error}); make room or give another -o") from None
-        weights = WeightFile(path)
+        weights = WeightFile(path, tied_rows(self.config, folded))
         for step, program in zip(steps, programs, strict=True):
             heard.stage(f"trace and check {program.name}")
             facts = {"txl-deploy.program": msgspec.json.encode(program).decode()}

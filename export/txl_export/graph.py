@@ -33,9 +33,14 @@ IR_VERSION = 10
 
 
 class WeightFile:
-    """Where each tensor of a safetensors file lies, so that graphs can point into it."""
+    """Where each tensor of a safetensors file lies, so that graphs can point into it.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        parts: further tensors that are rows [first, last) of one of the file's: name → (that one, first, last).
+    """
+
+    def __init__(self, path: Path, parts: Mapping[str, tuple[str, int, int]] | None = None) -> None:
         self.path = path
         with path.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -45,6 +50,10 @@ class WeightFile:
             for name, entry in header.items()
             if name != "__metadata__"
         }
+        for name, (table, first, last) in (parts or {}).items():
+            offset, length = self._ranges[table]
+            row = length // header[table]["shape"][0]
+            self._ranges[name] = (offset + first * row, (last - first) * row)
 
     def __contains__(self, name: str) -> bool:
         return name in self._ranges

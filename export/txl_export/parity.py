@@ -188,16 +188,18 @@ class ReferenceStreams:
                 self.memories[row] = [layer[index : index + 1] for layer in after]
         return result
 
-    def memory(self, form: str) -> dict[str, NDArray[np.float64]]:
-        """As `Stream.memory()` gives it: shorter streams zero-padded on the left."""
+    def memory(self, form: str) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Name and values as `Stream.memory()` has them, shorter streams zero-padded on the left; one at a time,
+        because all of them together would be several times the model where the memory is long.
+        """
         rows = max(memory[0].shape[1] for memory in self.memories)
-        parts: dict[str, list[NDArray[np.float64]]] = {}
-        for memory in self.memories:
-            for name, tensor in _named(self.reference, memory, form):
-                plain = tensor[0].double().numpy()
-                padding = [(rows - plain.shape[0], 0), *[(0, 0)] * (plain.ndim - 1)]
-                parts.setdefault(name, []).append(np.pad(plain, padding))
-        return {name: np.stack(part) for name, part in parts.items()}
+        streams = (_named(self.reference, memory, form) for memory in self.memories)
+        for tensors in zip(*streams, strict=True):
+            padded = []
+            for _, tensor in tensors:
+                plain = tensor[0].numpy()
+                padded.append(np.pad(plain, [(rows - plain.shape[0], 0), *[(0, 0)] * (plain.ndim - 1)]))
+            yield tensors[0][0], np.stack(padded)
 
 
 def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -312,7 +314,7 @@ def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listen
         _compare(result, expected[counted], found[counted])
         due = number % every == 0 or number == len(plan.calls) - 1
         memory = stream.memory() if due else {}
-        for name, rows in truth.memory(model.manifest.memory).items() if memory else ():
+        for name, rows in truth.memory(model.manifest.memory) if memory else ():
             scale = max(scale, float(np.abs(rows).max(initial=0)))
             difference = np.abs(rows - memory[name]).max(initial=0)
             result.max_memory = max(result.max_memory, float(np.nan_to_num(difference, nan=np.inf)) / scale)

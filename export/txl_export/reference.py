@@ -8,7 +8,7 @@ the paper compares with (learned relative, absolute sinusoidal, absolute learned
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -65,14 +65,12 @@ class Reference:
             hidden = self._norm("final_norm", hidden)
         return self._log_probabilities(hidden), after
 
-    def keys_and_values(self, memory: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def keys_and_values(self, memory: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """The projections of a hidden memory: per layer the keys and values, [B, rows, H, d_head] each."""
-        projected = []
         for i, remembered in enumerate(memory):
             name = f"{layer_name(i)}.attention"
             source = self._norm(f"{name}.norm", remembered) if self.config.pre_lnorm else remembered
-            projected.append((self._heads(f"{name}.key", source), self._heads(f"{name}.value", source)))
-        return projected
+            yield self._heads(f"{name}.key", source), self._heads(f"{name}.value", source)
 
     def _add_positions(self, i: int, hidden: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor]:
         """Absolute positions, counted back from the segment's last row, added to what layer i reads (type 2: layer 0).

@@ -32,7 +32,7 @@ from txl_export.positions import last_distance, sinusoid
 from txl_export.reference import activate
 from txl_export.weights import State, layer_name
 
-__all__ = ["MemoryForm", "Step", "StepShape", "fold", "memory_shapes", "unfold"]
+__all__ = ["MemoryForm", "Step", "StepShape", "fold", "memory_shapes", "tied_rows", "unfold"]
 
 MemoryForm = Literal["kv", "hidden"]
 
@@ -88,6 +88,18 @@ def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
     return folded
 
 
+def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tuple[str, int, int]]:
+    """Softmax tables that are rows [first, last) of the embedding's one table: name → (that table, first, last).
+
+    Graphs see them as parameters of their own, because an engine would keep a copy of every slice; in the weight file
+    they are ranges of the table's bytes.
+    """
+    if config.div_val > 1 or len(config.clusters) == 1:
+        return {}
+    named = ((f"softmax.tables.{c}", rows) for c, rows in enumerate(config.clusters))
+    return {name: ("embedding.tables.0", *rows) for name, rows in named if name not in folded}
+
+
 def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> State:
     """The inverse of `fold`, to one rounding of the scale: canonical parameters from those of the graphs."""
     scale = config.d_head**-0.5
@@ -127,6 +139,8 @@ class Step(nn.Module):
         for name, tensor in folded.items():
             if ".attention.position." not in name and ".attention.distance." not in name:
                 self._keep(name, tensor)
+        for name, (table, first, last) in tied_rows(config, folded).items():
+            self._keep(name, folded[table][first:last])
         rows = distance_rows(config, dialect, shape)
         self._fold_positions(rows, folded)
 
@@ -345,12 +359,7 @@ class Step(nn.Module):
 
     def _cluster_logits(self, cluster: int, flat: Tensor) -> Tensor:
         table = self.get(f"softmax.tables.{cluster}")
-        if table is None and self.config.div_val == 1:
-            first, last = self.config.clusters[cluster]
-            table = self["embedding.tables.0"]
-            if len(self.config.clusters) > 1:
-                table = table[first:last]
-        elif table is None:
+        if table is None:
             table = self[f"embedding.tables.{cluster}"]
         return F.linear(self._softmax_input(cluster, flat), table, self.get(f"softmax.biases.{cluster}"))
 

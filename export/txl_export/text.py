@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +53,9 @@ def read_tokens(
 
 def _load(path: str | Path) -> NDArray[Any]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with Path(path).open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
     if not isinstance(loaded, np.ndarray):
         raise UsageError(f"{path}: holds several arrays, expected an .npy file of token ids")

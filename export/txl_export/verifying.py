@@ -13,7 +13,7 @@ from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.manifest import Manifest
 
 from txl_export.checkpoints import read_checkpoint
-from txl_export.evaluation import MOST_SEGMENT, Requested, resolve
+from txl_export.evaluation import Requested, resolve
 from txl_export.exporting import reference_for
 from txl_export.listener import Listener, Silent
 from txl_export.parity import Parity, verify_model
@@ -78,7 +78,7 @@ def _state_from(checkpoint: Path, manifest: Manifest) -> State:
     values = manifest.provenance.get("config")
     imported, source = read_checkpoint(checkpoint, manifest.dialect.family, values)
     clamp, same = manifest.dialect.clamp_length, manifest.dialect.window is not None or manifest.dialect.segment_window
-    asked = Requested((MOST_SEGMENT,), manifest.memory_length, clamp or 0, same)
+    asked = Requested(manifest.segment_lengths, manifest.memory_length, clamp or 0, same, manifest.batch_size)
     dialect, sizes, _ = resolve(imported, asked)
     state = check_state(imported.config, imported.state, source.name)
     found = model_id(imported.config, dialect, sizes.memory_length, state)

@@ -98,7 +98,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def assert_same_memory(stream: Stream, truth: ReferenceStreams, form: str) -> None:
-    found, expected = stream.memory(), truth.memory(form)
+    found, expected = stream.memory(), dict(truth.memory(form))
     assert found.keys() == expected.keys()
     for name, rows in expected.items():
         assert found[name].dtype == np.float32

@@ -68,7 +68,7 @@ def run(
         with Display() as display:
             result = txl_export.export(
                 checkpoint,
-                output or checkpoint.with_suffix(".txl"),
+                output or _beside(checkpoint),
                 family=family,
                 config=config,
                 segment_length=segment_length or (),
@@ -98,6 +98,13 @@ def run(
     if result.parity is not None:
         print_parity(result.parity.document())
     stdout.print(f"{result.path}: {quantity(size)}, {'verified' if verify else 'NOT verified'}", soft_wrap=True)
+
+
+def _beside(checkpoint: Path) -> Path:
+    """The default name: CHECKPOINT with suffix .txl."""
+    if checkpoint.name in ("", ".."):
+        raise UsageError(f"{checkpoint}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
+    return checkpoint.with_suffix(".txl")
 
 
 def _aliases(pairs: list[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Annotated, Any
+from zipfile import BadZipFile
 
 import numpy as np
 import txl_runtime
@@ -63,14 +64,15 @@ def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int 
     """Token ids [T], and the bytes of text that all but the first stand for."""
     try:
         if file.suffix == ".npy":
-            ids = np.load(file, allow_pickle=False)
+            with file.open("rb") as stream:
+                ids = np.load(stream, allow_pickle=False)
             if not isinstance(ids, np.ndarray) or ids.ndim != 1:
                 raise UsageError(f"{file}: expected one row of token ids, shape [T]; save it with numpy.save")
             return ids, None
         data = file.read_bytes()
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}, expected a file to score") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, BadZipFile) as error:
         raise UsageError(f"{file}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
     if vocabulary is None:
         raise UsageError(f"{file}: the bundle has no vocabulary to read text with; give token ids in an .npy file")

@@ -70,6 +70,8 @@ class OnnxRuntimeCpu:
         options.inter_op_num_threads = 1
         if self._threads is not None:
             options.intra_op_num_threads = self._threads
+        # Buffers are bound once and shapes never change: an arena would only hold on to its peak.
+        options.enable_cpu_mem_arena = False
         # Shapes in the file must be the ones inference finds; without this a wrong declaration only warns.
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
         # Several sessions share the cores: a pool that goes on spinning after its run slows the others.
