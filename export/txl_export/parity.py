@@ -338,17 +338,15 @@ def _compare(result: ChainResult, expected: NDArray[Any], found: NDArray[Any]) -
 
 def _compare_rows(result: ChainResult, expected: NDArray[Any], found: NDArray[Any]) -> tuple[float, float]:
     """Largest and summed |Δ| of some rows; KL and agreement go into the result."""
-    expected, found = expected.astype(np.float64), found.astype(np.float64)
-    difference = np.nan_to_num(np.abs(found - expected), nan=np.inf)
-    normal = expected - np.logaddexp.reduce(expected, axis=1, keepdims=True)
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN on the other side counts as infinitely far
-        other = found - np.logaddexp.reduce(found, axis=1, keepdims=True)
-        divergence = (np.exp(normal) * (normal - other)).sum(axis=1)
-    result.kl.extend(np.nan_to_num(divergence, nan=np.inf).tolist())
-    best = np.sort(np.partition(expected, -2, axis=1)[:, -2:], axis=1) if expected.shape[1] > 1 else None
-    decided = np.ones(len(expected), np.bool_) if best is None else best[:, 1] - best[:, 0] >= NEAR_TIE
+    truth, other = torch.from_numpy(expected).double(), torch.from_numpy(found).double()
+    difference = (other - truth).abs().nan_to_num(nan=math.inf)  # NaN counts as infinitely far
+    normal, agreed = (rows - rows.logsumexp(dim=1, keepdim=True) for rows in (truth, other))
+    divergence = (normal.exp() * (normal - agreed)).sum(dim=1).nan_to_num(nan=math.inf)
+    result.kl.extend(divergence.tolist())
+    best = truth.topk(min(2, truth.shape[1]), dim=1).values
+    decided = best[:, 0] - best[:, -1] >= (NEAR_TIE if best.shape[1] > 1 else 0)
     result.decided += int(decided.sum())
-    result.agreeing += int((expected.argmax(axis=1) == found.argmax(axis=1))[decided].sum())
+    result.agreeing += int((truth.argmax(dim=1) == other.argmax(dim=1))[decided].sum())
     return float(difference.max()), float(difference.sum())
 
 
