@@ -118,6 +118,20 @@ def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> State:
     return state
 
 
+class _Rows(NamedTuple):
+    """Which rows of (memory ‖ segment) count, the same for all layers: they depend on `fill` and `valid` alone.
+
+    Attributes:
+        visible: bool [B, 1, L, K], what each query may see.
+        filled: bool [B, M], memory rows that exist.
+        kept: int32 [B, M], the rows that are the memory after the step.
+    """
+
+    visible: Tensor
+    filled: Tensor
+    kept: Tensor
+
+
 class Step(nn.Module):
     """One program: `logprobs` of a segment and the memory after it.
 
@@ -212,7 +226,7 @@ class Step(nn.Module):
         if self.dialect.segment_window:
             window = torch.where(valid > 1, valid, self.shape.slots)
             visible = visible & (self["behind"][None, None] < window[:, None, None, None])
-        keep = valid[:, None] + self["slot"][None, :m]  # [B, M]: the rows of (memory ‖ segment) that stay
+        rows = _Rows(visible, filled[:, :m], valid[:, None] + self["slot"][None, :m])
 
         hidden = self._embed(tokens)
         after: list[Tensor] = []
@@ -221,7 +235,7 @@ class Step(nn.Module):
             remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
             if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
                 hidden, remembered = self._add_positions(i, hidden, remembered, valid)
-            hidden, kept = self._layer(i, hidden, remembered, visible, keep)
+            hidden, kept = self._layer(i, hidden, remembered, rows)
             after.extend(kept)
         if self.config.final_norm:
             hidden = self._norm("final_norm", hidden)
@@ -254,47 +268,44 @@ class Step(nn.Module):
             memory = [torch.where((valid > 0)[:, None, None], memory[0] + positions[:, :m], memory[0])]
         return hidden, memory
 
-    def _layer(
-        self, i: int, hidden: Tensor, memory: Sequence[Tensor], visible: Tensor, keep: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _layer(self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: _Rows) -> tuple[Tensor, list[Tensor]]:
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
-            attended, kept = self._attend(i, hidden, memory, visible, keep)
+            attended, kept = self._attend(i, hidden, memory, rows)
             hidden = hidden + attended
             return hidden + self._feed_forward(i, self._norm(f"{feed_forward}.norm", hidden)), kept
-        attended, kept = self._attend(i, hidden, memory, visible, keep)
+        attended, kept = self._attend(i, hidden, memory, rows)
         hidden = self._norm(f"{attention}.norm", hidden + attended)
         return self._norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden)), kept
 
-    def _attend(
-        self, i: int, hidden: Tensor, memory: Sequence[Tensor], visible: Tensor, keep: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _attend(self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: _Rows) -> tuple[Tensor, list[Tensor]]:
         name = f"{layer_name(i)}.attention"
-        query, key, value, kept = self._project_heads(i, hidden, memory, keep)  # [B, H, L or K, d_head]
+        query, key, value, kept = self._project_heads(i, hidden, memory, rows)  # [B, H, L or K, d_head]
 
         if self.config.absolute_positions:
             scores = query @ key.transpose(2, 3)  # [B, H, L, K]
         else:
             content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
             scores = content + self._by_distance(i, query).gather(3, self["distance"].expand(content.shape))
-        scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
+        scores = torch.where(rows.visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
         mixed = scores.softmax(dim=-1) @ value
         return self._linear(f"{name}.output", mixed.transpose(1, 2).flatten(start_dim=2)), kept
 
     def _project_heads(
-        self, i: int, hidden: Tensor, memory: Sequence[Tensor], keep: Tensor
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: _Rows
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Queries of the segment, keys and values of memory and segment, and the memory after the step."""
         c, name = self.config, f"{layer_name(i)}.attention"
         joined = f"{name}.query_key_value"
+        source, kept = hidden, []
         if self.shape.memory_length and self.shape.memory == "hidden":
-            rows = torch.cat([memory[0], hidden], dim=1)  # [B, K, D]
-            kept = [self._rows(rows, keep)]
-        else:
-            rows, kept = hidden, []
+            # Rows that do not exist are selected away before they are projected: a huge value would overflow there.
+            existing = torch.where(rows.filled[..., None], memory[0], torch.zeros((), dtype=hidden.dtype))
+            source = torch.cat([existing, hidden], dim=1)  # [B, K, D]
+            kept = [self._rows(torch.cat([memory[0], hidden], dim=1), rows.kept)]
         if c.pre_lnorm:
-            rows = self._norm(f"{name}.norm", rows)
-        query, key, value = self._heads(self._linear(joined, rows), 3)
+            source = self._norm(f"{name}.norm", source)
+        query, key, value = self._heads(self._linear(joined, source), 3)
         if c.pre_lnorm and c.absolute_positions:
             # The released code takes these queries from what is not normalised.
             width = c.n_head * c.d_head
@@ -302,7 +313,7 @@ class Step(nn.Module):
         query = query[:, :, query.shape[2] - self.shape.segment_length :]
         if self.shape.memory_length and self.shape.memory == "kv":
             key, value = torch.cat([memory[0], key], dim=2), torch.cat([memory[1], value], dim=2)
-            kept = [self._rows(key, keep), self._rows(value, keep)]
+            kept = [self._rows(key, rows.kept), self._rows(value, rows.kept)]
         return query, key, value, kept
 
     def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:

@@ -85,6 +85,8 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
 
 def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
     found = as_array(values, what)
+    if not found.size:
+        return found.astype(np.int64)  # an empty list has no kind of its own
     if not np.issubdtype(found.dtype, np.integer):
         raise UsageError(f"{what} are {found.dtype}, expected whole numbers; convert them with astype('int32')")
     return found

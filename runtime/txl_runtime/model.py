@@ -20,22 +20,11 @@ __all__ = ["Model", "load"]
 class Model:
     """A loaded bundle. Threads may share it; each needs a stream of its own."""
 
-    def __init__(self, bundle: Bundle, backend: Backend) -> None:
-        self.bundle, self.backend = bundle, backend
-        named = {state.name: state.initial for state in bundle.manifest.states}
-        rows = bundle.weights(*{name for name in named.values() if name}) if any(named.values()) else {}
+    def __init__(self, bundle: Bundle, backend: str = "auto", threads: int | None = None) -> None:
+        self.bundle = bundle
         # What a memory row is before anything was seen, per state tensor; broadcasts over streams and rows.
-        self.initial: dict[str, NDArray[np.float32]] = {
-            name: rows[initial] if initial else np.zeros((), np.float32) for name, initial in named.items()
-        }
-        for state in bundle.manifest.states:
-            row = self.initial[state.name]
-            shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
-            if state.initial and (row.dtype != np.float32 or row.shape != shape):
-                raise BundleError(
-                    f"{bundle.path}: {state.initial} is {row.dtype} {list(row.shape)}, expected float32 {list(shape)}, "
-                    f"one row of {state.name}; export the model again"
-                )
+        self.initial = _initial_rows(bundle)
+        self.backend: Backend = open_backend(backend, bundle, threads)
         self._programs = sorted(bundle.manifest.programs, key=lambda program: program.segment_length)
 
     @property
@@ -100,5 +89,21 @@ def load(path: str | Path, backend: str = "auto", threads: int | None = None, ve
         BundleError: the bundle is missing, altered, inconsistent or too new.
         BackendError: the engine is not installed or cannot run it.
     """
-    bundle = open_bundle(path, verify_files)
-    return Model(bundle, open_backend(backend, bundle, threads))
+    return Model(open_bundle(path, verify_files), backend, threads)
+
+
+def _initial_rows(bundle: Bundle) -> dict[str, NDArray[np.float32]]:
+    """One row per state tensor: zero, or what the weight file says a row of zeros is projected to."""
+    states = bundle.manifest.states
+    stored = {state.initial for state in states if state.initial}
+    rows = bundle.weights(*stored) if stored else {}
+    initial = {state.name: rows[state.initial] if state.initial else np.zeros((), np.float32) for state in states}
+    for state in states:
+        row = initial[state.name]
+        shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
+        if state.initial and (row.dtype != np.float32 or row.shape != shape):
+            raise BundleError(
+                f"{bundle.path}: {state.initial} is {row.dtype} {list(row.shape)}, expected float32 {list(shape)}, "
+                f"one row of {state.name}; export the model again"
+            )
+    return initial

@@ -30,11 +30,11 @@ class Sampler:
         number = isinstance(temperature, int | float | np.number)
         if not number or not np.isfinite(temperature) or temperature < 0:
             raise UsageError(f"temperature is {temperature}, expected a number of at least 0; 0 is greedy")
-        if top_k is not None and (not isinstance(top_k, int | np.integer) or top_k < 1):
+        if top_k is not None and (not _whole(top_k) or top_k < 1):
             raise UsageError(f"top_k is {top_k}, expected a whole number of at least 1, or None to keep every token")
         if top_p is not None and (not isinstance(top_p, int | float | np.number) or not 0 < top_p <= 1):
             raise UsageError(f"top_p is {top_p}, expected more than 0 and at most 1, or None to keep every token")
-        if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
+        if seed is not None and (not _whole(seed) or seed < 0):
             raise UsageError(f"seed is {seed}, expected a whole number of at least 0, or None for a fresh one")
         self.temperature, self.top_k, self.top_p = float(temperature), top_k, top_p
         self._draws = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(streams)]
@@ -69,3 +69,7 @@ class Sampler:
             before = np.cumsum(weights) - weights
             order = order[before < self.top_p * weights.sum()]
         return order, scores[order]
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

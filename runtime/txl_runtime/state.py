@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,19 +51,15 @@ class StreamState:
             {"fill": self.fill, **{name: np.ascontiguousarray(rows) for name, rows in self.memory.items()}},
             metadata={"format": FORMAT, "model_id": self.model_id},
         )
-        partial: str | None = None
+        partial = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}")
         try:
-            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as stream:
-                partial = stream.name
-                stream.write(data)
-            Path(partial).replace(target)
-            partial = None
+            partial.write_bytes(data)
+            partial.replace(target)
         except (OSError, SafetensorError) as error:
             raise TxlError(f"{target}: the state cannot be written ({error}); choose another place") from None
         finally:
-            if partial is not None:
-                with contextlib.suppress(OSError):
-                    Path(partial).unlink()
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> StreamState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ DTYPES = {"tensor(int32)": "int32", "tensor(float)": "float32"}
 
 
 class OnnxRuntimeCpu:
-    """One session per program, opened when first used; arrays are bound once and never copied."""
+    """One session per program, opened with the bundle; arrays are bound once and never copied."""
 
     name = "cpu"
 
@@ -32,13 +31,13 @@ class OnnxRuntimeCpu:
             ) from None
         self._ort = onnxruntime
         self._bundle, self._threads = bundle, threads
-        self._sessions: dict[str, Any] = {}
-        self._opening = threading.Lock()
+        # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
+        self._sessions = {program.name: self._open(program) for program in bundle.manifest.programs}
         self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         """Tie a program to arrays; see `Backend.bind`."""
-        session = self._session(program)
+        session = self._sessions[program.name]
         binding = session.io_binding()
         for name, array in inputs.items():
             binding.bind_ortvalue_input(name, self._value(array))
@@ -57,12 +56,6 @@ class OnnxRuntimeCpu:
         if not array.flags.c_contiguous:
             raise BackendError("an array to bind is not C-contiguous, expected a plain array; bind a copy of it")
         return self._ort.OrtValue.ortvalue_from_numpy(array)
-
-    def _session(self, program: Program) -> Any:
-        with self._opening:
-            if program.name not in self._sessions:
-                self._sessions[program.name] = self._open(program)
-            return self._sessions[program.name]
 
     def _open(self, program: Program) -> Any:
         options = self._ort.SessionOptions()
@@ -104,4 +97,4 @@ def _tensor(found: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:400]
+    return " ".join(str(error).split())[-300:]  # what went wrong stands last, after signatures and places
