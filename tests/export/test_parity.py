@@ -261,15 +261,21 @@ def test_a_fault_in_the_memory_alone_is_found(copy, fault, gates):
     assert "limit 0.0001" in message
 
 
-def test_nan_fails_every_gate_it_touches(copy):
-    def divide(graph: onnx.GraphProto) -> None:
+@pytest.mark.parametrize(
+    ("output", "gates"),
+    [("logprobs", {LOGPROBS, "KL mean", "perplexity (relative)"}), ("new_memory.layers.01.value", {LOGPROBS, MEMORY})],
+)
+def test_nan_fails_every_gate_it_touches(copy, output, gates):
+    def spoil(graph: onnx.GraphProto) -> None:
         graph.initializer.append(onnx.numpy_helper.from_array(np.full((), np.nan, np.float32), "nan"))
-        replace_output(graph, "logprobs", "Add", "nan")
+        replace_output(graph, output, "Add", "nan")
 
-    edit_graphs(copy, divide)
+    edit_graphs(copy, spoil)
     parity = txl_export.verify(copy, tokens=np.arange(200) % 60)
-    assert {LOGPROBS, "KL mean", "perplexity (relative)"} <= failing(parity)
+    assert failing(parity) >= gates
+    assert (MEMORY in failing(parity)) == (MEMORY in gates)
     assert parity.chains[0].max_logprobs == math.inf
+    assert (parity.chains[0].max_memory == math.inf) == (MEMORY in gates)
 
 
 # ---- faults in what the reference is told

@@ -27,6 +27,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose more to handing work around than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def make(
     memory_length: int = 7,
     state: State | None = None,

@@ -51,6 +51,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose more to handing work around than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class Both:
     """A reference and the steps of L = 4 and L = 1 over the same weights."""
 
@@ -132,10 +141,11 @@ def test_a_step_of_another_model_is_not_the_reference(changes):
 # ---- what must not matter
 
 
-@pytest.fixture(params=["kv", "hidden"])
+@pytest.fixture(params=[(form, table) for form in ("kv", "hidden") for table in ("plain", "adaptive")], ids="-".join)
 def full(request: pytest.FixtureRequest) -> tuple[Both, list[Tensor], Tensor]:
     """Both sides, and a memory in which the streams have 4, 2 and 0 rows."""
-    both = Both(request.param, pre_lnorm=True, cutoffs=(20, 40), div_val=2)
+    form, table = request.param
+    both = Both(form, pre_lnorm=True, **({"cutoffs": (20, 40), "div_val": 2} if table == "adaptive" else {}))
     memory, fill = both.initial()
     valid = torch.tensor([4, 2, 0], dtype=torch.int32)
     _, *memory = both.steps[4](draw(4, 0), valid, fill, *memory)
@@ -167,7 +177,7 @@ def test_padding_changes_no_bit(full, token):
     assert all(torch.equal(*layers) for layers in zip(after[1:], before[1:], strict=True))
 
 
-@pytest.mark.parametrize("value", [1.0, -1e4, 3e4, 1e15])
+@pytest.mark.parametrize("value", [1.0, -1e4, 3e4, 1e30])
 def test_what_stands_in_unfilled_slots_changes_no_bit(full, value):
     both, memory, fill = full
     tokens, valid = draw(4, 1), torch.tensor([3, 1, 2], dtype=torch.int32)
