@@ -35,7 +35,7 @@ from txl_runtime.manifest import (
 from txl_runtime.selftest import run_selftest
 from txl_runtime.vocabulary import decode_vocabulary
 
-from txl_export.checkpoints import read_checkpoint, read_config
+from txl_export.checkpoints import Source, read_checkpoint, read_config
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.evaluation import Requested, Sizes, resolve
 from txl_export.graph import WeightFile, check_graph, write_graph
@@ -150,7 +150,7 @@ def export(
             (folder / VOCABULARY).write_bytes(imported.vocabulary)
         reference = reference_for(imported.config, dialect, sizes.memory_length, state)
         manifest = builder.manifest(programs, VOCABULARY if imported.vocabulary else None)
-        manifest = msgspec.structs.replace(manifest, provenance=_provenance(source, values))
+        manifest = msgspec.structs.replace(manifest, provenance=_provenance(source, values, aliases))
         heard.stage("compute self-test vectors")
         np.savez_compressed(folder / SELFTEST, allow_pickle=False, **selftest_vectors(manifest, reference))
         _seal(folder, manifest)
@@ -271,11 +271,12 @@ def _seal(folder: Path, manifest: Manifest) -> Manifest:
     return open_bundle(folder).manifest
 
 
-def _provenance(source: Any, values: Mapping[str, Any] | None) -> dict[str, Any]:
+def _provenance(source: Source, values: Mapping[str, Any] | None, aliases: Mapping[str, str] | None) -> dict[str, Any]:
     packages = ("txl-deploy", "torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy", "safetensors")
     return {
         "source": msgspec.to_builtins(source),
         "config": dict(values) if values is not None else None,
+        "aliases": dict(aliases) if aliases else None,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
     }
 

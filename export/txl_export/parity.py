@@ -26,6 +26,8 @@ __all__ = ["ChainResult", "Gate", "Parity", "ParityError", "ReferenceStreams", "
 
 Ids = NDArray[np.int32]
 
+DRIFT_ROWS = 64
+
 CHUNK = 1_000_000
 """Log-probabilities compared at a time: large vocabularies would otherwise need gigabytes of float64."""
 
@@ -47,6 +49,7 @@ class ChainResult:
         positions: rows compared.
         max_logprobs, max_memory: largest |Δ|; memory relative to max(1, largest |value| of the reference so far).
         mean_logprobs: per segment, mean |Δ|: the drift curve.
+        rows: per segment, rows compared.
         max_per_segment: per segment, largest |Δ| of a log-probability.
         full_from: first segment that met a full memory; None if none did.
         kl: per position, KL divergence of the runtime from the reference, nats.
@@ -60,6 +63,7 @@ class ChainResult:
     max_logprobs: float = 0.0
     max_memory: float = 0.0
     mean_logprobs: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     max_per_segment: list[float] = field(default_factory=list)
     full_from: int | None = None
     kl: list[float] = field(default_factory=list)
@@ -68,12 +72,17 @@ class ChainResult:
 
     @property
     def early_and_late(self) -> tuple[float, float] | None:
-        """Mean |Δ| over the first and the last quarter of the segments after memory was full; None if too few."""
-        full = self.mean_logprobs[self.full_from :] if self.full_from is not None else []
-        if len(full) < 8:
+        """Mean |Δ| over the first and the last quarter of the segments after memory was full; None if too few.
+
+        A quarter of less than 64 rows says more of its tokens than of the memory.
+        """
+        means, rows = (np.array(values[self.full_from or 0 :]) for values in (self.mean_logprobs, self.rows))
+        quarter = len(means) // 4
+        ends = (slice(0, quarter), slice(len(means) - quarter, None))
+        if self.full_from is None or quarter < 2 or min(rows[end].sum() for end in ends) < DRIFT_ROWS:
             return None
-        quarter = len(full) // 4
-        return float(np.mean(full[:quarter])), float(np.mean(full[-quarter:]))
+        early, late = (float(np.average(means[end], weights=rows[end])) for end in ends)
+        return early, late
 
 
 @dataclass(frozen=True)
@@ -175,7 +184,7 @@ class ReferenceStreams:
         """One segment, [b, T] → [b, T, V]; rows beyond the counts are zero. Streams in like states run together."""
         exact = self.reference.dtype == torch.float64
         shape = (*tokens.shape, self.reference.config.vocab_size)
-        result: NDArray[Any] = np.zeros(shape, np.float64 if exact else np.float32)
+        result: NDArray[Any] = np.zeros(shape, np.float64 if exact else np.float32)  # pages come when written
         alike: dict[tuple[int, int], list[int]] = {}
         for row, count in enumerate(counts.tolist()):
             if count:
@@ -183,7 +192,10 @@ class ReferenceStreams:
         for (count, _), rows in alike.items():
             joined = [torch.cat(layer) for layer in zip(*(self.memories[row] for row in rows), strict=True)]
             logprobs, after = self.reference(torch.from_numpy(tokens[rows, :count]), joined)
-            result[rows, :count] = logprobs.numpy()
+            if count == tokens.shape[1] and len(rows) == len(tokens):
+                result = logprobs.numpy()  # all streams alike, the usual case: no second copy of a large vocabulary
+            else:
+                result[rows, :count] = logprobs.numpy()
             for index, row in enumerate(rows):
                 self.memories[row] = [layer[index : index + 1] for layer in after]
         return result
@@ -332,6 +344,7 @@ def _compare(result: ChainResult, expected: NDArray[Any], found: NDArray[Any]) -
         for first in range(0, len(expected), rows)
     ]
     result.positions += len(expected)
+    result.rows.append(len(expected))
     result.max_per_segment.append(max((largest for largest, _ in pieces), default=0.0))
     result.mean_logprobs.append(sum(total for _, total in pieces) / max(expected.size, 1))
     result.max_logprobs = max(result.max_logprobs, result.max_per_segment[-1])

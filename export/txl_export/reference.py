@@ -164,11 +164,13 @@ class Reference:
         into_clusters = self._linear("softmax.cluster", self._softmax_input(0, hidden))
         head = torch.cat([head, into_clusters], dim=-1).log_softmax(dim=-1)
         first = self.config.cutoffs[0]
-        parts = [head[..., :first]]
+        whole = torch.empty(*hidden.shape[:-1], self.config.vocab_size, dtype=self.dtype)
+        whole[..., :first] = head[..., :first]
         for cluster in range(1, clusters):
+            low, high = self.config.clusters[cluster]
             tail = self._cluster_logits(cluster, hidden).log_softmax(dim=-1)
-            parts.append(head[..., first + cluster - 1, None] + tail)
-        return torch.cat(parts, dim=-1)
+            torch.add(tail, head[..., first + cluster - 1, None], out=whole[..., low:high])
+        return whole
 
     def _softmax_input(self, cluster: int, hidden: Tensor) -> Tensor:
         tied = f"embedding.projections.{0 if self.config.div_val == 1 else cluster}"

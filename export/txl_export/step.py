@@ -252,7 +252,7 @@ class Step(nn.Module):
                 rows = F.embedding((tokens - first).clamp(0, last - first - 1), self[f"embedding.tables.{cluster}"])
                 rows = self._project(f"embedding.projections.{cluster}", rows)
                 inside = ((tokens >= first) & (tokens < last))[..., None]
-                parts.append(torch.where(inside, rows, torch.zeros_like(rows)))
+                parts.append(torch.where(inside, rows, torch.zeros((), dtype=rows.dtype)))
             embedded = torch.stack(parts).sum(dim=0)
         return embedded * c.embedding_scale
 

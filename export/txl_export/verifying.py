@@ -75,8 +75,13 @@ def _state_of(path: Path, manifest: Manifest) -> State:
 
 def _state_from(checkpoint: Path, manifest: Manifest) -> State:
     """The checkpoint's parameters, which must be the very ones the bundle was made from."""
-    values = manifest.provenance.get("config")
-    imported, source = read_checkpoint(checkpoint, manifest.dialect.family, values)
+    values, aliases = (manifest.provenance.get(name) for name in ("config", "aliases"))
+    imported, source = read_checkpoint(
+        checkpoint,
+        manifest.dialect.family,
+        values if isinstance(values, dict) else None,
+        aliases if isinstance(aliases, dict) else None,
+    )
     clamp, same = manifest.dialect.clamp_length, manifest.dialect.window is not None or manifest.dialect.segment_window
     asked = Requested(manifest.segment_lengths, manifest.memory_length, clamp or 0, same, manifest.batch_size)
     dialect, sizes, _ = resolve(imported, asked)

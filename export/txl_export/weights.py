@@ -104,6 +104,11 @@ def check_state(config: ModelConfig, state: Mapping[str, Tensor], source: str) -
     Raises:
         CheckpointError: a parameter is missing, unexpected, of another shape or kind, or holds NaN or infinity.
     """
+    if config.n_layer > len(state) or len(config.clusters) > len(state):
+        raise CheckpointError(
+            f"{source}: n_layer {config.n_layer} and {len(config.clusters)} clusters, but {len(state)} tensors; "
+            "check the config against the code that trained it"
+        )
     must, may = canonical_shapes(config)
     if missing := sorted(set(must) - set(state)):
         raise CheckpointError(

@@ -231,9 +231,11 @@ def _contradictions(manifest: Manifest) -> list[str]:
     for state in m.states:
         if state.update not in UPDATE_RULES:
             found.append(f"{state.name} has update rule {state.update!r}, this version knows {', '.join(UPDATE_RULES)}")
-    plain = expected_states(m.config, m.memory, m.batch_size, m.memory_length)
+    if m.config.n_layer > max(len(m.states), 1) and m.memory_length:
+        found.append(f"n_layer is {m.config.n_layer}, but the state table has {len(m.states)} tensors")
     if found:
         return found
+    plain = expected_states(m.config, m.memory, m.batch_size, m.memory_length)
     if [msgspec.structs.replace(state, initial=None) for state in m.states] != list(plain):
         found.append(f"the state table does not fit {m.memory} memory with B {m.batch_size}, M {m.memory_length}")
     for path in [m.weights, *([m.vocabulary] if m.vocabulary else []), *(p.file for p in m.programs)]:

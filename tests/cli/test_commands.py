@@ -38,6 +38,15 @@ class Result:
         return json.loads(self.stdout)
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose more to handing work around than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """A command in this process: what `txl-deploy` itself calls, without the seconds that importing torch takes."""

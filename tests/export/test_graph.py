@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+import torch
 from google.protobuf.message import Message
 from onnx.external_data_helper import uses_external_data
 from support import cli, random_state, save_checkpoint, small_config
@@ -33,6 +34,15 @@ BUNDLES: dict[str, dict[str, Any]] = {
     "without memory": {"config": {"memory_length": 0}, "verify": False, "segment_length": 4},
     "large": {"config": {"memory_length": 512, "n_head": 8}, "verify": False, "segment_length": 64},
 }
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose more to handing work around than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=BUNDLES.values(), ids=BUNDLES)
