@@ -274,7 +274,8 @@ def _plans(model: Model, segments: int | None, text: Ids | None, seed: int) -> I
     draws, batch, longest = np.random.default_rng(seed), model.batch_size, model.segment_lengths[0]
     tokens = _TokenSource(model.vocab_size, text, draws)
     to_fill = math.ceil(model.memory_length / longest)
-    many = segments if segments is not None else to_fill + max(12, min(to_fill, 32))
+    to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))
+    many = segments if segments is not None else to_fill + max(12, min(to_fill, 32), to_judge_drift)
 
     def full(streams: int, length: int, count: int) -> list[tuple[Ids, Ids]]:
         return [(tokens.take(streams, length), np.full(streams, length, np.int32)) for _ in range(count)]

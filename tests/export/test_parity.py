@@ -397,22 +397,24 @@ def test_nan_is_an_infinite_difference_and_divergence():
         ([3e-6] * 30 + [8e-6] * 10, "FAILED"),
         ([1e-9] * 20 + [9e-7] * 20, "passed"),
         ([9e-6] * 20 + [3e-6] * 20, "passed"),
-        ([3e-6] * 9, "not judged"),
+        ([3e-6] * 40, "not judged"),
     ],
-    ids=["flat", "hardly growing", "growing", "late jump", "below what counts", "shrinking", "too few segments"],
+    ids=["flat", "hardly growing", "growing", "late jump", "below what counts", "shrinking", "too few rows"],
 )
 def test_drift_is_late_error_above_early_error(bundle, curve, verdict):
     before = [5e-5, 4e-5]  # while memory fills
-    chain = ChainResult("test", 1, segments=len(curve) + 2, full_from=2, mean_logprobs=before + curve, kl=[0.0])
+    rows = [16] * (len(curve) + 2)
+    chain = ChainResult("test", 1, full_from=2, mean_logprobs=before + curve, rows=rows, kl=[0.0])
     if verdict == "not judged":
-        chain = replace(chain, mean_logprobs=chain.mean_logprobs[:9])
+        chain = replace(chain, rows=[4] * len(rows))
     gates = {gate.name: gate for gate in _judge(txl_runtime.load(bundle), [chain], None)}
     assert gates["drift (late mean abs)"].verdict == verdict
 
 
 def test_the_worst_chain_decides_the_drift(bundle):
     def chain(late: float) -> ChainResult:
-        return ChainResult("test", 1, full_from=0, mean_logprobs=[3e-6] * 20 + [late] * 20, kl=[0.0])
+        curve = [3e-6] * 20 + [late] * 20
+        return ChainResult("test", 1, full_from=0, mean_logprobs=curve, rows=[16] * 40, kl=[0.0])
 
     model = txl_runtime.load(bundle)
     gates = {gate.name: gate for gate in _judge(model, [chain(3e-6), chain(9e-6), chain(3e-6)], None)}
