@@ -27,6 +27,7 @@ __all__ = ["ChainResult", "Gate", "Parity", "ParityError", "ReferenceStreams", "
 Ids = NDArray[np.int32]
 
 DRIFT_ROWS = 64
+DISTINCT_IDS = 4096
 
 CHUNK = 1_000_000
 """Log-probabilities compared at a time: large vocabularies would otherwise need gigabytes of float64."""
@@ -299,13 +300,15 @@ class _TokenSource:
     """Token ids to run chains on: real text, read on and on from a random place per stream, or random ids."""
 
     def __init__(self, vocab_size: int, text: Ids | None, draws: np.random.Generator) -> None:
-        self.vocab_size, self.text, self.draws = vocab_size, text, draws
+        self.text, self.draws = text, draws
+        # Of a large vocabulary some ids, from all over it: each one pages a part of the embedding in.
+        self.ids = draws.permutation(vocab_size)[:DISTINCT_IDS].astype(np.int32)
         self.places: dict[tuple[int, int], int] = {}
 
     def take(self, streams: int, length: int) -> Ids:
         """The next tokens, int32 [streams, length]."""
         if self.text is None:
-            return self.draws.integers(0, self.vocab_size, (streams, length)).astype(np.int32)
+            return self.draws.choice(self.ids, (streams, length))
         rows = np.empty((streams, length), np.int32)
         for row in range(streams):
             place = self.places.setdefault((streams, row), int(self.draws.integers(len(self.text))))
