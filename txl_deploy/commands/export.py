@@ -11,7 +11,7 @@ from txl_runtime.errors import UsageError
 from txl_deploy.commands.options import Json, Text, Tokens
 from txl_deploy.commands.report import print_parity
 from txl_deploy.console import Display, print_json, quantity, stdout
-from txl_deploy.extras import require_export
+from txl_deploy.extras import lean_heap, require_export
 
 Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
 
@@ -61,6 +61,7 @@ def run(
 ) -> None:
     """Turn a trained Transformer-XL into a verified, self-contained bundle."""
     require_export("export")
+    lean_heap()
     import txl_export
     from txl_export.parity import ParityError
 

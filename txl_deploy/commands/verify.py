@@ -10,7 +10,7 @@ import typer
 from txl_deploy.commands.options import Backend, Bundle, Json, Text, Threads, Tokens
 from txl_deploy.commands.report import print_parity
 from txl_deploy.console import Display, print_json
-from txl_deploy.extras import require_export
+from txl_deploy.extras import lean_heap, require_export
 
 
 def run(
@@ -27,6 +27,7 @@ def run(
 ) -> None:
     """Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails."""
     require_export("verify")
+    lean_heap()
     import txl_export
 
     with Display() as display:
