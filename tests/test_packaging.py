@@ -66,5 +66,5 @@ def test_a_bundle_streams_where_there_is_no_torch(
     run(runtime_only / "txl-deploy", "selftest", bundle)
     state = tmp_path / "state.safetensors"
     embedded = run(runtime_only / "python", ROOT / "samples" / "embed.py", bundle, "a", "--tokens", 3, "--state", state)
-    assert "3 of 7 rows" in embedded.stderr
+    assert "4 of 7 rows" in embedded.stderr
     assert state.is_file()

@@ -59,7 +59,7 @@ def _run() -> int:
         code = app(standalone_mode=False)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone; there is nobody left to tell
-        return 1
+        return 141  # as a shell counts a program that a closed pipe ended
     except BaseException as error:
         return _stopped() or _explain(error)
     # typer makes an exit code of some interrupts

@@ -134,6 +134,8 @@ def export(
     dialect, sizes, taken = resolve(imported, requested)
     for line in (*imported.notes, *([taken] if taken else [])):
         heard.warn(line)
+    if min(sizes.segment_lengths) > 1:
+        heard.warn("no segment length of 1: generating will run a whole segment for every token")
     words = None
     if imported.vocabulary:
         words = decode_vocabulary(imported.vocabulary, imported.config.vocab_size, str(vocabulary or source.name))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import NEAR_TIE, no_drift_limit, rung
 from txl_runtime.model import Model
+from txl_runtime.stream import Stream
 
 from txl_export.listener import Listener, Silent
 from txl_export.reference import Memory, Reference
@@ -320,24 +321,35 @@ class _TokenSource:
 def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listener) -> ChainResult:
     result = ChainResult(plan.name, plan.streams)
     stream, truth = model.stream(plan.streams), ReferenceStreams(reference, plan.streams)
-    scale = 1.0
     every = 1 if model.manifest.state_bytes <= CHEAP_MEMORY else SPARSE_MEMORY
+    scale = 1.0
     for number, (tokens, counts) in enumerate(plan.calls):
         if result.full_from is None and stream.fill.min() == model.memory_length:
             result.full_from = result.segments
-        expected, found = truth.step(tokens, counts), stream.step(tokens, counts)
-        counted = np.arange(tokens.shape[1]) < counts[:, None]
-        whole = expected.reshape(-1, expected.shape[2]), found.reshape(-1, found.shape[2])
-        _compare(result, *(whole if counted.all() else (expected[counted], found[counted])))
-        due = number % every == 0 or number == len(plan.calls) - 1
-        memory = stream.memory() if due else {}
-        for name, rows in truth.memory(model.manifest.memory) if memory else ():
-            scale = max(scale, float(np.abs(rows).max(initial=0)))
-            difference = np.abs(rows - memory[name]).max(initial=0)
-            result.max_memory = max(result.max_memory, float(np.nan_to_num(difference, nan=np.inf)) / scale)
+        _run_segment(result, truth, stream, tokens, counts)
+        if number % every == 0 or number == len(plan.calls) - 1:
+            scale = _compare_memory(result, truth, stream, model.manifest.memory, scale)
         result.segments += 1
         listener.advance()
     return result
+
+
+def _run_segment(result: ChainResult, truth: ReferenceStreams, stream: Stream, tokens: Ids, counts: Ids) -> None:
+    """One segment on both sides; a function of its own so that its large arrays are gone before the next."""
+    expected, found = truth.step(tokens, counts), stream.step(tokens, counts)
+    counted = np.arange(tokens.shape[1]) < counts[:, None]
+    whole = expected.reshape(-1, expected.shape[2]), found.reshape(-1, found.shape[2])
+    _compare(result, *(whole if counted.all() else (expected[counted], found[counted])))
+
+
+def _compare_memory(result: ChainResult, truth: ReferenceStreams, stream: Stream, form: str, scale: float) -> float:
+    """Hold all of the memory against the reference's; the largest value seen so far, from 1 on, is the scale."""
+    memory = stream.memory()
+    for name, rows in truth.memory(form) if memory else ():
+        scale = max(scale, float(np.abs(rows).max(initial=0)))
+        difference = np.abs(rows - memory[name]).max(initial=0)
+        result.max_memory = max(result.max_memory, float(np.nan_to_num(difference, nan=np.inf)) / scale)
+    return scale
 
 
 def _compare(result: ChainResult, expected: NDArray[Any], found: NDArray[Any]) -> None:

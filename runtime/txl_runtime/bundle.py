@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:
     Raises:
         BundleError: the folder, its manifest or one of its files is missing, truncated or altered.
     """
+    if not isinstance(path, str | PathLike):
+        raise BundleError(f"the bundle is given as {type(path).__name__}, expected the path of its folder")
     folder = Path(path)
     if not folder.is_dir():
         kind = "a file" if folder.is_file() else "nothing"

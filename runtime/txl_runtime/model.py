@@ -27,6 +27,10 @@ class Model:
         self.backend: Backend = open_backend(backend, bundle, threads)
         self._programs = sorted(bundle.manifest.programs, key=lambda program: program.segment_length)
 
+    def __repr__(self) -> str:
+        m = self.manifest
+        return f"<Model {m.model_id[:12]}: B {m.batch_size}, L {list(m.segment_lengths)}, M {m.memory_length}>"
+
     @property
     def manifest(self) -> Manifest:
         """What the bundle says of itself."""

@@ -46,7 +46,11 @@ class Stream:
         }
         self._logprobs: dict[str, Logprobs] = {}
         self._calls: dict[tuple[str, int], Call] = {}
+        self._replaced = 0  # how often the memory was replaced from outside: a running `generate` must not go on then
         self.reset()
+
+    def __repr__(self) -> str:
+        return f"<Stream of {self._b} sequences, fill {self.fill.tolist()} of {self._manifest.memory_length}>"
 
     @property
     def batch_size(self) -> int:
@@ -174,9 +178,13 @@ class Stream:
             for row in np.flatnonzero(segment_counts):
                 latest[row] = logprobs[row, segment_counts[row] - 1]
         token = np.zeros(self._b, np.int32)
-        running = np.ones(self._b, np.bool_)
+        running, replaced = np.ones(self._b, np.bool_), self._replaced
         for index in range(max_new_tokens):
             if index:
+                if self._replaced != replaced:
+                    raise UsageError(
+                        "the stream was reset, selected or restored while generating; start generate again"
+                    )
                 logprobs = self._run(token[:, None], running.astype(np.int32))
                 latest[running] = logprobs[running, 0]
             for row in np.flatnonzero(running):
@@ -207,6 +215,7 @@ class Stream:
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Forget everything, in all sequences or in those named: indices, or one bool per sequence."""
         which = np.arange(self._manifest.batch_size) if rows is None else check_rows(rows, self._b)
+        self._replaced += 1
         for state in self._manifest.states:
             for side in self._sides:
                 np.moveaxis(side[state.name], state.axis, 1)[which] = self._model.initial[state.name]
@@ -240,6 +249,10 @@ class Stream:
             UsageError: the snapshot is of another model, form of memory or number of sequences.
         """
         m = self._manifest
+        if not isinstance(state, StreamState):
+            raise UsageError(
+                f"the state is a {type(state).__name__}, expected a StreamState; StreamState.load reads one"
+            )
         if state.model_id != m.model_id:
             raise UsageError(
                 f"the state belongs to model {state.model_id[:12] or 'unknown'}, this bundle is {m.model_id[:12]}; "

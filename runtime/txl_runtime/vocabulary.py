@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.config import Index
 from txl_runtime.errors import BundleError, UsageError
@@ -24,25 +24,29 @@ __all__ = ["Bytes", "Vocabulary", "Words", "decode_vocabulary", "read_vocabulary
 class Vocabulary(Protocol):
     """Text to token ids and back."""
 
-    def encode(self, text: bytes) -> NDArray[np.int32]:
-        """Token ids int32 [T] of a text."""
+    def encode(self, text: bytes | str) -> NDArray[np.int32]:
+        """Token ids int32 [T] of a text; a str stands for its UTF-8."""
         ...
 
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """The text of token ids."""
+    def decode(self, tokens: ArrayLike) -> bytes:
+        """The text of token ids, one or many."""
         ...
 
 
 class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):
     """Every byte is a token."""
 
-    def encode(self, text: bytes) -> NDArray[np.int32]:
+    def encode(self, text: bytes | str) -> NDArray[np.int32]:
         """Token ids int32 [T] of a text."""
-        return np.frombuffer(text, np.uint8).astype(np.int32)
+        return np.frombuffer(_as_bytes(text), np.uint8).astype(np.int32)
 
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """The text of token ids."""
-        return bytes(np.asarray(tokens, np.uint8))
+    def decode(self, tokens: ArrayLike) -> bytes:
+        """The text of token ids.
+
+        Raises:
+            UsageError: they are not ids of this vocabulary.
+        """
+        return _ids(tokens, 256).astype(np.uint8).tobytes()
 
 
 class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_only=True):
@@ -67,12 +71,13 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
     def _ids(self) -> dict[str, int]:
         return {symbol: index for index, symbol in enumerate(self.symbols)}
 
-    def encode(self, text: bytes) -> NDArray[np.int32]:
+    def encode(self, text: bytes | str) -> NDArray[np.int32]:
         """Token ids int32 [T] of a text.
 
         Raises:
             UsageError: it is not UTF-8, or has a word that is not in a vocabulary without an unknown one.
         """
+        text = _as_bytes(text)
         try:
             lines = text.decode().splitlines()
         except UnicodeDecodeError as error:
@@ -86,11 +91,15 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
             ids.pop()  # the last line has not ended: a prompt goes on
         return np.array(ids, np.int32)
 
-    def decode(self, tokens: NDArray[np.int32]) -> bytes:
-        """The text of token ids; ids beyond the symbols, which padding to a round size leaves, show as <id>."""
+    def decode(self, tokens: ArrayLike) -> bytes:
+        """The text of token ids; ids beyond the symbols, which padding to a round size leaves, show as <id>.
+
+        Raises:
+            UsageError: they are not ids.
+        """
         separator = " " if self.delimiter is None else self.delimiter
         parts = []
-        for token in np.asarray(tokens).tolist():
+        for token in _ids(tokens, 2**31).tolist():
             if token == self.line_end:
                 parts.append("\n")
             elif token < len(self.symbols):
@@ -110,6 +119,19 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
                 f"{word!r} is not among the {len(self.symbols)} words of the vocabulary, which has no unknown"
             )
         return found
+
+
+def _as_bytes(text: bytes | str) -> bytes:
+    if not isinstance(text, bytes | str):
+        raise UsageError(f"the text is {type(text).__name__}, expected bytes or str; read the file first")
+    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
+
+
+def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
+    found = np.atleast_1d(np.asarray(tokens))
+    if not np.issubdtype(found.dtype, np.integer) or (found < 0).any() or (found >= many).any():
+        raise UsageError(f"tokens to decode are {found.dtype} {found[:8].tolist()}, expected ids of 0 … {many - 1}")
+    return found.astype(np.int64)
 
 
 def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:

@@ -116,7 +116,7 @@ def test_the_embedding_sample_continues_and_remembers(bundle: Path, tmp_path: Pa
     first = run_sample("embed.py", bundle, "def main(", "--tokens", 8, "--state", state)
     assert first.returncode == 0, first.stderr.decode()
     assert len(first.stdout) >= 8
-    assert b"16 of 24 rows" in first.stderr, "9 prompt bytes and 7 fed back"
+    assert b"17 of 24 rows" in first.stderr, "9 prompt bytes and 8 drawn"
     second = run_sample("embed.py", bundle, "x", "--tokens", 8, "--state", state)
     assert b"24 of 24 rows" in second.stderr, "the memory of the first run was carried on"
     assert txl_runtime.StreamState.load(state).fill.tolist() == [24]

@@ -30,7 +30,7 @@ def run(
     ] = None,
     segment_length: Annotated[
         list[int] | None,
-        typer.Option("--segment-length", help="L of a program; repeat for several. [default: 64 and 1]"),
+        typer.Option("--segment-length", help="L of a program; repeat for several. (default 64 and 1)"),
     ] = None,
     memory_length: Annotated[int | None, typer.Option("--memory-length", help="M, memory rows per layer.")] = None,
     clamp_length: Annotated[
@@ -42,7 +42,9 @@ def run(
     batch_size: Annotated[int, typer.Option("--batch-size", help="B, the most streams that advance together.")] = 1,
     memory: Annotated[
         Literal["kv", "hidden"] | None,
-        typer.Option("--memory", help="Keep keys and values, or the layers' inputs. [default: kv where it can be]"),
+        typer.Option(
+            "--memory", help="Keep keys and values, or the layers' inputs. (default kv, hidden where kv cannot be)"
+        ),
     ] = None,
     precision: Annotated[
         Literal["fp32", "fp16", "bf16", "int8", "int4"], typer.Option("--precision", help="Of weights and arithmetic.")
@@ -105,6 +107,8 @@ def _beside(checkpoint: Path) -> Path:
     """The default name: CHECKPOINT with suffix .txl."""
     if checkpoint.name in ("", ".."):
         raise UsageError(f"{checkpoint}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
+    if checkpoint.is_dir():
+        return checkpoint.with_name(f"{checkpoint.name}.txl")  # a folder's dots are part of its name
     return checkpoint.with_suffix(".txl")
 
 

@@ -52,3 +52,5 @@ def print_parity(document: dict[str, Any]) -> None:
         for gate in document["gates"]
     ]
     stdout.print(rows_table(("gate", "reached", "limit", ""), gates))
+    if not document["text"]:
+        stdout.print("not judged without real text: give --text FILE or --tokens FILE.npy", style="dim")

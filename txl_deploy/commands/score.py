@@ -42,14 +42,16 @@ def run(
             nll = stream.score(ids[None, first : first + chunk + 1])
             total += float(nll.sum(dtype=np.float64))
             display.advance(nll.shape[1])
-    scored = len(ids) - 1
+    scored, unknown = len(ids) - 1, _unknown(ids, model.vocabulary)
     mean = total / scored
     result: dict[str, Any] = {
         "tokens": len(ids),
         "nll": mean,
         "perplexity": math.exp(mean) if mean < 700 else math.inf,
         "bits_per_token": mean / math.log(2),
-        "bits_per_byte": None if scored_bytes is None else total / math.log(2) / scored_bytes,
+        # Words that are not in the vocabulary are no longer in the ids: bits per byte of the text would be a fiction.
+        "bits_per_byte": None if scored_bytes is None or unknown else total / math.log(2) / scored_bytes,
+        "unknown_words": unknown,
     }
     if json:
         print_json(result)
@@ -62,19 +64,32 @@ def run(
 
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
     """Token ids [T], and the bytes of text that all but the first stand for."""
+    if file.suffix == ".npy":
+        return _load(file), None
     try:
-        if file.suffix == ".npy":
-            with file.open("rb") as stream:
-                ids = np.load(stream, allow_pickle=False)
-            if not isinstance(ids, np.ndarray) or ids.ndim != 1:
-                raise UsageError(f"{file}: expected one row of token ids, shape [T]; save it with numpy.save")
-            return ids, None
         data = file.read_bytes()
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}, expected a file to score") from None
-    except (ValueError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{file}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
     if vocabulary is None:
         raise UsageError(f"{file}: the bundle has no vocabulary to read text with; give token ids in an .npy file")
     ids = vocabulary.encode(data)
     return ids, len(data) - len(vocabulary.decode(ids[:1]))
+
+
+def _load(file: Path) -> NDArray[Any]:
+    try:
+        with file.open("rb") as stream:
+            ids = np.load(stream, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}, expected a file to score") from None
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise UsageError(f"{file}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1:
+        raise UsageError(f"{file}: holds no single row of token ids, expected shape [T]; save it with numpy.save")
+    return ids
+
+
+def _unknown(ids: NDArray[Any], vocabulary: Vocabulary | None) -> int:
+    """How many of the ids stand for words the vocabulary lacks."""
+    unknown = getattr(vocabulary, "unknown", None)
+    return 0 if unknown is None else int((ids == unknown).sum())
