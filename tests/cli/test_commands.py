@@ -140,7 +140,7 @@ def test_every_option_of_export_reaches_the_bundle(run, folder, tmp_path):
         "model_id": manifest.model_id,
         "parity": None,
     }
-    assert "note:" not in result.stderr  # nothing was taken from the file
+    assert "not given" not in result.stderr  # nothing was taken from the file
     shown = run("inspect", tmp_path / "other.txl")
     assert "NOT verified" in shown.stdout
 
