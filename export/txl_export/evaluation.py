@@ -40,17 +40,20 @@ class Sizes:
     memory_length: int
 
 
-def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, str | None]:
-    """Dialect, sizes, and the line that names what came from the file (None when nothing did).
+def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, tuple[str, ...]]:
+    """Dialect, sizes, and lines that name what came from the file and what an option overrides.
 
     Raises:
         UsageError: a size out of range, a setting nobody gave, or settings that contradict.
     """
     file = imported.evaluation
     taken: list[str] = []
+    lines: list[str] = []
 
     def choose(name: str, flag: str, asked: int | None, own: int | None) -> int:
         if asked is not None:
+            if own is not None and asked != own:
+                lines.append(f"{flag} overrides the checkpoint's own value: {asked} instead of {own}")
             return asked
         if own is None:
             raise UsageError(f"{name} is not in the checkpoint, expected a value; give {flag}")
@@ -83,10 +86,9 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, s
         segment_window=of_segment,
         clamp_length=clamp if clamp > 0 else None,
     )
-    line = (
-        f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}" if taken else None
-    )
-    return dialect, Sizes(requested.batch_size, lengths, memory), line
+    if taken:
+        lines.append(f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}")
+    return dialect, Sizes(requested.batch_size, lengths, memory), tuple(lines)
 
 
 def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
@@ -99,6 +101,11 @@ def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
         raise UsageError(
             f"d_model is {config.d_model}, expected an even number: positions are pairs of a sine and a cosine; "
             "check the config against the code that trained it"
+        )
+    if config.attn_type == 3 and length > config.position_rows:
+        raise UsageError(
+            f"--segment-length is {length}, expected at most {config.position_rows}, "
+            "for so many positions the model has learned; give a smaller one"
         )
     tensors = {
         "the attention scores of one segment": (batch * config.n_head * length * keys, 2**31 - 1),

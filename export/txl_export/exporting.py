@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,13 @@ def export(
     if precision != "fp32":
         raise UsageError(f"precision {precision!r} is not in this version, expected fp32; leave --precision out")
     check_destination(target, force)
-    lengths = (segment_length,) if isinstance(segment_length, int) else tuple(segment_length)
+    if isinstance(segment_length, str) or not isinstance(checkpoint_or_state, str | PathLike | Mapping):
+        raise UsageError(
+            f"the checkpoint is {type(checkpoint_or_state).__name__}, segment_length {type(segment_length).__name__}; "
+            "expected a path or a state dict, and whole numbers"
+        )
+    lengths = tuple(segment_length) if isinstance(segment_length, Sequence) else (segment_length,)
+    lengths = tuple(int(length) if isinstance(length, np.integer) else length for length in lengths)
     requested = Requested(lengths, memory_length, clamp_length, same_length, batch_size)
     values = read_config(Path(config)) if isinstance(config, str | Path) else config
 
@@ -131,8 +138,8 @@ def export(
     if vocabulary is not None:
         imported = replace(imported, vocabulary=read_vocabulary_file(Path(vocabulary)))
     state = check_state(imported.config, imported.state, source.name)
-    dialect, sizes, taken = resolve(imported, requested)
-    for line in (*imported.notes, *([taken] if taken else [])):
+    dialect, sizes, lines = resolve(imported, requested)
+    for line in (*imported.notes, *lines):
         heard.warn(line)
     if min(sizes.segment_lengths) > 1:
         heard.warn("no segment length of 1: generating will run a whole segment for every token")

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from txl_runtime.config import Index
 from txl_runtime.errors import BundleError, UsageError
 
-__all__ = ["Bytes", "Vocabulary", "Words", "decode_vocabulary", "read_vocabulary"]
+__all__ = ["Bytes", "Vocabulary", "Words", "decode_vocabulary", "read_vocabulary", "split_lines"]
 
 
 class Vocabulary(Protocol):
@@ -79,7 +79,7 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
         """
         text = _as_bytes(text)
         try:
-            lines = text.decode().splitlines()
+            lines = split_lines(text.decode())
         except UnicodeDecodeError as error:
             raise UsageError(f"the text is not UTF-8 ({error}), expected text; convert it first") from None
         ids: list[int] = []
@@ -119,6 +119,12 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
                 f"{word!r} is not among the {len(self.symbols)} words of the vocabulary, which has no unknown"
             )
         return found
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a text as files have them; str.splitlines would also break at form feeds and their like."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines[:-1] if not lines[-1] else lines
 
 
 def _as_bytes(text: bytes | str) -> bytes:

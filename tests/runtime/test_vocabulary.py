@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from txl_runtime import BundleError, load
-from txl_runtime.vocabulary import Bytes, decode_vocabulary, read_vocabulary
+from txl_runtime import BundleError, UsageError, load
+from txl_runtime.vocabulary import Bytes, Words, decode_vocabulary, read_vocabulary
 
 
 def test_every_byte_is_the_token_of_its_value():
@@ -63,3 +63,16 @@ def test_a_vocabulary_is_read_from_its_file(tmp_path):
         read_vocabulary(path, 256)
     path.write_bytes(b'{"kind": "bytes", "from the future": 1}')
     assert read_vocabulary(path, 256).encode(b"a").tolist() == [97]
+
+
+def test_lines_end_where_a_file_ends_them_and_nowhere_else():
+    words = Words(symbols=("a", "b", "<eos>", "<unk>"), unknown=3, line_end=2)
+    assert words.encode("a\r\nb\n").tolist() == [0, 2, 1, 2]
+    assert words.encode("a\u2028b\x0ca\n").tolist().count(2) == 1, "these are white space, not line ends"
+
+
+def test_one_id_is_one_token_and_text_may_be_a_str():
+    assert Bytes().decode(65) == b"A"
+    assert Bytes().encode("A").tolist() == [65]
+    with pytest.raises(UsageError, match="expected ids"):
+        Bytes().decode([300])

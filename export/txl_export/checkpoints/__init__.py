@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,34 @@ __all__ = ["FAMILIES", "Source", "read_checkpoint", "read_config"]
 
 MODULES: tuple[ModuleType, ...] = (txl, kimiyoung, nvidia, hf, remixl, fastai, cntxl)
 FAMILIES = {module.NAME: Family(module.recognise, module.from_state, module.unwrap) for module in MODULES}
+
+
+# Buffers that are computed anew, and what some files keep twice.
+WITHOUT_MEANING = re.compile(
+    r"(^|\.)(inv_freq|freq)$|^crit\.shared_out_projs\.|^transformer\.r_[wr]_bias$|^(loss|criterion)\."
+)
+
+
+class _Accounted(Mapping[str, Tensor]):
+    """A state that knows which of its tensors were asked for: what an importer leaves out is not the model."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self._state = state
+        self.used: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._state[name]
+        self.used.add(name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -80,10 +109,21 @@ def read_checkpoint(
             content = loaded.content
         source = Source(Path(checkpoint).name, loaded.sha256, loaded.container)
     found, unwrapped = _unwrap(content, family, name)
+    if not isinstance(unwrapped.config, Mapping | None):
+        raise CheckpointError(
+            f"{name}: its config is a {type(unwrapped.config).__name__}, expected a mapping; give --config"
+        )
     values = {**(unwrapped.config or {}), **(config or {})}
     if not values:
         raise UsageError(f"{name}: a bare state dict of family {found} does not say its sizes; give --config FILE.json")
-    imported = FAMILIES[found].from_state(unwrapped.state, values, name)
+    state = _Accounted(unwrapped.state)
+    imported = FAMILIES[found].from_state(state, values, name)
+    if unused := sorted(key for key in set(state) - state.used if not WITHOUT_MEANING.search(key)):
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise CheckpointError(
+            f"{name}: {', '.join(unused[:3])}{more} not expected in a {found} model of this config, which would leave "
+            "them out; check n_layer, cutoffs and --family against the code that trained it"
+        )
     imported = replace(imported, vocabulary=unwrapped.vocabulary, notes=(*unwrapped.notes, *imported.notes))
     return imported, msgspec.structs.replace(source, recognised=f"{found}: {unwrapped.reason}")
 

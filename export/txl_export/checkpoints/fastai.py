@@ -79,6 +79,8 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
     """What musicautobot's learners save: model and config."""
     if not isinstance(content, Mapping) or not {"model", "config"} <= set(content):
         return None
+    if not isinstance(content["model"], Mapping) or not recognise(content["model"]):
+        return None  # other code calls its parts so too
     return Unwrapped(content["model"], content["config"], "model and config")
 
 

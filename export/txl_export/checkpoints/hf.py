@@ -101,5 +101,12 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
             bias = state.get(f"{prefix}.dec_attn.{own}")
             shared = bias if bias is not None else take(state, f"transformer.{own}", source)
             canonical[f"{layer_name(i)}.attention.{name}"] = shared
-    canonical |= adaptive_softmax(config, state, source, reverse_clusters=False)
+    canonical |= adaptive_softmax(
+        config,
+        state,
+        source,
+        reverse_clusters=False,
+        tie_weight=found.tie_word_embeddings,
+        tie_projs=found.tie_projs,
+    )
     return Imported(NAME, config, canonical, "zeros", 0, found.evaluation(), None, notes)

@@ -124,7 +124,9 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
     canonical = embedding(config, state, "word_emb", source) | positions(config, state, source)
     for i in range(config.n_layer):
         canonical |= decoder_layer(i, state, f"layers.{i}", source, config.attn_type)
-    canonical |= adaptive_softmax(config, state, source, reverse_clusters=True)
+    canonical |= adaptive_softmax(
+        config, state, source, reverse_clusters=True, tie_weight=found.tie_weight, tie_projs=found.tie_projs
+    )
     return Imported(NAME, config, canonical, "empty", 0, found.evaluation(), None, notes)
 
 
@@ -197,20 +199,29 @@ def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str,
     return canonical | {name: take(state, f"{prefix}.{own}", source) for name, own in names.items()}
 
 
-def adaptive_softmax(config: ModelConfig, state: Mapping[str, Tensor], source: str, reverse_clusters: bool) -> State:
-    """The adaptive softmax `crit`; absent tables and projections are tied to the embedding's.
+def adaptive_softmax(
+    config: ModelConfig,
+    state: Mapping[str, Tensor],
+    source: str,
+    reverse_clusters: bool,
+    tie_weight: bool = True,
+    tie_projs: tuple[bool, ...] = (),
+) -> State:
+    """The adaptive softmax `crit`; tables and projections that are absent are tied to the embedding's.
 
-    With div_val 1 the code has one table for all clusters; its rows are dealt out here.
+    With div_val 1 the code has one table for all clusters; its rows are dealt out here. What the config says is not
+    tied has to be there.
     """
     canonical: State = {}
     for c, (first, last) in enumerate(config.clusters):
         layer = f"crit.out_layers.{0 if config.div_val == 1 else c}"
         rows = slice(first, last) if config.div_val == 1 else slice(None)
-        if (table := state.get(f"{layer}.weight")) is not None:
-            canonical[f"softmax.tables.{c}"] = table[rows]
+        if f"{layer}.weight" in state or not tie_weight:
+            canonical[f"softmax.tables.{c}"] = take(state, f"{layer}.weight", source)[rows]
         canonical[f"softmax.biases.{c}"] = take(state, f"{layer}.bias", source)[rows]
-        if (projection := state.get(f"crit.out_projs.{c}")) is not None:
-            canonical[f"softmax.projections.{c}"] = projection
+        projected = config.div_val > 1 or config.d_embed != config.d_model
+        if f"crit.out_projs.{c}" in state or (projected and c < len(tie_projs) and not tie_projs[c]):
+            canonical[f"softmax.projections.{c}"] = take(state, f"crit.out_projs.{c}", source)
     return canonical | cluster_columns(config, state, source, reverse_clusters)
 
 

@@ -70,6 +70,8 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
     """A training checkpoint: state_dict and model_setting."""
     if not isinstance(content, Mapping) or not {"state_dict", "model_setting"} <= set(content):
         return None
+    if not isinstance(content["state_dict"], Mapping) or not recognise(content["state_dict"]):
+        return None
     return Unwrapped(content["state_dict"], content["model_setting"], "state_dict and model_setting")
 
 

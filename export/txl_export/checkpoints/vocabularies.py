@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from txl_runtime.errors import CheckpointError
-from txl_runtime.vocabulary import Words
+from txl_runtime.vocabulary import Words, split_lines
 
 from txl_export.checkpoints.loading import Stub, load_file, load_pickle
 
@@ -65,7 +65,7 @@ def read_vocabulary_file(path: Path) -> bytes:
             raise CheckpointError(f"{path}: {error.strerror}, expected a vocabulary; check the path") from None
     if path.suffix == ".txt":
         try:
-            symbols = path.read_text(encoding="utf-8").splitlines()
+            symbols = split_lines(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: {error}, expected one symbol per line; check the file") from None
         return word_vocabulary({"idx2sym": [line.split(" ")[0] for line in symbols if line]}, str(path))
