@@ -65,5 +65,13 @@ def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subproce
     command = [sys.executable, "-m", "txl_deploy", *map(str, arguments)]
     environment = os.environ | {"COLUMNS": "200"} | options.pop("env", {})
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False, **options
+        command,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=240,
+        check=False,
+        **options,
     )

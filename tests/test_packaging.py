@@ -16,7 +16,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=280, check=False)
+    options = {
+        "capture_output": True,
+        "text": True,
+        "errors": "replace",
+        "timeout": 280,
+    }  # a random model writes any byte
+    result: subprocess.CompletedProcess[str] = subprocess.run([*map(str, command)], check=False, **options)
     assert not check or result.returncode == 0, result.stderr + result.stdout
     return result
 
