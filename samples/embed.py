@@ -35,7 +35,8 @@ def main() -> int:
         for token in stream.generate(prompt, arguments.tokens, temperature=0.7, top_p=0.95):
             sys.stdout.buffer.write(vocabulary.decode(token))
             sys.stdout.flush()
-        stream.feed(token[:, None])  # the last token drawn is not in the memory until it is fed
+        if arguments.tokens:
+            stream.feed(token[:, None])  # the last token drawn is not in the memory until it is fed
         print(f"\n[memory: {stream.fill[0]} of {model.memory_length} rows per layer]", file=sys.stderr)
         if arguments.state:
             stream.snapshot().save(arguments.state)
