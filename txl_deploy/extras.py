@@ -26,7 +26,7 @@ def lean_heap() -> None:
     """Have the C library give large blocks back when they are freed (glibc; elsewhere nothing happens).
 
     It learns from blocks of up to 32 MB to keep them on its heap, where those of PyTorch and of the engine then
-    fragment each other's room: 0.4 GB at the peak of an export of 150 M parameters.
+    fragment each other's room (measured: docs/performance.md).
     """
     m_mmap_threshold, bytes_from = -3, 1 << 20
     if sys.platform == "linux":
