@@ -29,21 +29,25 @@ from txl_runtime.manifest import (
     Manifest,
     Program,
     StateTensor,
+    expected_programs,
     expected_states,
-    program_inputs,
-    program_outputs,
 )
 from txl_runtime.selftest import run_selftest
 from txl_runtime.vocabulary import decode_vocabulary
 
 from txl_export.checkpoints import Source, read_checkpoint, read_config
+from txl_export.checkpoints.overrides import ask_overrides
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.evaluation import Requested, Sizes, resolve
+from txl_export.folding import fold, tied_rows
 from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.listener import Listener, Silent
+from txl_export.network import MemoryForm, Network
 from txl_export.parity import Parity, verify_model
 from txl_export.reference import Reference
-from txl_export.step import MemoryForm, Step, StepShape, fold, tied_rows
+from txl_export.ring import RingStep
+from txl_export.softmax import SoftmaxHead, SoftmaxTail
+from txl_export.step import Step, StepShape
 from txl_export.text import read_tokens
 from txl_export.vectors import selftest_vectors
 from txl_export.weights import State, check_state, layer_name, model_id, parameter_count
@@ -90,6 +94,9 @@ def export(
     force: bool = False,
     vocabulary: str | Path | None = None,
     aliases: Mapping[str, str] | None = None,
+    initial_memory: str | None = None,
+    cluster_order: str | None = None,
+    embedding_scale: float | None = None,
     listener: Listener | None = None,
 ) -> ExportResult:
     """Turn a trained Transformer-XL into a verified bundle.
@@ -111,6 +118,8 @@ def export(
         force: replace an existing bundle.
         vocabulary: a vocabulary file, where the checkpoint holds none (.json, .txt, or the code base's own pickle).
         aliases: classes of forks in a pickled module, and the original's they stand for.
+        initial_memory, cluster_order, embedding_scale: "empty" or "zeros", "ascending" or "reversed", and a factor,
+            for code that differs there from the family's; as the family has them without.
         listener: hears of stages, progress and warnings.
 
     Raises:
@@ -134,7 +143,10 @@ def export(
     values = read_config(Path(config)) if isinstance(config, str | Path) else config
 
     heard.stage("read the checkpoint")
-    imported, source = read_checkpoint(checkpoint_or_state, family, values, aliases)
+    overrides = ask_overrides(initial_memory, cluster_order, embedding_scale)
+    imported, source = read_checkpoint(checkpoint_or_state, family, values, aliases, overrides)
+    if family == "auto":
+        heard.warn(f"recognised as {source.recognised}")
     if vocabulary is not None:
         imported = replace(imported, vocabulary=read_vocabulary_file(Path(vocabulary)))
     state = check_state(imported.config, imported.state, source.name)
@@ -193,17 +205,16 @@ class _Builder:
     state: State
 
     def graphs(self, heard: Listener) -> list[Program]:
-        """Write the weight file and one graph per segment length."""
+        """Write the weight file and the graphs."""
         folded = fold(self.config, self.state)
-        states = self._states()
-        steps, programs = [], []
-        for length in self.sizes.segment_lengths:
-            shape = StepShape(self.sizes.batch_size, length, self.sizes.memory_length, self.memory)
-            steps.append(Step(self.config, self.dialect, shape, folded))
-            programs.append(self._program(length, states))
+        programs = expected_programs(
+            self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self.updates
+        )
+        graphs = {program.file: program for program in reversed(programs)}  # of those that share one the longest
+        networks = {file: self._network(program, folded) for file, program in graphs.items()}
         tensors = dict(folded)
-        for step in steps:
-            tensors |= step.position_tables()
+        for network in networks.values():
+            tensors |= network.position_tables()
         tensors |= self._initial_rows()
         path = self.folder / WEIGHTS
         try:
@@ -211,12 +222,28 @@ class _Builder:
         except SafetensorError as error:
             raise TxlError(f"{path.name} could not be written ({error}); make room or give another -o") from None
         weights = WeightFile(path, tied_rows(self.config, folded))
-        for step, program in zip(steps, programs, strict=True):
-            heard.stage(f"trace and check {program.name}")
+        for file, program in graphs.items():
+            heard.stage(f"trace and check {file.removesuffix('.onnx')}")
             facts = {"txl-deploy.program": msgspec.json.encode(program).decode()}
-            write_graph(step, program, weights, self.folder / program.file, facts)
-            check_graph(self.folder / program.file, program)
-        return programs
+            opset = 24 if program.update == "ring" else 18
+            write_graph(networks.pop(file), program, weights, self.folder / file, facts, opset)
+            check_graph(self.folder / file, program, opset)
+        return list(programs)
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """The update rules to write: a ring wherever keys and values are remembered."""
+        return ("rolled", "ring") if self.memory == "kv" and self.sizes.memory_length else ("rolled",)
+
+    def _network(self, program: Program, folded: State) -> Network:
+        """What computes a program."""
+        if program.kind == "head":
+            return SoftmaxHead(self.config, self.dialect, folded)
+        if program.kind.startswith("tail."):
+            return SoftmaxTail(self.config, self.dialect, folded, int(program.kind.removeprefix("tail.")))
+        shape = StepShape(self.sizes.batch_size, program.segment_length, self.sizes.memory_length, self.memory)
+        form = RingStep if program.update == "ring" else Step
+        return form(self.config, self.dialect, shape, folded)
 
     def manifest(self, programs: Sequence[Program], vocabulary: str | None) -> Manifest:
         """The manifest, but for files and provenance."""
@@ -240,7 +267,10 @@ class _Builder:
 
     def _states(self) -> tuple[StateTensor, ...]:
         rows = self._initial_rows()
-        plain = expected_states(self.config, self.memory, self.sizes.batch_size, self.sizes.memory_length)
+        sizes = self.sizes
+        plain = expected_states(
+            self.config, self.memory, sizes.batch_size, sizes.memory_length, self.updates, sizes.segment_lengths[0]
+        )
         named = ((state, f"initial.{state.name}") for state in plain)
         return tuple(msgspec.structs.replace(state, initial=name) if name in rows else state for state, name in named)
 
@@ -254,18 +284,6 @@ class _Builder:
             rows[f"initial.{layer_name(i)}.key"] = key[0, 0].clone()
             rows[f"initial.{layer_name(i)}.value"] = value[0, 0].clone()
         return {name: row for name, row in rows.items() if bool(row.any())}
-
-    def _program(self, length: int, states: tuple[StateTensor, ...]) -> Program:
-        name, batch = f"logprobs-{length}", self.sizes.batch_size
-        return Program(
-            name=name,
-            kind="logprobs",
-            segment_length=length,
-            update="rolled",
-            file=f"{name}.onnx",
-            inputs=program_inputs(states, batch, length),
-            outputs=program_outputs(self.config, states, batch, length),
-        )
 
 
 def _seal(folder: Path, manifest: Manifest) -> Manifest:

@@ -1,6 +1,6 @@
 """From a step to an ONNX file that any engine can read.
 
-Tracing is torch's; what is done here afterwards makes the file what the manifest promises: stable names, opset 18,
+Tracing is torch's; what is done here afterwards makes the file what the manifest promises: stable names, one opset,
 int32 indices, no traces of the machine that exported it, and weights that are byte ranges of the bundle's one
 safetensors file instead of copies.
 """
@@ -24,12 +24,15 @@ from txl_runtime.bundle import WEIGHTS
 from txl_runtime.errors import TxlError
 from txl_runtime.manifest import Program
 
-from txl_export.step import Step
+from txl_export.network import Network
+from txl_export.ring import TRANSLATIONS
 
-__all__ = ["OPSET", "WeightFile", "check_graph", "write_graph"]
+__all__ = ["WeightFile", "check_graph", "write_graph"]
 
-OPSET = 18
-IR_VERSION = 10
+_Spec = tuple[str, str, tuple[int | str, ...]]
+
+IR_VERSIONS = {18: 10, 24: 12}
+"""The oldest that an opset can be written in: readers refuse what is newer than they are."""
 
 
 class WeightFile:
@@ -66,17 +69,20 @@ class WeightFile:
         )
 
 
-def write_graph(step: Step, program: Program, weights: WeightFile, path: Path, facts: Mapping[str, str]) -> None:
-    """Trace a step and write it as the program's file; `facts` go into the file's metadata."""
-    model = _trace(step)
+def write_graph(
+    network: Network, program: Program, weights: WeightFile, path: Path, facts: Mapping[str, str], opset: int
+) -> None:
+    """Trace a network and write it as the program's file; `facts` go into the file's metadata."""
+    model = _trace(network, opset)
     graph = model.graph
     model.producer_name, model.producer_version = "txl-deploy", None
-    model.ir_version = IR_VERSION
+    model.ir_version = IR_VERSIONS[opset]
     graph.name, graph.doc_string = program.name, None
     for value, spec in zip(graph.inputs, program.inputs, strict=True):
         value.name = spec.name
     for value, spec in zip(graph.outputs, program.outputs, strict=True):
         value.name = spec.name
+    _name_open_sizes(graph, program)
     _int32_indices(graph)
     _forget_origins(model)
     _point_into(graph, weights)
@@ -84,19 +90,38 @@ def write_graph(step: Step, program: Program, weights: WeightFile, path: Path, f
     ir.save(model, path)
 
 
-def _trace(step: Step) -> ir.Model:
-    step.eval()
+def _trace(network: Network, opset: int) -> ir.Model:
+    network.eval()
     with _quiet():
+        exported = torch.export.export(
+            network, network.example_inputs(), dynamic_shapes=network.dynamic_shapes, strict=False
+        )
         program = torch.onnx.export(
-            step, step.example_inputs(), dynamo=True, opset_version=OPSET, verbose=False, external_data=False
+            exported,
+            dynamo=True,
+            opset_version=opset,
+            verbose=False,
+            external_data=False,
+            custom_translation_table=TRANSLATIONS,
         )
     if program is None:
         raise TxlError("torch.onnx.export returned nothing, expected a graph; check the installed torch and onnxscript")
     model: ir.Model = program.model
     found = model.opset_imports.get("", 0)
-    if found != OPSET:
-        raise TxlError(f"torch.onnx.export wrote opset {found}, expected {OPSET}; install another torch or onnxscript")
+    if found != opset:
+        raise TxlError(f"torch.onnx.export wrote opset {found}, expected {opset}; install another torch or onnxscript")
     return model
+
+
+def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
+    """Call what is not fixed what it is; torch numbers it."""
+    name = "segment" if program.segment_length else "rows"
+    values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
+    for value in values:
+        if value.shape is not None:
+            for axis, size in enumerate(value.shape):
+                if isinstance(size, ir.SymbolicDim) and size.value is not None:
+                    value.shape[axis] = name if str(size.value).isidentifier() else None
 
 
 @contextlib.contextmanager
@@ -182,8 +207,10 @@ def _point_into(graph: ir.Graph, weights: WeightFile) -> None:
             value.const_value = tensor
 
 
-def check_graph(path: Path, program: Program) -> None:
+def check_graph(path: Path, program: Program, opset: int) -> None:
     """Hold a written graph against the standard and its program: checker, shapes, names, dtypes, opset, indices.
+
+    Sizes that the graph leaves open are any.
 
     Raises:
         TxlError: the graph is not what it should be.
@@ -195,15 +222,15 @@ def check_graph(path: Path, program: Program) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
     versions = {entry.domain: entry.version for entry in model.opset_import}
-    if versions != {"": OPSET}:
-        raise TxlError(f"{path.name}: uses opsets {versions}, expected {OPSET} of the standard alone; report this")
+    if versions != {"": opset}:
+        raise TxlError(f"{path.name}: uses opsets {versions}, expected {opset} of the standard alone; report this")
     for side, promised, found in (
         ("inputs", program.inputs, model.graph.input),
         ("outputs", program.outputs, model.graph.output),
     ):
         wants = [(spec.name, spec.dtype, spec.shape) for spec in promised]
         has = [_spec(value) for value in found]
-        if has != wants:
+        if not _fit(has, wants):
             raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
     wide = _wide_indices(model.graph)
     if wide:
@@ -227,7 +254,14 @@ def _wide_indices(graph: onnx.GraphProto) -> list[str]:
     return [node.name for node in gathers if kinds.get(node.input[1]) != onnx.TensorProto.INT32]
 
 
-def _spec(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...]]:
+def _spec(value: onnx.ValueInfoProto) -> _Spec:
     kind = value.type.tensor_type
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
-    return value.name, dtype, tuple(dim.dim_value for dim in kind.shape.dim)
+    return value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
+
+
+def _fit(has: list[_Spec], wants: list[_Spec]) -> bool:
+    """Same names, dtypes and sizes; the only open sizes are the segment and the rows of the softmax."""
+    alike = [(name, dtype, len(shape)) for name, dtype, shape in has] == [(n, d, len(s)) for n, d, s in wants]
+    sizes = [pair for (*_, mine), (*_, theirs) in zip(has, wants, strict=False) for pair in zip(mine, theirs, strict=False)]
+    return alike and all(found in (size, "segment", "rows") for found, size in sizes)

@@ -13,11 +13,12 @@ from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.manifest import Manifest
 
 from txl_export.checkpoints import read_checkpoint
+from txl_export.checkpoints.overrides import recorded_overrides
 from txl_export.evaluation import Requested, resolve
 from txl_export.exporting import reference_for
+from txl_export.folding import unfold
 from txl_export.listener import Listener, Silent
 from txl_export.parity import Parity, verify_model
-from txl_export.step import unfold
 from txl_export.text import read_tokens
 from txl_export.weights import State, check_state, model_id
 
@@ -81,6 +82,7 @@ def _state_from(checkpoint: Path, manifest: Manifest) -> State:
         manifest.dialect.family,
         values if isinstance(values, dict) else None,
         aliases if isinstance(aliases, dict) else None,
+        recorded_overrides(manifest.provenance),
     )
     clamp, same = manifest.dialect.clamp_length, manifest.dialect.window is not None or manifest.dialect.segment_window
     asked = Requested(manifest.segment_lengths, manifest.memory_length, clamp or 0, same, manifest.batch_size)

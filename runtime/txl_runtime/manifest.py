@@ -26,26 +26,25 @@ __all__ = [
     "StateTensor",
     "TensorSpec",
     "decode_manifest",
+    "expected_programs",
     "expected_states",
-    "program_inputs",
-    "program_outputs",
+    "ring_slots",
 ]
 
 FORMAT = "txl-deploy.bundle"
-FORMAT_VERSION = "1.0"
-UPDATE_RULES = ("rolled",)
-PROGRAM_KINDS = ("logprobs",)
+FORMAT_VERSION = "1.1"
+UPDATE_RULES = ("rolled", "ring")
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 DType = Literal["int32", "float32"]
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
-    """One graph input or output."""
+    """One graph input or output; "rows" in a shape is any number of them."""
 
     name: str
     dtype: DType
-    shape: tuple[Count, ...]
+    shape: tuple[Count | Literal["rows"], ...]
 
 
 class StateTensor(Struct, frozen=True, kw_only=True):
@@ -56,7 +55,10 @@ class StateTensor(Struct, frozen=True, kw_only=True):
         input, output: the names in the graphs; they sort alike, and none is a prefix of another.
         shape: with the batch first; `axis` is the one whose rows are memory rows, oldest first.
         initial: the weight file's tensor that every row starts as; None for zeros.
-        update: "rolled": the graph returns the whole new memory; filled rows stand last.
+        update: "rolled": the graph returns the whole new memory; filled rows stand last. "ring": rows stand in slots
+            0 … slots-1, the next one goes to slot `head`; what lies behind those slots is for rows to spill into.
+            A tensor of one name stands in the table once for each rule that the bundle has programs of.
+        slots: of the ring.
     """
 
     name: str
@@ -67,14 +69,25 @@ class StateTensor(Struct, frozen=True, kw_only=True):
     axis: Index
     initial: str | None = None
     update: str = "rolled"
+    slots: Count | None = None
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    """One graph: a kind of output, a segment length, an update rule."""
+    """One graph: a kind of output, a segment length, an update rule.
+
+    Attributes:
+        name: of the program; unique.
+        kind: what it computes. "logprobs": log-probabilities of a segment. "hidden": what the softmax takes, of a
+            segment. "head", "tail.<c>": parts of the softmax, of any number of rows (`txl_runtime.softmax`).
+        segment_length: L; 0 for the softmax programs, which know no segments.
+        update: what becomes of the memory, "rolled" or "ring"; "none" for the softmax programs.
+        file: the graph. Programs that differ in L alone may share one.
+        inputs, outputs: of the graph, in its order.
+    """
 
     name: str
     kind: str
-    segment_length: Count
+    segment_length: Index
     update: str
     file: str
     inputs: tuple[TensorSpec, ...]
@@ -129,12 +142,22 @@ class Manifest(Struct, frozen=True, kw_only=True):
     @property
     def segment_lengths(self) -> tuple[int, ...]:
         """L of the programs, largest first."""
-        return tuple(sorted({program.segment_length for program in self.programs}, reverse=True))
+        return tuple(sorted({p.segment_length for p in self.programs if p.segment_length}, reverse=True))
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """The update rules it has programs of."""
+        found = {program.update for program in self.programs}
+        return tuple(rule for rule in UPDATE_RULES if rule in found)
+
+    def states_of(self, update: str) -> tuple[StateTensor, ...]:
+        """The state as the programs of one update rule see it."""
+        return tuple(state for state in self.states if state.update == update)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of memory that one stream holds."""
-        return sum(4 * _product(state.shape) for state in self.states) // self.batch_size
+        """Bytes of memory that one stream holds: M rows per tensor, however they are laid out."""
+        return sum(4 * _product(state.shape) for state in self.states_of("rolled")) // self.batch_size
 
     @property
     def context(self) -> int:
@@ -151,38 +174,101 @@ def _product(shape: tuple[int, ...]) -> int:
     return size
 
 
-def expected_states(config: ModelConfig, memory: str, batch_size: int, memory_length: int) -> tuple[StateTensor, ...]:
-    """The state table that a config implies; none when M is 0."""
+def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:
+    """R, the slots of a ring, and C, those with the ones to spill into, for segments of at most `segment_length`.
+
+    R >= M + L, so that a segment's padding overwrites no memory. A segment of one token cannot spill.
+    """
+    ring = memory_length + segment_length
+    return ring, ring + (segment_length if segment_length > 1 else 0)
+
+
+def expected_states(
+    config: ModelConfig, memory: str, batch_size: int, memory_length: int, updates: tuple[str, ...], longest: int
+) -> tuple[StateTensor, ...]:
+    """The state table that a config implies, for some update rules and a longest segment; none when M is 0."""
     if not memory_length:
         return ()
-    roles, axis = (("key", "value"), 2) if memory == "kv" else (("hidden",), 1)
-    kv_shape = (batch_size, config.n_head, memory_length, config.d_head)
-    shape = kv_shape if memory == "kv" else (batch_size, memory_length, config.d_model)
-    names = [f"layers.{i:02d}.{role}" for i in range(config.n_layer) for role in roles]
-    return tuple(
-        StateTensor(name=name, input=f"memory.{name}", output=f"new_memory.{name}", shape=shape, axis=axis)
-        for name in names
+    ring, columns = ring_slots(memory_length, longest)
+    table = []
+    for update in updates:
+        slots = columns if update == "ring" else memory_length
+        roles, axis = (("key", "value"), 2) if memory == "kv" else (("hidden",), 1)
+        kv_shape = (batch_size, config.n_head, slots, config.d_head)
+        shape = kv_shape if memory == "kv" else (batch_size, slots, config.d_model)
+        names = [f"layers.{i:02d}.{role}" for i in range(config.n_layer) for role in roles]
+        table += [
+            StateTensor(
+                name=name,
+                input=f"memory.{name}",
+                output=f"new_memory.{name}",
+                shape=shape,
+                axis=axis,
+                update=update,
+                slots=ring if update == "ring" else None,
+            )
+            for name in names
+        ]
+    return tuple(table)
+
+
+def segment_program(
+    config: ModelConfig, states: tuple[StateTensor, ...], batch_size: int, length: int, kind: str, update: str
+) -> Program:
+    """A program of segments: "logprobs" or "hidden", rolled or ring."""
+    mine = [state for state in states if state.update == update]
+    counts = ("valid", "fill", "head") if update == "ring" else ("valid", "fill")
+    width = config.vocab_size if kind == "logprobs" else config.d_model
+    name = f"{kind}-{length}" if update == "rolled" else f"{kind}-{update}-{length}"
+    return Program(
+        name=name,
+        kind=kind,
+        segment_length=length,
+        update=update,
+        file=f"{name}.onnx" if update == "rolled" else f"{kind}-{update}.onnx",
+        inputs=(
+            TensorSpec(name="tokens", dtype="int32", shape=(batch_size, length)),
+            *(TensorSpec(name=count, dtype="int32", shape=(batch_size,)) for count in counts),
+            *(TensorSpec(name=state.input, dtype=state.dtype, shape=state.shape) for state in mine),
+        ),
+        outputs=(
+            TensorSpec(name=kind, dtype="float32", shape=(batch_size, length, width)),
+            *(TensorSpec(name=state.output, dtype=state.dtype, shape=state.shape) for state in mine),
+        ),
     )
 
 
-def program_inputs(states: tuple[StateTensor, ...], batch_size: int, segment_length: int) -> tuple[TensorSpec, ...]:
-    """The inputs of a rolled program, in the order of the graph."""
-    return (
-        TensorSpec(name="tokens", dtype="int32", shape=(batch_size, segment_length)),
-        TensorSpec(name="valid", dtype="int32", shape=(batch_size,)),
-        TensorSpec(name="fill", dtype="int32", shape=(batch_size,)),
-        *(TensorSpec(name=state.input, dtype=state.dtype, shape=state.shape) for state in states),
+def softmax_program(config: ModelConfig, cluster: int) -> Program:
+    """The program of a cluster's words; cluster 0 is the head, which holds the further clusters as well."""
+    first, last = config.clusters[cluster]
+    columns = last - first + (0 if cluster else len(config.clusters) - 1)
+    name = f"tail.{cluster}" if cluster else "head"
+    return Program(
+        name=name,
+        kind=name,
+        segment_length=0,
+        update="none",
+        file=f"{name}.onnx",
+        inputs=(TensorSpec(name="hidden", dtype="float32", shape=("rows", config.d_model)),),
+        outputs=(TensorSpec(name="logprobs", dtype="float32", shape=("rows", columns)),),
     )
 
 
-def program_outputs(
-    config: ModelConfig, states: tuple[StateTensor, ...], batch_size: int, segment_length: int
-) -> tuple[TensorSpec, ...]:
-    """The outputs of a rolled `logprobs` program, in the order of the graph."""
-    return (
-        TensorSpec(name="logprobs", dtype="float32", shape=(batch_size, segment_length, config.vocab_size)),
-        *(TensorSpec(name=state.output, dtype=state.dtype, shape=state.shape) for state in states),
-    )
+def expected_programs(
+    config: ModelConfig,
+    states: tuple[StateTensor, ...],
+    batch_size: int,
+    lengths: tuple[int, ...],
+    updates: tuple[str, ...],
+) -> tuple[Program, ...]:
+    """The programs of a bundle: whole ones that are rolled; for the ring layers and softmax apart."""
+    programs = []
+    if "ring" in updates:
+        programs += [segment_program(config, states, batch_size, length, "hidden", "ring") for length in lengths]
+        programs += [softmax_program(config, cluster) for cluster in range(len(config.clusters))]
+    if "rolled" in updates:
+        programs += [segment_program(config, states, batch_size, length, "logprobs", "rolled") for length in lengths]
+    return tuple(programs)
 
 
 class _Header(Struct):
@@ -235,29 +321,32 @@ def _contradictions(manifest: Manifest) -> list[str]:
         found.append(f"n_layer is {m.config.n_layer}, but the state table has {len(m.states)} tensors")
     if found:
         return found
-    plain = expected_states(m.config, m.memory, m.batch_size, m.memory_length)
+    lengths = m.segment_lengths
+    if not lengths or not m.updates:
+        return ["no program runs segments"]
+    plain = expected_states(m.config, m.memory, m.batch_size, m.memory_length, m.updates, lengths[0])
     if [msgspec.structs.replace(state, initial=None) for state in m.states] != list(plain):
         found.append(f"the state table does not fit {m.memory} memory with B {m.batch_size}, M {m.memory_length}")
+        return found
     for path in [m.weights, *([m.vocabulary] if m.vocabulary else []), *(p.file for p in m.programs)]:
         if path not in m.files:
             found.append(f"{path} is used but not in the list of files")
     found.extend(f"file name {path!r} leaves the bundle" for path in m.files if not _inside(path))
     names = [program.name for program in m.programs]
     found.extend(f"two programs are called {name}" for name in sorted(set(names)) if names.count(name) > 1)
-    seen: set[tuple[str, int, str]] = set()
+    known = {p.name: p for p in expected_programs(m.config, m.states, m.batch_size, lengths, m.updates)}
+    missing = sorted(set(known) - set(names))
+    found.extend(f"program {name} is missing" for name in missing)
     for program in m.programs:
-        if program.update not in UPDATE_RULES:
+        if program.update not in (*UPDATE_RULES, "none"):
             found.append(f"program {program.name} has update rule {program.update!r}, known: {', '.join(UPDATE_RULES)}")
-        if program.kind not in PROGRAM_KINDS:
-            found.append(f"program {program.name} is of kind {program.kind!r}, known: {', '.join(PROGRAM_KINDS)}")
-        key = (program.kind, program.segment_length, program.update)
-        if key in seen:
-            found.append(f"two programs are {program.kind} of segment length {program.segment_length}")
-        seen.add(key)
-        if program.inputs != program_inputs(m.states, m.batch_size, program.segment_length):
-            found.append(f"the inputs of program {program.name} do not fit the state table")
-        if program.outputs != program_outputs(m.config, m.states, m.batch_size, program.segment_length):
-            found.append(f"the outputs of program {program.name} do not fit the state table")
+        elif program.name not in known:
+            found.append(f"program {program.name} is {program.kind!r}, known: {', '.join(known)}")
+        else:
+            expected = known[program.name]
+            for field in ("kind", "segment_length", "update", "inputs", "outputs"):
+                if getattr(program, field) != getattr(expected, field):
+                    found.append(f"the {field} of program {program.name} do not fit the state table")
     return found
 
 

@@ -20,12 +20,20 @@ __all__ = ["Model", "load"]
 class Model:
     """A loaded bundle. Threads may share it; each needs a stream of its own."""
 
-    def __init__(self, bundle: Bundle, backend: str = "auto", threads: int | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, backend: str = "auto", threads: int | None = None, update: str | None = None
+    ) -> None:
         self.bundle = bundle
+        self.update = _update(bundle.manifest, update)
         # What a memory row is before anything was seen, per state tensor; broadcasts over streams and rows.
         self.initial = _initial_rows(bundle)
-        self.backend: Backend = open_backend(backend, bundle, threads)
-        self._programs = sorted(bundle.manifest.programs, key=lambda program: program.segment_length)
+        segments = [program for program in bundle.manifest.programs if program.update == self.update]
+        self.kind = segments[0].kind
+        self._programs = sorted(segments, key=lambda program: program.segment_length)
+        self._by_length: dict[int, Program] = {}
+        softmax = [program for program in bundle.manifest.programs if program.update == "none"]
+        used = (*segments, *(softmax if self.kind == "hidden" else ()))
+        self.backend: Backend = open_backend(backend, bundle, used, threads)
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -77,10 +85,20 @@ class Model:
 
     def program(self, length: int) -> Program:
         """The smallest program that holds a segment of that many tokens."""
-        return next(program for program in self._programs if program.segment_length >= length)
+        found = self._by_length.get(length)
+        if found is None:
+            found = next(program for program in self._programs if program.segment_length >= length)
+            self._by_length[length] = found
+        return found
 
 
-def load(path: str | Path, backend: str = "auto", threads: int | None = None, verify_files: bool = True) -> Model:
+def load(
+    path: str | Path,
+    backend: str = "auto",
+    threads: int | None = None,
+    verify_files: bool = True,
+    update: str | None = None,
+) -> Model:
     """Load a bundle.
 
     Args:
@@ -88,12 +106,23 @@ def load(path: str | Path, backend: str = "auto", threads: int | None = None, ve
         backend: auto or cpu.
         threads: of the engine; None for one per physical core.
         verify_files: check every file's SHA-256 (sizes are always checked).
+        update: rolled or ring, which of a bundle's programs to run; None for the best the backend has.
 
     Raises:
         BundleError: the bundle is missing, altered, inconsistent or too new.
         BackendError: the engine is not installed or cannot run it.
+        UsageError: the bundle has no programs of that update rule.
     """
-    return Model(open_bundle(path, verify_files), backend, threads)
+    return Model(open_bundle(path, verify_files), backend, threads, update)
+
+
+def _update(manifest: Manifest, asked: str | None) -> str:
+    """The update rule to run: ring where there is one, because nothing of the memory's size moves then."""
+    if asked is None:
+        return "ring" if "ring" in manifest.updates else manifest.updates[0]
+    if asked not in manifest.updates:
+        raise UsageError(f"update is {asked!r}, this bundle has programs for {', '.join(manifest.updates)}; use one")
+    return asked
 
 
 def _initial_rows(bundle: Bundle) -> dict[str, NDArray[np.float32]]:
@@ -102,7 +131,7 @@ def _initial_rows(bundle: Bundle) -> dict[str, NDArray[np.float32]]:
     stored = {state.initial for state in states if state.initial}
     rows = bundle.weights(*stored) if stored else {}
     initial = {state.name: rows[state.initial] if state.initial else np.zeros((), np.float32) for state in states}
-    for state in states:
+    for state in states:  # of every update rule: the row is the same
         row = initial[state.name]
         shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
         if state.initial and (row.dtype != np.float32 or row.shape != shape):

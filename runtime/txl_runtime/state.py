@@ -26,11 +26,13 @@ class StreamState:
         model_id: of the bundle; the state fits every bundle of that model with the same form of memory.
         fill: int32 [b], memory rows that each stream has filled.
         memory: as `Stream.memory()` gives it, oldest row first, shorter streams zero-padded on the left.
+        head: int32 [b], where each stream stood in its ring: no part of the function, but of its rounding.
     """
 
     model_id: str
     fill: NDArray[np.int32]
     memory: dict[str, NDArray[np.float32]]
+    head: NDArray[np.int32] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -47,8 +49,9 @@ class StreamState:
         from safetensors.numpy import save
 
         target = Path(path)
+        heads = {} if self.head is None else {"head": self.head}
         data = save(
-            {"fill": self.fill, **{name: np.ascontiguousarray(rows) for name, rows in self.memory.items()}},
+            {"fill": self.fill, **heads, **{name: np.ascontiguousarray(rows) for name, rows in self.memory.items()}},
             metadata={"format": FORMAT, "model_id": self.model_id},
         )
         partial = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}")
@@ -82,4 +85,7 @@ class StreamState:
         fill = tensors.pop("fill", None)
         if facts.get("format") != FORMAT or fill is None or fill.ndim != 1 or fill.dtype != np.int32:
             raise UsageError(f"{source}: another kind of file, expected a saved state ({FORMAT})")
-        return cls(facts.get("model_id", ""), fill, tensors)
+        head = tensors.pop("head", None)
+        if head is not None and (head.shape != fill.shape or head.dtype != np.int32):
+            raise UsageError(f"{source}: its head is {head.dtype} {list(head.shape)}, expected int32 {list(fill.shape)}")
+        return cls(facts.get("model_id", ""), fill, tensors, head)

@@ -12,7 +12,9 @@ from txl_runtime.backends import Call
 from txl_runtime.checks import as_array, check_lengths, check_rows, check_stop_tokens, check_tokens
 from txl_runtime.errors import UsageError
 from txl_runtime.manifest import Program
-from txl_runtime.sampling import Sampler
+from txl_runtime.memory import open_memory
+from txl_runtime.outputs import open_output
+from txl_runtime.sampling import DrawCount, Sampler
 from txl_runtime.state import StreamState
 
 if TYPE_CHECKING:
@@ -26,26 +28,24 @@ Logprobs = NDArray[np.float32]
 class Stream:
     """The recurrent state of b sequences that advance together, made by `Model.stream`.
 
-    Each sequence has its own memory and its own lengths; none can influence another. Memory lives in two sets of
-    arrays that the program reads and writes in turn, so nothing is copied between segments. Not for use by two
-    threads at once; different streams of one model are.
+    Each sequence has its own memory and its own lengths; none can influence another. Arrays are bound to programs once
+    and the memory is never copied between segments (`txl_runtime.memory`). Not for use by two threads at once;
+    different streams of one model are.
     """
 
     def __init__(self, model: Model, batch_size: int) -> None:
         self._model, self._manifest, self._backend = model, model.manifest, model.backend
         self._b = batch_size
         full = self._manifest.batch_size
-        self._sides = tuple(
-            {state.name: np.zeros(state.shape, np.float32) for state in self._manifest.states} for _ in range(2)
-        )
-        self._side = 0
+        self._memory = open_memory(model.update, self._manifest, model.initial)
+        self._output = open_output(model.kind, self._manifest, self._backend)
         self._fill = np.zeros(full, np.int32)
         self._valid = np.zeros(full, np.int32)
-        self._tokens = {
-            program.name: np.zeros((full, program.segment_length), np.int32) for program in self._manifest.programs
-        }
-        self._logprobs: dict[str, Logprobs] = {}
+        self._tokens: dict[str, NDArray[np.int32]] = {}
+        self._features: dict[str, NDArray[np.float32]] = {}
         self._calls: dict[tuple[str, int], Call] = {}
+        self._fresh_fill = self._manifest.memory_length if self._manifest.dialect.memory_start == "zeros" else 0
+        self.draws = DrawCount()  # what `generate` drew so far, and how many tails of the softmax that took
         self._replaced = 0  # how often the memory was replaced from outside: a running `generate` must not go on then
         self.reset()
 
@@ -81,8 +81,8 @@ class Stream:
             raise UsageError(
                 f"tokens have {ids.shape[1]} columns, expected at most one segment of {longest}; use feed for more"
             )
-        result = self._run(ids, counts).copy()
-        result[np.arange(ids.shape[1]) >= counts[:, None]] = 0
+        result = np.zeros((*ids.shape, self._manifest.config.vocab_size), np.float32)
+        self._logprobs(ids, counts, result)
         return result
 
     def feed(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Logprobs:
@@ -93,12 +93,7 @@ class Stream:
         ids, counts = check_tokens(tokens, self._b, self._manifest.config.vocab_size, lengths)
         result = np.zeros((*ids.shape, self._manifest.config.vocab_size), np.float32)
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
-            segment = result[:, first:last]
-            np.copyto(
-                segment,
-                self._run(ids[:, first:last], segment_counts),
-                where=(np.arange(last - first) < segment_counts[:, None])[..., None],
-            )
+            self._logprobs(ids[:, first:last], segment_counts, result[:, first:last])
         return result
 
     def score(self, tokens: ArrayLike) -> NDArray[np.float32]:
@@ -116,9 +111,9 @@ class Stream:
         steps = ids.shape[1] - 1
         result = np.empty((self._b, steps), np.float32)
         for first, last, counts in self._cuts(steps, check_lengths(None, self._b, steps)):
-            targets = ids[:, first + 1 : last + 1, None]
-            logprobs = self._run(ids[:, first:last], counts)
-            result[:, first:last] = -np.take_along_axis(logprobs, targets, axis=2)[..., 0]
+            targets = ids[:, first + 1 : last + 1].ravel()
+            features = self._run(ids[:, first:last], counts)
+            result[:, first:last] = self._output.nll(features.reshape(len(targets), -1), targets).reshape(self._b, -1)
         return result
 
     def generate(
@@ -172,11 +167,14 @@ class Stream:
         sampler: Sampler,
         stop_tokens: frozenset[int],
     ) -> Iterator[NDArray[np.int32]]:
-        latest = np.empty((self._b, self._manifest.config.vocab_size), np.float32)
+        latest: NDArray[np.float32] | None = None  # [b, F], of each sequence's last position
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
-            logprobs = self._run(ids[:, first:last], segment_counts)
+            features = self._run(ids[:, first:last], segment_counts)
+            if latest is None:
+                latest = np.zeros((self._b, features.shape[2]), np.float32)
             for row in np.flatnonzero(segment_counts):
-                latest[row] = logprobs[row, segment_counts[row] - 1]
+                latest[row] = features[row, segment_counts[row] - 1]
+        assert latest is not None
         token = np.zeros(self._b, np.int32)
         running, replaced = np.ones(self._b, np.bool_), self._replaced
         for index in range(max_new_tokens):
@@ -185,10 +183,8 @@ class Stream:
                     raise UsageError(
                         "the stream was reset, selected or restored while generating; start generate again"
                     )
-                logprobs = self._run(token[:, None], running.astype(np.int32))
-                latest[running] = logprobs[running, 0]
-            for row in np.flatnonzero(running):
-                token[row] = sampler.draw(int(row), latest[row])
+                latest = self._run(token[:, None], running.astype(np.int32))[:, 0]
+            sampler.draw(self._output, latest, running, token, self.draws)
             yield token.copy()
             running &= ~np.isin(token, list(stop_tokens))
             if not running.any():
@@ -201,26 +197,21 @@ class Stream:
             "layers.00.hidden": float32 [b, rows, D], or "layers.00.key" and "layers.00.value": [b, rows, H, d_head];
             rows is the largest fill, shorter sequences are zero-padded on the left.
         """
-        fill = self._fill[: self._b]
-        rows = int(fill.max(initial=0))
-        unfilled = np.arange(rows) < rows - fill[:, None]
+        rows = int(self._fill[: self._b].max(initial=0))
         taken = {}
-        for state in self._manifest.states:
-            array = np.moveaxis(self._sides[self._side][state.name][: self._b], state.axis, 1)
-            copy = np.array(array[:, array.shape[1] - rows :], order="C")
-            copy[unfilled] = 0
-            taken[state.name] = copy
+        for state in self._manifest.states_of(self._model.update):
+            shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
+            copy = taken[state.name] = np.zeros((self._b, rows, *shape), np.float32)
+            for row, count in enumerate(self._fill[: self._b].tolist()):
+                copy[row, rows - count :] = self._memory.newest(state.name, row, count)
         return taken
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Forget everything, in all sequences or in those named: indices, or one bool per sequence."""
         which = np.arange(self._manifest.batch_size) if rows is None else check_rows(rows, self._b)
         self._replaced += 1
-        for state in self._manifest.states:
-            for side in self._sides:
-                np.moveaxis(side[state.name], state.axis, 1)[which] = self._model.initial[state.name]
-        starts_full = self._manifest.dialect.memory_start == "zeros"
-        self._fill[which] = self._manifest.memory_length if starts_full else 0
+        self._memory.clear(which)
+        self._fill[which] = self._fresh_fill
 
     def select(self, rows: ArrayLike) -> None:
         """Make sequence i continue what sequence rows[i] was: reorder, drop or duplicate, as beam search needs.
@@ -230,17 +221,16 @@ class Stream:
         which = check_rows(rows, self._b)
         if not 1 <= len(which) <= self._manifest.batch_size:
             raise UsageError(f"rows name {len(which)} sequences, expected 1 … {self._manifest.batch_size}")
-        fill, side = self._fill[which], self._sides[self._side]
-        memory = {name: array[which] for name, array in side.items()}
+        fill = self._fill[which]
+        self._replaced += 1
+        self._memory.reorder(which)
         self._b = len(which)
-        self.reset()
-        for name, array in memory.items():
-            side[name][: self._b] = array
+        self._fill[:] = self._fresh_fill
         self._fill[: self._b] = fill
 
     def snapshot(self) -> StreamState:
         """A copy of the state, to go back to or to save."""
-        return StreamState(self._manifest.model_id, self.fill, self.memory())
+        return StreamState(self._manifest.model_id, self.fill, self.memory(), self._memory.heads[: self._b])
 
     def restore(self, state: StreamState) -> None:
         """Continue from a snapshot, bit for bit as if nothing had happened since.
@@ -267,10 +257,9 @@ class Stream:
         if (fill < 0).any() or (fill > m.memory_length).any():
             raise UsageError(f"the state's fill is {fill.tolist()}, expected 0 … {m.memory_length}; take it again")
         rows = int(fill.max(initial=0))
-        for spec in m.states:
+        for spec in m.states_of(self._model.update):
             found = state.memory.get(spec.name)
-            expected = list(np.moveaxis(self._sides[0][spec.name], spec.axis, 1).shape)
-            expected[:2] = [self._b, rows]
+            expected = [self._b, rows, *(size for axis, size in enumerate(spec.shape) if axis not in (0, spec.axis))]
             if found is None or list(found.shape) != expected or found.dtype != np.float32:
                 what = "absent" if found is None else f"{found.dtype} {list(found.shape)}"
                 raise UsageError(
@@ -278,11 +267,9 @@ class Stream:
                     f"this bundle keeps {m.memory} memory, restore a state of the same form"
                 )
         self.reset()
-        for spec in m.states:
-            slots = np.moveaxis(self._sides[self._side][spec.name], spec.axis, 1)
-            for row in range(self._b):
-                count = int(fill[row])
-                slots[row, m.memory_length - count :] = state.memory[spec.name][row, rows - count :]
+        for row, count in enumerate(fill.tolist()):
+            newest = {name: memory[row, rows - count :] for name, memory in state.memory.items()}
+            self._memory.place(row, 0 if state.head is None else int(state.head[row]), newest)
         self._fill[: self._b] = fill
 
     def _cuts(self, length: int, counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
@@ -294,33 +281,37 @@ class Stream:
             if inside.any():
                 yield first, last, inside
 
-    def _run(self, ids: NDArray[np.int32], counts: NDArray[np.int32]) -> Logprobs:
-        """One segment of checked tokens; a view [b, T, V] of the program's output, good until its next run."""
+    def _logprobs(self, ids: NDArray[np.int32], counts: NDArray[np.int32], out: Logprobs) -> None:
+        """One segment of checked tokens; log-probabilities of counted rows into out [b, T, V], which holds zeros."""
+        features = self._run(ids, counts)
+        for row, count in enumerate(counts.tolist()):
+            if count:
+                self._output.logprobs(features[row, :count], out[row, :count])
+
+    def _run(self, ids: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.float32]:
+        """One segment of checked tokens; a view [b, T, F] of what its program returned, good until its next run."""
         length = ids.shape[1]
         program = self._model.program(length)
-        buffer = self._tokens[program.name]
-        buffer[: self._b, :length] = ids
-        self._valid[:] = 0
+        call = self._calls.get((program.name, self._memory.side))
+        if call is None:
+            call = self._bind(program)
+        self._tokens[program.name][: self._b, :length] = ids
         self._valid[: self._b] = counts
-        self._call(program)()
-        self._side = 1 - self._side
+        call()
+        self._memory.advance(self._valid)
         np.minimum(self._fill + self._valid, self._manifest.memory_length, out=self._fill)
-        return self._logprobs[program.name][: self._b, :length]
+        return self._features[program.name][: self._b, :length]
 
-    def _call(self, program: Program) -> Call:
-        """The program bound to this side's memory as input and the other's as output; bound once each."""
-        key = (program.name, self._side)
-        if key not in self._calls:
-            if program.name not in self._logprobs:
-                self._logprobs[program.name] = np.zeros(program.outputs[0].shape, np.float32)
-            now, after = self._sides[self._side], self._sides[1 - self._side]
-            inputs: dict[str, NDArray[Any]] = {
-                "tokens": self._tokens[program.name],
-                "valid": self._valid,
-                "fill": self._fill,
-            }
-            inputs |= {state.input: now[state.name] for state in self._manifest.states}
-            outputs: dict[str, NDArray[Any]] = {program.outputs[0].name: self._logprobs[program.name]}
-            outputs |= {state.output: after[state.name] for state in self._manifest.states}
-            self._calls[key] = self._backend.bind(program, inputs, outputs)
-        return self._calls[key]
+    def _bind(self, program: Program) -> Call:
+        """Tie a program to this stream's arrays and to its memory as it lies now; once per side of the memory."""
+        tokens, *_ = program.inputs
+        features, *_ = program.outputs
+        if program.name not in self._tokens:
+            self._tokens[program.name] = np.zeros(tokens.shape, np.int32)
+            self._features[program.name] = np.zeros(features.shape, np.float32)
+        memory, after = self._memory.bound()
+        counts: dict[str, NDArray[Any]] = {"valid": self._valid, "fill": self._fill}
+        inputs = {tokens.name: self._tokens[program.name], **counts, **memory}
+        outputs = {features.name: self._features[program.name], **after}
+        call = self._calls[program.name, self._memory.side] = self._backend.bind(program, inputs, outputs)
+        return call

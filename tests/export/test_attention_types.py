@@ -7,8 +7,9 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from txl_export.folding import fold, unfold
 from txl_export.reference import Reference
-from txl_export.step import Step, StepShape, fold, memory_shapes, unfold
+from txl_export.step import Step, StepShape, memory_shapes
 from txl_export.weights import State, canonical_shapes, check_state
 from txl_runtime.config import Dialect, ModelConfig
 from txl_runtime.errors import UsageError

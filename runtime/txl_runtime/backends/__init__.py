@@ -7,7 +7,7 @@ by many streams; a call may not run twice at the same time, different calls may.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -31,23 +31,24 @@ class Backend(Protocol):
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         """Tie a program to C-contiguous arrays of the program's shapes and dtypes.
 
-        Outputs may not overlap inputs.
+        Arrays of a softmax program may have any number of rows. Outputs may not overlap inputs, but for the state of
+        a ring: there one array is both.
         """
         ...
 
 
-def _cpu(bundle: Bundle, threads: int | None) -> Backend:
+def _cpu(bundle: Bundle, programs: Sequence[Program], threads: int | None) -> Backend:
     from txl_runtime.backends.onnxruntime_cpu import OnnxRuntimeCpu
 
-    return OnnxRuntimeCpu(bundle, threads)
+    return OnnxRuntimeCpu(bundle, programs, threads)
 
 
-BACKENDS: dict[str, Callable[[Bundle, int | None], Backend]] = {"cpu": _cpu}
+BACKENDS: dict[str, Callable[[Bundle, Sequence[Program], int | None], Backend]] = {"cpu": _cpu}
 PLANNED = ("cuda", "tensorrt", "rtx")
 
 
-def open_backend(name: str, bundle: Bundle, threads: int | None = None) -> Backend:
-    """Open a bundle with the named engine; "auto" takes the best there is.
+def open_backend(name: str, bundle: Bundle, programs: Sequence[Program], threads: int | None = None) -> Backend:
+    """Open some programs of a bundle with the named engine; "auto" takes the best there is.
 
     Raises:
         BackendError: the engine is unknown, not installed, or cannot run the bundle.
@@ -59,4 +60,4 @@ def open_backend(name: str, bundle: Bundle, threads: int | None = None) -> Backe
         raise BackendError(f"backend {name!r} is unknown, expected one of auto, {', '.join(BACKENDS)}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
-    return BACKENDS[chosen](bundle, threads)
+    return BACKENDS[chosen](bundle, programs, threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -9,20 +10,24 @@ from numpy.typing import NDArray
 from txl_runtime.backends import Arrays, Call
 from txl_runtime.bundle import Bundle
 from txl_runtime.errors import BackendError, BundleError
-from txl_runtime.manifest import Program, TensorSpec
+from txl_runtime.manifest import Program
 
 __all__ = ["OnnxRuntimeCpu"]
 
 # ONNX Runtime's names of the dtypes a program may have.
 DTYPES = {"tensor(int32)": "int32", "tensor(float)": "float32"}
+_Tensor = tuple[str, tuple[int | str, ...]]
 
 
 class OnnxRuntimeCpu:
-    """One session per program, opened with the bundle; arrays are bound once and never copied."""
+    """One session per graph, opened with the bundle; arrays are bound once and never copied.
+
+    Programs that share a file share its session, and with it one copy of the weights.
+    """
 
     name = "cpu"
 
-    def __init__(self, bundle: Bundle, threads: int | None) -> None:
+    def __init__(self, bundle: Bundle, programs: Sequence[Program], threads: int | None) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -32,12 +37,16 @@ class OnnxRuntimeCpu:
         self._ort = onnxruntime
         self._bundle, self._threads = bundle, threads
         # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
-        self._sessions = {program.name: self._open(program) for program in bundle.manifest.programs}
+        self._sessions: dict[str, Any] = {}
+        for program in programs:
+            if program.file not in self._sessions:
+                self._sessions[program.file] = self._open(program)
+            self._check(program)
         self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         """Tie a program to arrays; see `Backend.bind`."""
-        session = self._sessions[program.name]
+        session = self._sessions[program.file]
         binding = session.io_binding()
         for name, array in inputs.items():
             binding.bind_ortvalue_input(name, self._value(array))
@@ -74,25 +83,30 @@ class OnnxRuntimeCpu:
             session = self._ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             raise BundleError(f"{path}: {_one_line(error)}; expected a graph ONNX Runtime can load") from None
-        self._check(path.name, "inputs", program.inputs, session.get_inputs())
-        self._check(path.name, "outputs", program.outputs, session.get_outputs())
         return session
 
-    @staticmethod
-    def _check(file: str, side: str, promised: tuple[TensorSpec, ...], found: list[Any]) -> None:
+    def _check(self, program: Program) -> None:
         """The graph must have exactly the tensors its manifest promises."""
-        has = {item.name: (DTYPES.get(item.type, item.type), tuple(item.shape)) for item in found}
-        wants = {spec.name: (spec.dtype, spec.shape) for spec in promised}
-        if has == wants:
-            return
-        name = min(set(has.items()) ^ set(wants.items()), key=lambda item: item[0])[0]
-        raise BundleError(
-            f"{file}: among the {side}, {name} is {_tensor(has.get(name))}, "
-            f"the manifest says {_tensor(wants.get(name))}; export the model again"
-        )
+        session = self._sessions[program.file]
+        sides = (("inputs", program.inputs, session.get_inputs()), ("outputs", program.outputs, session.get_outputs()))
+        for side, promised, found in sides:
+            has = {item.name: (DTYPES.get(item.type, item.type), tuple(item.shape)) for item in found}
+            wants = {spec.name: (spec.dtype, spec.shape) for spec in promised}
+            for name in sorted({*has, *wants}):
+                if name not in has or name not in wants or not _fits(has[name], wants[name]):
+                    raise BundleError(
+                        f"{program.file}: among the {side}, {name} is {_tensor(has.get(name))}, "
+                        f"the manifest says {_tensor(wants.get(name))}; export the model again"
+                    )
 
 
-def _tensor(found: tuple[str, tuple[int, ...]] | None) -> str:
+def _fits(has: _Tensor, wants: _Tensor) -> bool:
+    """Same dtype and sizes; where the graph leaves a size open any will do."""
+    same = len(has[1]) == len(wants[1]) and has[0] == wants[0]
+    return same and all(isinstance(a, str) or a == b for a, b in zip(has[1], wants[1], strict=True))
+
+
+def _tensor(found: _Tensor | None) -> str:
     return "absent" if found is None else f"{found[0]} {list(found[1])}"
 
 

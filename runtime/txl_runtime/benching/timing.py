@@ -1,0 +1,184 @@
+"""Interleaved timing: competitors take turns within each round, so that what changes on a machine meets all alike.
+
+A round gives every competitor one slice of time. Before each slice the process comes to rest (thread pools of several
+engines spin for a while after their last call and would slow whoever is next), then a few calls run untimed. Only
+calls inside the slice count, one sample each.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+__all__ = [
+    "AT_REST",
+    "SLEEP",
+    "WARM_UP_CALLS",
+    "Percentiles",
+    "Timed",
+    "Work",
+    "available_cores",
+    "come_to_rest",
+    "foreign_load",
+    "interleave",
+    "random_tokens",
+]
+
+Work = Callable[[int], object]
+"""One unit of work; the argument counts calls, so that each may use other tokens."""
+
+WARM_UP_CALLS = 3
+LEAST_CALLS = 3
+"""Calls in a slice, however slow they are."""
+
+SLEEP = 0.02
+AT_REST = 0.05
+"""A process is at rest when its threads together use less than this share of one core."""
+PATIENCE = 2.0
+
+
+class Percentiles(Struct, frozen=True, kw_only=True):
+    """Times of single calls in milliseconds, over all rounds."""
+
+    calls: int
+    p50: float
+    p90: float
+    p99: float
+    best: float
+
+    @classmethod
+    def of(cls, nanoseconds: Sequence[int]) -> Percentiles:
+        """From samples; with fewer than 100 of them p99 is close to the largest."""
+        samples = np.asarray(nanoseconds, np.float64) / 1e6
+        p50, p90, p99 = (float(value) for value in np.percentile(samples, (50, 90, 99)))
+        return cls(calls=len(samples), p50=p50, p90=p90, p99=p99, best=float(samples.min()))
+
+
+class Timed(Struct, frozen=True, kw_only=True):
+    """What one competitor's slices gave.
+
+    Attributes:
+        times: of single calls.
+        rounds: the median of each round, ms: how steady the machine was.
+        restless: slices that began although the process had not come to rest.
+        foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
+    """
+
+    times: Percentiles
+    rounds: tuple[float, ...]
+    restless: int
+    foreign: float | None
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def come_to_rest(patience: float = PATIENCE) -> bool:
+    """Sleep until no thread of this process is busy; False when that did not happen in time.
+
+    Looked up rather than trusted: engines spin for different times, and a pool that spins on shows here.
+    """
+    until = time.perf_counter() + patience
+    while True:
+        started, busy = time.perf_counter(), time.process_time()
+        time.sleep(SLEEP)
+        busy = time.process_time() - busy
+        if busy < AT_REST * (time.perf_counter() - started):
+            return True
+        if time.perf_counter() > until:
+            return False
+
+
+def interleave(
+    works: dict[str, Work],
+    *,
+    rounds: int,
+    slice_seconds: float,
+    between: Callable[[], None] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> dict[str, Timed]:
+    """Time several kinds of work in turns.
+
+    Args:
+        works: what to call, by name.
+        rounds: how often everyone has a turn; each round begins with another name.
+        slice_seconds: length of a turn, and at least `LEAST_CALLS` calls.
+        between: runs once per round, at rest, e.g. to measure the machine.
+        advance: hears of every slice that is done.
+    """
+    names, numbers = list(works), {name: count() for name in works}
+    samples: dict[str, list[list[int]]] = {name: [] for name in names}
+    restless, foreign = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    known = True
+    for turn in range(rounds):
+        come_to_rest()
+        if between is not None:
+            between()
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            restless[name] += not come_to_rest()
+            before = foreign_load()
+            samples[name].append(_slice(works[name], numbers[name], slice_seconds))
+            share = foreign_load(before)
+            known &= share is not None
+            foreign[name] = max(foreign[name], share[0] if share else 0.0)
+            if advance is not None:
+                advance(1)
+    return {
+        name: Timed(
+            times=Percentiles.of([sample for turn in samples[name] for sample in turn]),
+            rounds=tuple(float(np.median(turn)) / 1e6 for turn in samples[name]),
+            restless=restless[name],
+            foreign=foreign[name] if known else None,
+        )
+        for name in names
+    }
+
+
+def _slice(work: Work, numbers: count[int], seconds: float) -> list[int]:
+    for _ in range(WARM_UP_CALLS):
+        work(next(numbers))
+    samples: list[int] = []
+    until = time.perf_counter_ns() + int(seconds * 1e9)
+    started = time.perf_counter_ns()
+    while started < until or len(samples) < LEAST_CALLS:
+        work(next(numbers))
+        ended = time.perf_counter_ns()
+        samples.append(ended - started)
+        started = ended
+    return samples
+
+
+def foreign_load(before: tuple[float, float, float] | None = None) -> tuple[float, float, float] | None:
+    """Share of the machine that others used since `before` (0 without it), and the counters to continue from.
+
+    Read from /proc/stat and this process' own time; None where there is no /proc/stat.
+    """
+    try:
+        with open("/proc/stat") as file:  # noqa: PTH123 - read before every slice: the shortest way is the least disturbing
+            ticks = [float(value) for value in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    if len(ticks) < 5:
+        return None
+    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and waiting for disks
+    own, now = time.process_time(), time.perf_counter()
+    if before is None:
+        return 0.0, busy - own, now
+    capacity = (os.cpu_count() or 1) * (now - before[2])
+    share = (busy - own - before[1]) / capacity if capacity > 0 else 0.0
+    return min(max(share, 0.0), 1.0), busy - own, now
+
+
+def random_tokens(vocab_size: int, shape: tuple[int, ...], seed: int = 0) -> NDArray[np.int32]:
+    """Token ids, uniform: every id's row of an embedding is as likely to be read."""
+    return np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int32)

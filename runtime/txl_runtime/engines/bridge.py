@@ -1,0 +1,307 @@
+"""One face for TensorRT 8.6, 10.x, 11.x and TensorRT-RTX. No other module touches their objects.
+
+What a version has is read from `facts`, never asked of the library. Their objects are held under one name per class
+(`builder`, `network`, `config`, …), which a test uses to check every member named here against every version.
+
+Four habits of the libraries shape this module: failures are return values; a network must outlive its parser; the
+process has one logger, whoever comes first; and exceptions in callbacks are swallowed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from txl_runtime.engines.facts import MODULES, Facts, Target, find_facts
+from txl_runtime.engines.journal import Journal, captured_stderr
+from txl_runtime.errors import BackendError
+
+__all__ = ["Binding", "Examined", "Library", "Monitor", "Network", "NodeError", "load_library"]
+
+DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
+"""Their names of types, and the manifest's."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An input or output as the library understood it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """One complaint of the parser; `node` counts the graph's nodes, -1 for none of them."""
+
+    node: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """A parsed graph, or the parser's complaints. Holds what has to live as long as the network is used."""
+
+    builder: Any
+    network: Any
+    errors: tuple[NodeError, ...]
+    inputs: tuple[Binding, ...] = ()
+    outputs: tuple[Binding, ...] = ()
+    layer_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a library says of finished engine bytes.
+
+    Attributes:
+        verified: what was done, for the sidecar.
+        problem: why it cannot be used; empty when it can, as far as can be told here.
+        layers: its layers, where it could be loaded.
+        inputs, outputs: its bindings, likewise.
+    """
+
+    verified: tuple[str, ...] = ()
+    problem: str = ""
+    layers: str = ""
+    inputs: tuple[Binding, ...] = ()
+    outputs: tuple[Binding, ...] = ()
+
+
+class Monitor:
+    """Counts the builder's steps, and stops it: `cancel` takes effect at its next step."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Ask the builder to stop."""
+        self.cancelled = True
+
+
+class Library:
+    """One of the two libraries, imported. Use `load_library`.
+
+    `recording()` has to be entered around everything that a library is asked to do: one thread at a time, its messages
+    in a journal of their own.
+    """
+
+    def __init__(self, target: Target, module: Any) -> None:
+        trt = module
+        self.target = target
+        self.module = trt
+        self.version = str(trt.__version__)
+        self.facts: Facts = find_facts(target, self.version)
+        self._sink = _Sink()
+        self._logger = _logger(trt, self._sink)
+
+    @property
+    def title(self) -> str:
+        """Name and version."""
+        return f"{self.module.__name__} {self.version}"
+
+    def recording(self) -> _Sink:
+        """A context whose value is the journal of what is said inside it."""
+        return self._sink
+
+    def parse(self, data: bytes, path: str) -> Network:
+        """Hand a graph to the parser; `path` is where its external weights are looked for."""
+        trt = self.module
+        builder = self._builder()
+        if self.facts.strongly_typed:
+            flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        else:
+            flags = 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+        network = builder.create_network(flags)
+        parser = trt.OnnxParser(network, self._logger)
+        if not parser.parse(data, path):
+            return Network(builder, network, tuple(self._complaints(parser)))
+        layers = [network.get_layer(i) for i in range(network.num_layers)]
+        return Network(
+            builder,
+            network,
+            errors=(),
+            inputs=tuple(_binding(network.get_input(i)) for i in range(network.num_inputs)),
+            outputs=tuple(_binding(network.get_output(i)) for i in range(network.num_outputs)),
+            layer_types=tuple(_enum_name(layer.type) for layer in layers),
+        )
+
+    def build(self, parsed: Network, gpus: Sequence[int], half: bool, monitor: Monitor) -> Any:
+        """Serialized engine bytes, as an object with the buffer protocol; None when the builder failed or was stopped.
+
+        Args:
+            parsed: from `parse`.
+            gpus: compute capabilities, where the library takes a list; empty for its default.
+            half: the graph is fp16, for libraries that have to be told.
+            monitor: hears of steps, where the library tells them.
+        """
+        trt, builder, network = self.module, parsed.builder, parsed.network
+        config = builder.create_builder_config()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and then fp32 products have 10 bits of fraction
+        if half and self.facts.weakly_typed:
+            config.set_flag(trt.BuilderFlag.FP16)
+        if self.facts.portable and gpus:
+            known = trt.ComputeCapability.__members__
+            config.num_compute_capabilities = len(gpus)
+            for index, gpu in enumerate(gpus):
+                if not config.set_compute_capability(known[f"SM{gpu}"], index):
+                    raise BackendError(f"{self.title} refused SM {gpu}, expected it to build for it; leave it out")
+        if self.facts.progress:
+            observer = _observer(trt, monitor)
+            config.progress_monitor = observer
+        return builder.build_serialized_network(network, config)
+
+    def examine(self, engine_bytes: Any) -> Examined:
+        """Check finished bytes as far as this machine can: the header, and by loading them where a GPU is."""
+        trt = self.module
+        runtime = trt.Runtime(self._logger)
+        if self.facts.portable:
+            header = bytes(memoryview(engine_bytes)[: runtime.engine_header_size])
+            validity, bits = runtime.get_engine_validity(header)
+            reasons = trt.EngineInvalidityDiagnostics.__members__
+            named = [name for name, value in reasons.items() if int(bits) & int(value)]
+            if "MALFORMED_ENGINE" in named:
+                return Examined(problem="its header is not an engine's (MALFORMED_ENGINE)")
+            if validity == trt.EngineValidity.INVALID:
+                # No bits: the library could not read the GPU's properties. Bits: not for this GPU or driver, which
+                # is no fault of the engine.
+                reason = ", ".join(named) or "no usable CUDA driver"
+                return Examined(verified=(f"header (not loaded here: {reason})",))
+        engine = runtime.deserialize_cuda_engine(memoryview(engine_bytes))
+        if engine is None:
+            return Examined(problem="it cannot be loaded on the GPU it was built for")
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        modes = {name: _enum_name(engine.get_tensor_mode(name)) for name in names}
+        inspector = engine.create_engine_inspector()
+        layers = inspector.get_engine_information(trt.LayerInformationFormat.ONELINE)
+        return Examined(
+            verified=("header", "loaded") if self.facts.portable else ("loaded",),
+            layers=str(layers),
+            inputs=tuple(_engine_binding(engine, name) for name in names if modes[name] == "INPUT"),
+            outputs=tuple(_engine_binding(engine, name) for name in names if modes[name] == "OUTPUT"),
+        )
+
+    def _builder(self) -> Any:
+        trt = self.module
+        try:
+            builder = trt.Builder(self._logger)
+        except TypeError:  # how the bindings put that the library returned no builder
+            builder = None
+        if builder is None:
+            raise BackendError(
+                f"{self.title} cannot start: it found no usable CUDA driver, expected an NVIDIA GPU and its driver; "
+                "build on the machine that will run the engine (TensorRT-RTX needs none: --target rtx)"
+            )
+        return builder
+
+    def _complaints(self, parser: Any) -> list[NodeError]:
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        return [NodeError(int(error.node()), str(error.desc())) for error in errors]
+
+
+class _Sink:
+    """Where the process's one logger writes: the journal of the work that goes on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._journal: Journal | None = None
+        self._captured: Any = None
+
+    def __enter__(self) -> Journal:
+        self._lock.acquire()
+        try:
+            self._journal = Journal()
+            self._captured = captured_stderr(self._journal)
+            self._captured.__enter__()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self._journal
+
+    def __exit__(self, *reason: Any) -> None:
+        try:
+            self._captured.__exit__(*reason)
+        finally:
+            self._journal = None
+            self._lock.release()
+
+    def add(self, severity: int, text: str) -> None:
+        if self._journal is not None:
+            self._journal.add(severity, text)
+
+
+def _logger(trt: Any, sink: _Sink) -> Any:
+    class Log(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
+        """Passes everything on; nothing here may raise."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            sink.add(int(severity), str(message))
+
+    return Log()
+
+
+def _observer(trt: Any, monitor: Monitor) -> Any:
+    class Observer(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
+        """Counts steps. Their declared numbers are not kept by the library, so they are not used."""
+
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, name: str, parent: str | None, steps: int) -> None:
+            """Nothing to do."""
+
+        def step_complete(self, name: str, step: int) -> bool:
+            monitor.steps += 1
+            return not monitor.cancelled
+
+        def phase_finish(self, name: str) -> None:
+            """Nothing to do."""
+
+    return Observer()
+
+
+def _enum_name(value: Any) -> str:
+    return str(value.name)
+
+
+def _binding(tensor: Any) -> Binding:
+    kind = _enum_name(tensor.dtype)
+    return Binding(str(tensor.name), DTYPES.get(kind, kind), tuple(int(size) for size in tensor.shape))
+
+
+def _engine_binding(engine: Any, name: str) -> Binding:
+    kind = _enum_name(engine.get_tensor_dtype(name))
+    shape = tuple(int(size) for size in engine.get_tensor_shape(name))
+    return Binding(name, DTYPES.get(kind, kind), shape)
+
+
+@cache
+def load_library(target: Target) -> Library:
+    """Import the library behind a target, once per process.
+
+    Raises:
+        BackendError: it is not installed, cannot be loaded, or is too old.
+    """
+    name = MODULES[target]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] != name:
+            raise BackendError(f"{name} needs {error.name}, not installed here; install {name} again") from None
+        raise BackendError(
+            f"{name} is not installed, expected it for --target {target}; pip install 'txl-deploy[{target}]'"
+            + (", or on a Jetson the TensorRT of its JetPack" if target == "tensorrt" else "")
+        ) from None
+    except (ImportError, OSError) as error:
+        raise BackendError(f"{name} cannot be loaded: {error}; expected its native libraries; install it again") from None
+    return Library(target, module)

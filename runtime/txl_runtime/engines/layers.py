@@ -1,0 +1,52 @@
+"""What the compiler made of a graph: its layers, read from the list that a builder logs and an inspector returns."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+__all__ = ["FUSED_ATTENTION", "LayerReport", "read_layers"]
+
+FUSED_ATTENTION = ("_gemm_mha", "_gemv_mha", "_mha_v", "fmha")
+"""What the names of kernels hold that do a whole attention: scores, bias, softmax and the sum over values."""
+NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})
+"""Kinds of layer that start nothing on the device."""
+
+_ROW = re.compile(r"^\s*Name: (?P<name>.*?), LayerType: (?P<kind>[^,\s]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """Counts over a program's layers.
+
+    Attributes:
+        kernels: layers that start work on the device; None where the library did not list them.
+        kinds: how many layers of each kind.
+        fused: fused attention kernels, by name.
+    """
+
+    kernels: int | None
+    kinds: dict[str, int]
+    fused: dict[str, int]
+
+    @property
+    def fused_attention(self) -> int:
+        """Attention layers that became one kernel each."""
+        return sum(self.fused.values())
+
+
+def read_layers(listing: str) -> LayerReport:
+    """Count the rows "Name: …, LayerType: …" of a listing at DETAILED verbosity."""
+    rows = [(match["name"], match["kind"]) for match in _ROW.finditer(listing)]
+    if not rows:
+        return LayerReport(None, {}, {})
+    kinds = Counter(kind for _, kind in rows)
+    fused = Counter(_family(name) for name, _ in rows if any(mark in name for mark in FUSED_ATTENTION))
+    kernels = sum(count for kind, count in kinds.items() if kind.lower() not in NOT_KERNELS)
+    return LayerReport(kernels, dict(sorted(kinds.items())), dict(sorted(fused.items())))
+
+
+def _family(name: str) -> str:
+    """A kernel's name without the number of its place: "_gemm_mha_v2_myl0_6" is a "_gemm_mha_v2"."""
+    return re.sub(r"_myl\d+_\d+$", "", name)
