@@ -43,7 +43,7 @@ from txl_export.folding import fold, tied_rows
 from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.listener import Listener, Silent
 from txl_export.network import MemoryForm, Network
-from txl_export.parity import Parity, verify_model
+from txl_export.parity import Parity, openers, verify_models
 from txl_export.reference import Reference
 from txl_export.ring import RingStep
 from txl_export.softmax import SoftmaxHead, SoftmaxTail
@@ -141,12 +141,10 @@ def export(
     lengths = tuple(int(length) if isinstance(length, np.integer) else length for length in lengths)
     requested = Requested(lengths, memory_length, clamp_length, same_length, batch_size)
     values = read_config(Path(config)) if isinstance(config, str | Path) else config
+    overrides = ask_overrides(initial_memory, cluster_order, embedding_scale)
 
     heard.stage("read the checkpoint")
-    overrides = ask_overrides(initial_memory, cluster_order, embedding_scale)
     imported, source = read_checkpoint(checkpoint_or_state, family, values, aliases, overrides)
-    if family == "auto":
-        heard.warn(f"recognised as {source.recognised}")
     if vocabulary is not None:
         imported = replace(imported, vocabulary=read_vocabulary_file(Path(vocabulary)))
     state = check_state(imported.config, imported.state, source.name)
@@ -177,7 +175,7 @@ def export(
         _seal(folder, manifest)
         parity = None
         if verify:
-            parity = verify_model(txl_runtime.load(folder), reference, "the checkpoint", ids, None, heard)
+            parity = verify_models(openers(folder, manifest), reference, "the checkpoint", ids, None, heard)
             (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
             parity.require()
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())
@@ -233,7 +231,7 @@ class _Builder:
     @property
     def updates(self) -> tuple[str, ...]:
         """The update rules to write: a ring wherever keys and values are remembered."""
-        return ("rolled", "ring") if self.memory == "kv" and self.sizes.memory_length else ("rolled",)
+        return ("ring", "rolled") if self.memory == "kv" and self.sizes.memory_length else ("rolled",)
 
     def _network(self, program: Program, folded: State) -> Network:
         """What computes a program."""

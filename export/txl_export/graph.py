@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +228,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
         ("inputs", program.inputs, model.graph.input),
         ("outputs", program.outputs, model.graph.output),
     ):
-        wants = [(spec.name, spec.dtype, spec.shape) for spec in promised]
+        wants: list[_Spec] = [(spec.name, spec.dtype, spec.shape) for spec in promised]
         has = [_spec(value) for value in found]
         if not _fit(has, wants):
             raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
@@ -260,8 +260,9 @@ def _spec(value: onnx.ValueInfoProto) -> _Spec:
     return value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
 
 
-def _fit(has: list[_Spec], wants: list[_Spec]) -> bool:
+def _fit(has: Sequence[_Spec], wants: Sequence[_Spec]) -> bool:
     """Same names, dtypes and sizes; the only open sizes are the segment and the rows of the softmax."""
-    alike = [(name, dtype, len(shape)) for name, dtype, shape in has] == [(n, d, len(s)) for n, d, s in wants]
-    sizes = [pair for (*_, mine), (*_, theirs) in zip(has, wants, strict=False) for pair in zip(mine, theirs, strict=False)]
-    return alike and all(found in (size, "segment", "rows") for found, size in sizes)
+    if [(name, dtype, len(shape)) for name, dtype, shape in has] != [(n, d, len(shape)) for n, d, shape in wants]:
+        return False
+    sizes = (pair for mine, theirs in zip(has, wants, strict=True) for pair in zip(mine[2], theirs[2], strict=True))
+    return all(found in (size, "segment", "rows") for found, size in sizes)

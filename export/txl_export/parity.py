@@ -8,8 +8,10 @@ that an error which only grows through the recurrence cannot hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,23 @@ import torch
 from numpy.typing import NDArray
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import NEAR_TIE, no_drift_limit, rung
-from txl_runtime.model import Model
+from txl_runtime.manifest import Manifest
+from txl_runtime.model import Model, load
 from txl_runtime.stream import Stream
 
 from txl_export.listener import Listener, Silent
 from txl_export.reference import Memory, Reference
 
-__all__ = ["ChainResult", "Gate", "Parity", "ParityError", "ReferenceStreams", "TextResult", "verify_model"]
+__all__ = [
+    "ChainResult",
+    "Gate",
+    "Parity",
+    "ParityError",
+    "ReferenceStreams",
+    "TextResult",
+    "openers",
+    "verify_models",
+]
 
 Ids = NDArray[np.int32]
 
@@ -225,8 +237,18 @@ def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[st
         yield f"layers.{i:02d}.value", value
 
 
-def verify_model(
-    model: Model,
+def openers(
+    folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
+) -> list[Callable[[], Model]]:
+    """What loads a bundle for each of its update rules; its files' hashes are checked once."""
+    return [
+        partial(load, folder, backend, threads, verify_files=number == 0, update=rule, lean=number > 0)
+        for number, rule in enumerate(manifest.updates)
+    ]
+
+
+def verify_models(
+    openers: Sequence[Callable[[], Model]],
     reference: Reference,
     source: str,
     text: Ids | None = None,
@@ -237,7 +259,8 @@ def verify_model(
     """Run the chains and the text, and judge them by the ladder.
 
     Args:
-        model: the bundle, loaded.
+        openers: what loads the bundle, once per way to run it (update rule); one is open at a time, because each holds
+            its weights. The first is the one users get: it alone runs the long chains and the text.
         reference: the model it should be equal to.
         source: where the reference's weights came from, for the report.
         text: token ids [T] of real text; without it tokens are random and distribution gates are not judged.
@@ -246,20 +269,24 @@ def verify_model(
         seed: of random tokens and lengths.
     """
     listener = listener or Silent()
-    plans = list(_plans(model, segments, text, seed))
-    listener.stage("verify against PyTorch", sum(len(plan.calls) for plan in plans))
-    chains = tuple(_run_chain(model, reference, plan, listener) for plan in plans)
-    limit = max(TEXT_SEGMENTS * model.segment_lengths[0], TEXT_TOKENS)
-    compared = None if text is None else _compare_text(model, reference, text[: limit + 1], listener)
+    chains: list[ChainResult] = []
+    compared: TextResult | None = None
+    for number, opener in enumerate(openers):
+        listener.stage("load the bundle")
+        model = opener()
+        plans = list(_plans(model, segments, text, seed, brief=number > 0))
+        listener.stage(f"verify against PyTorch, {model.update} memory", sum(len(plan.calls) for plan in plans))
+        chains += [_run_chain(model, reference, plan, listener) for plan in plans]
+        if not number:
+            first = model.manifest, model.backend.name, model.backend.description
+            if text is not None:
+                limit = max(TEXT_SEGMENTS * model.segment_lengths[0], TEXT_TOKENS)
+                compared = _compare_text(model, reference, text[: limit + 1], listener)
+        del model
+    manifest, backend, description = first
     dtype = str(reference.dtype).removeprefix("torch.")
-    return Parity(
-        model.backend.description,
-        model.manifest.precision,
-        f"{source}, computed in {dtype}",
-        chains,
-        compared,
-        tuple(_judge(model, chains, compared)),
-    )
+    gates = tuple(_judge(manifest, backend, chains, compared))
+    return Parity(description, manifest.precision, f"{source}, computed in {dtype}", tuple(chains), compared, gates)
 
 
 @dataclass(frozen=True)
@@ -271,30 +298,36 @@ class _Plan:
     calls: Sequence[tuple[Ids, Ids]]
 
 
-def _plans(model: Model, segments: int | None, text: Ids | None, seed: int) -> Iterator[_Plan]:
-    """Full segments of every program, mixed partial ones, and one stream alone where the batch is larger."""
+def _plans(model: Model, segments: int | None, text: Ids | None, seed: int, brief: bool) -> Iterator[_Plan]:
+    """Full segments of every program, mixed partial ones, and one stream alone where the batch is larger.
+
+    Brief plans fill the memory and roll it over, but leave the judgement of drift to the others.
+    """
     draws, batch, longest = np.random.default_rng(seed), model.batch_size, model.segment_lengths[0]
     tokens = _TokenSource(model.vocab_size, text, draws)
     to_fill = math.ceil(model.memory_length / longest)
     to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))
-    many = segments if segments is not None else to_fill + max(12, min(to_fill, 32), to_judge_drift)
+    many = to_fill + 8
+    if not brief:
+        many = segments if segments is not None else to_fill + max(12, min(to_fill, 32), to_judge_drift)
 
     def full(streams: int, length: int, count: int) -> list[tuple[Ids, Ids]]:
         return [(tokens.take(streams, length), np.full(streams, length, np.int32)) for _ in range(count)]
 
-    yield _Plan(f"segments of {longest}", batch, full(batch, longest, many))
+    rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
+    yield _Plan(f"segments of {longest}{rule}", batch, full(batch, longest, many))
     for length in model.segment_lengths[1:]:
         calls = full(batch, length, 4) + full(batch, longest, to_fill) + full(batch, length, 16)
-        yield _Plan(f"segments of {length}", batch, calls)
+        yield _Plan(f"segments of {length}{rule}", batch, calls)
     mixed = []
-    for _ in range(max(16, many // 2)):
+    for _ in range(16 if brief else max(16, many // 2)):
         width = int(draws.integers(1, longest + 1))
         counts = draws.integers(0, width + 1, batch).astype(np.int32)
         counts[int(draws.integers(batch))] = width
         mixed.append((tokens.take(batch, width), counts))
-    yield _Plan("mixed partial segments", batch, mixed)
+    yield _Plan(f"mixed partial segments{rule}", batch, mixed)
     if batch > 1:
-        yield _Plan("one stream alone", 1, full(1, longest, to_fill + 4))
+        yield _Plan(f"one stream alone{rule}", 1, full(1, longest, to_fill + 4))
 
 
 class _TokenSource:
@@ -396,9 +429,9 @@ def _compare_text(model: Model, reference: Reference, text: Ids, listener: Liste
     return TextResult(len(text), theirs / (len(text) - 1), ours / (len(text) - 1))
 
 
-def _judge(model: Model, chains: Sequence[ChainResult], text: TextResult | None) -> Iterator[Gate]:
+def _judge(manifest: Manifest, backend: str, chains: Sequence[ChainResult], text: TextResult | None) -> Iterator[Gate]:
     """The gates of this precision and backend, in the ladder's order."""
-    limits = rung(model.manifest.precision, model.backend.name)
+    limits = rung(manifest.precision, backend)
 
     def gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
         passed = None if value is None or not judged else bool(value <= limit)
@@ -407,7 +440,7 @@ def _judge(model: Model, chains: Sequence[ChainResult], text: TextResult | None)
     if limits.logprobs is not None:
         yield gate("log-probs max abs", max(chain.max_logprobs for chain in chains), limits.logprobs)
     if limits.memory is not None:
-        worst = max(chain.max_memory for chain in chains) if model.memory_length else None
+        worst = max(chain.max_memory for chain in chains) if manifest.memory_length else None
         yield gate("memory max abs (relative)", worst, limits.memory)
     drifts = [chain.early_and_late for chain in chains]
     ratios = [(late, no_drift_limit(early)) for early, late in (d for d in drifts if d)]

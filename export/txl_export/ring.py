@@ -21,7 +21,7 @@ programs of `txl_export.softmax`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnxscript
@@ -58,7 +58,7 @@ def _translate(past: Any, update: Any, write: Any) -> Any:
     return onnxscript.values.Op(opset, "TensorScatter")(past, update, write, axis=2, mode="linear")
 
 
-TRANSLATIONS = {torch.ops.txl.tensor_scatter.default: _translate}
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.txl.tensor_scatter.default: _translate}
 """What `torch.onnx.export` needs to know of operators that are not torch's."""
 
 
@@ -70,7 +70,6 @@ class RingStep(Network):
         shape: B, the longest L, M; memory is "kv".
         folded: the parameters from `fold`.
     """
-
 
     def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
         super().__init__(config, dialect, folded, count_distances(config, dialect, shape.slots))

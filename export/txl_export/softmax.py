@@ -23,7 +23,6 @@ __all__ = ["SoftmaxHead", "SoftmaxTail"]
 class SoftmaxHead(Network):
     """The first cluster, and the clusters themselves."""
 
-
     def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor]) -> None:
         super().__init__(config, dialect, folded, 0)
 

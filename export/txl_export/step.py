@@ -18,7 +18,7 @@ the memory keeps what was added, so only hidden memory can follow them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,7 +68,6 @@ class Step(Network):
         shape: B, L, M and the form of the memory; M = 0 has no memory arguments at all.
         folded: the parameters from `fold`, shared between steps.
     """
-
 
     def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
         if config.absolute_positions and shape.memory_length and shape.memory == "kv":

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import txl_runtime
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from txl_runtime.bundle import open_bundle
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.manifest import Manifest
+from txl_runtime.vocabulary import read_vocabulary
 
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.overrides import recorded_overrides
@@ -18,7 +19,7 @@ from txl_export.evaluation import Requested, resolve
 from txl_export.exporting import reference_for
 from txl_export.folding import unfold
 from txl_export.listener import Listener, Silent
-from txl_export.parity import Parity, verify_model
+from txl_export.parity import Parity, openers, verify_models
 from txl_export.text import read_tokens
 from txl_export.weights import State, check_state, model_id
 
@@ -54,18 +55,22 @@ def verify(
     heard = listener or Silent()
     if segments is not None and not 1 <= segments <= 1_000_000:
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
-    model = txl_runtime.load(bundle, backend=backend, threads=threads)
-    manifest = model.manifest
-    ids = read_tokens(text, tokens, model.vocabulary, model.vocab_size)
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
+    words = (
+        read_vocabulary(opened.file(manifest.vocabulary), manifest.config.vocab_size) if manifest.vocabulary else None
+    )
+    ids = read_tokens(text, tokens, words, manifest.config.vocab_size)
     if checkpoint is None:
         heard.warn(
             "the reference is rebuilt from the bundle: the import itself is not proven again (--checkpoint does)"
         )
-        state, source = _state_of(model.bundle.file(manifest.weights), manifest), "the bundle's own weights"
+        state, source = _state_of(opened.file(manifest.weights), manifest), "the bundle's own weights"
     else:
         state, source = _state_from(Path(checkpoint), manifest), "the checkpoint"
     reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
-    return verify_model(model, reference, source, ids, segments, heard)
+    runs = openers(Path(bundle), manifest, backend, threads)
+    return verify_models(runs, reference, source, ids, segments, heard)
 
 
 def _state_of(path: Path, manifest: Manifest) -> State:

@@ -33,7 +33,7 @@ __all__ = [
 
 FORMAT = "txl-deploy.bundle"
 FORMAT_VERSION = "1.1"
-UPDATE_RULES = ("rolled", "ring")
+UPDATE_RULES = ("ring", "rolled")
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 DType = Literal["int32", "float32"]
@@ -45,6 +45,11 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
     name: str
     dtype: DType
     shape: tuple[Count | Literal["rows"], ...]
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The shape of a tensor that leaves no size open."""
+        return tuple(int(size) for size in self.shape)
 
 
 class StateTensor(Struct, frozen=True, kw_only=True):
@@ -146,7 +151,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def updates(self) -> tuple[str, ...]:
-        """The update rules it has programs of."""
+        """The update rules it has programs of, the fastest first."""
         found = {program.update for program in self.programs}
         return tuple(rule for rule in UPDATE_RULES if rule in found)
 

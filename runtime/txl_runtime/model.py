@@ -21,7 +21,12 @@ class Model:
     """A loaded bundle. Threads may share it; each needs a stream of its own."""
 
     def __init__(
-        self, bundle: Bundle, backend: str = "auto", threads: int | None = None, update: str | None = None
+        self,
+        bundle: Bundle,
+        backend: str = "auto",
+        threads: int | None = None,
+        update: str | None = None,
+        lean: bool = False,
     ) -> None:
         self.bundle = bundle
         self.update = _update(bundle.manifest, update)
@@ -33,7 +38,7 @@ class Model:
         self._by_length: dict[int, Program] = {}
         softmax = [program for program in bundle.manifest.programs if program.update == "none"]
         used = (*segments, *(softmax if self.kind == "hidden" else ()))
-        self.backend: Backend = open_backend(backend, bundle, used, threads)
+        self.backend: Backend = open_backend(backend, bundle, used, threads, lean)
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -98,6 +103,7 @@ def load(
     threads: int | None = None,
     verify_files: bool = True,
     update: str | None = None,
+    lean: bool = False,
 ) -> Model:
     """Load a bundle.
 
@@ -107,13 +113,14 @@ def load(
         threads: of the engine; None for one per physical core.
         verify_files: check every file's SHA-256 (sizes are always checked).
         update: rolled or ring, which of a bundle's programs to run; None for the best the backend has.
+        lean: leave the weights where the file is mapped into memory instead of keeping a copy laid out for speed.
 
     Raises:
         BundleError: the bundle is missing, altered, inconsistent or too new.
         BackendError: the engine is not installed or cannot run it.
         UsageError: the bundle has no programs of that update rule.
     """
-    return Model(open_bundle(path, verify_files), backend, threads, update)
+    return Model(open_bundle(path, verify_files), backend, threads, update, lean)
 
 
 def _update(manifest: Manifest, asked: str | None) -> str:

@@ -23,7 +23,10 @@ Floats = NDArray[np.float32]
 class Output(Protocol):
     """The softmax of a stream; F is the width of what segment programs return, a "feature" row per position."""
 
-    clusters: tuple[tuple[int, int], ...]
+    @property
+    def clusters(self) -> tuple[tuple[int, int], ...]:
+        """First and one past the last word of each cluster; the head's own words are the first."""
+        ...
 
     def logprobs(self, features: Floats, out: Floats) -> None:
         """Log-probabilities of the vocabulary, [n, F] → out [n, V], which may be a strided view."""

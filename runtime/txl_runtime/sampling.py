@@ -61,7 +61,7 @@ class _Known:
         return self.head[: self.output.clusters[0][1]]
 
     def cluster(self, cluster: int) -> float:
-        """log p of a further cluster."""
+        """Log p of a further cluster."""
         return float(self.head[self.output.clusters[0][1] + cluster - 1])
 
     def pending(self) -> list[int]:

@@ -87,5 +87,7 @@ class StreamState:
             raise UsageError(f"{source}: another kind of file, expected a saved state ({FORMAT})")
         head = tensors.pop("head", None)
         if head is not None and (head.shape != fill.shape or head.dtype != np.int32):
-            raise UsageError(f"{source}: its head is {head.dtype} {list(head.shape)}, expected int32 {list(fill.shape)}")
+            raise UsageError(
+                f"{source}: its head is {head.dtype} {list(head.shape)}, expected int32 {list(fill.shape)}"
+            )
         return cls(facts.get("model_id", ""), fill, tensors, head)

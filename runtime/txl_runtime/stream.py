@@ -307,8 +307,8 @@ class Stream:
         tokens, *_ = program.inputs
         features, *_ = program.outputs
         if program.name not in self._tokens:
-            self._tokens[program.name] = np.zeros(tokens.shape, np.int32)
-            self._features[program.name] = np.zeros(features.shape, np.float32)
+            self._tokens[program.name] = np.zeros(tokens.fixed, np.int32)
+            self._features[program.name] = np.zeros(features.fixed, np.float32)
         memory, after = self._memory.bound()
         counts: dict[str, NDArray[Any]] = {"valid": self._valid, "fill": self._fill}
         inputs = {tokens.name: self._tokens[program.name], **counts, **memory}

@@ -37,17 +37,19 @@ class Backend(Protocol):
         ...
 
 
-def _cpu(bundle: Bundle, programs: Sequence[Program], threads: int | None) -> Backend:
+def _cpu(bundle: Bundle, programs: Sequence[Program], threads: int | None, lean: bool) -> Backend:
     from txl_runtime.backends.onnxruntime_cpu import OnnxRuntimeCpu
 
-    return OnnxRuntimeCpu(bundle, programs, threads)
+    return OnnxRuntimeCpu(bundle, programs, threads, lean)
 
 
-BACKENDS: dict[str, Callable[[Bundle, Sequence[Program], int | None], Backend]] = {"cpu": _cpu}
+BACKENDS: dict[str, Callable[[Bundle, Sequence[Program], int | None, bool], Backend]] = {"cpu": _cpu}
 PLANNED = ("cuda", "tensorrt", "rtx")
 
 
-def open_backend(name: str, bundle: Bundle, programs: Sequence[Program], threads: int | None = None) -> Backend:
+def open_backend(
+    name: str, bundle: Bundle, programs: Sequence[Program], threads: int | None = None, lean: bool = False
+) -> Backend:
     """Open some programs of a bundle with the named engine; "auto" takes the best there is.
 
     Raises:
@@ -60,4 +62,4 @@ def open_backend(name: str, bundle: Bundle, programs: Sequence[Program], threads
         raise BackendError(f"backend {name!r} is unknown, expected one of auto, {', '.join(BACKENDS)}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
-    return BACKENDS[chosen](bundle, programs, threads)
+    return BACKENDS[chosen](bundle, programs, threads, lean)

@@ -27,7 +27,7 @@ class OnnxRuntimeCpu:
 
     name = "cpu"
 
-    def __init__(self, bundle: Bundle, programs: Sequence[Program], threads: int | None) -> None:
+    def __init__(self, bundle: Bundle, programs: Sequence[Program], threads: int | None, lean: bool) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -35,7 +35,7 @@ class OnnxRuntimeCpu:
                 "onnxruntime is not installed, backend cpu needs it; pip install 'txl-deploy[cpu]'"
             ) from None
         self._ort = onnxruntime
-        self._bundle, self._threads = bundle, threads
+        self._bundle, self._threads, self._lean = bundle, threads, lean
         # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
         self._sessions: dict[str, Any] = {}
         for program in programs:
@@ -78,6 +78,8 @@ class OnnxRuntimeCpu:
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
         # Several sessions share the cores: a pool that goes on spinning after its run slows the others.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self._lean:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         path = self._bundle.file(program.file)
         try:
             session = self._ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
