@@ -10,24 +10,32 @@ import msgspec
 from torch import Tensor
 from txl_runtime.errors import CheckpointError, TxlError
 
-from txl_export.checkpoints import read_checkpoint
-from txl_export.checkpoints.hf import read_folder
-from txl_export.checkpoints.loading import Loaded, Stub, load_file, module_state, scan_globals
-from txl_export.weights import check_state, parameter_count
+from txl_export.checkpoints import check_family, identify, import_model, load
+from txl_export.checkpoints.imported import ConfigNeededError, Imported
+from txl_export.checkpoints.loading import Loaded, Stub, module_state, scan_globals
+from txl_export.weights import State, check_state, parameter_count
 
 __all__ = ["describe_checkpoint"]
 
 
-def describe_checkpoint(path: Path) -> dict[str, Any]:
+def describe_checkpoint(
+    path: Path,
+    family: str = "auto",
+    config: Mapping[str, Any] | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Family, container, hyper-parameters, tensors and the names of code the file refers to.
 
-    A file that is refused is described by the names it refers to and the reason.
+    A file that is refused is described by the names it refers to and the reason; one that lacks values of its config by
+    what has to be given. `family`, `config` and `aliases` are those of an export.
 
     Raises:
         CheckpointError: nothing can be said of it.
+        UsageError: an unknown family.
     """
+    check_family(family)
     try:
-        loaded = read_folder(path)[1] if path.is_dir() else load_file(path)
+        content, loaded = load(path, aliases)
     except CheckpointError as error:
         if path.is_dir():
             raise
@@ -44,20 +52,21 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "notes": list(loaded.notes),
     }
     try:
-        imported, source = read_checkpoint(path)
-        state = check_state(imported.config, imported.state, path.name)
+        found, unwrapped = identify(content, family, str(path))
     except TxlError as error:
         document["family"] = f"not recognised: {error}"
     else:
-        document |= {
-            "family": imported.family,
-            "recognised": source.recognised,
-            "parameters": parameter_count(state),
-            "vocabulary": "yes" if imported.vocabulary else "none",
-            "config": msgspec.to_builtins(imported.config),
-            "evaluation": {name: value for name, value in vars(imported.evaluation).items() if value is not None},
-        }
-        document["notes"] += [note for note in imported.notes if note not in document["notes"]]
+        document |= {"family": found, "recognised": f"{found}: {unwrapped.reason}"}
+        try:
+            imported = import_model(found, unwrapped, config, str(path))
+            state = check_state(imported.config, imported.state, path.name)
+        except ConfigNeededError as error:
+            document["needed"] = str(error)
+        except TxlError as error:
+            document["refused"] = str(error)
+        else:
+            document |= _model(imported, state)
+            document["notes"] += [note for note in imported.notes if note not in document["notes"]]
     document["tensors"] = [
         {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
         for name, tensor in _tensors(_content(loaded))
@@ -65,8 +74,25 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
     return document
 
 
+def _model(imported: Imported, state: State) -> dict[str, Any]:
+    evaluation = {name: value for name, value in vars(imported.evaluation).items() if value is not None}
+    return {
+        "parameters": parameter_count(state),
+        "vocabulary": "yes" if imported.vocabulary else "none",
+        "config": msgspec.to_builtins(imported.config),
+        "evaluation": evaluation,
+        "dialect": {"initial_memory": imported.memory_start, "cluster_order": imported.cluster_order},
+    }
+
+
 def _content(loaded: Loaded) -> Any:
-    return module_state(loaded.content)[0] if isinstance(loaded.content, Stub) else loaded.content
+    """What to look for tensors in; an object that is no module has none."""
+    if not isinstance(loaded.content, Stub):
+        return loaded.content
+    try:
+        return module_state(loaded.content)[0]
+    except CheckpointError:
+        return None
 
 
 def _tensors(content: Any, prefix: str = "") -> list[tuple[str, Tensor]]:

@@ -156,9 +156,17 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         ("embedding.projections.0", "missing", "check the config"),
     ),
     "odd width": (checkpoint(config=CONFIG | {"d_model": 15, "d_embed": 15}), ("d_model is 15", "even")),
+    "cutoffs that do not ascend": (
+        checkpoint(config=CONFIG | {"cutoffs": (40, 20)}, state=random_state(CONFIG)),
+        ("cutoffs [40, 20] do not ascend", "such as [20000, 40000, 200000]"),
+    ),
+    "a cluster without tokens": (
+        checkpoint(config=CONFIG | {"cutoffs": (20, 60)}, state=random_state(CONFIG)),
+        ("cutoffs [20, 60] do not ascend", "without these two"),
+    ),
     "cutoffs beyond the vocabulary": (
         checkpoint(config=CONFIG | {"cutoffs": (20, 90)}, state=random_state(CONFIG)),
-        ("softmax.biases.1", "missing", "check the config"),
+        ("cutoffs [20, 90] do not ascend between 0 and the vocabulary's 60", "check the config"),
     ),
     "vocabulary of an unknown kind": (checkpoint(vocabulary={"kind": "runes"}), ("runes", "vocabulary")),
     "vocabulary of another size": (checkpoint(vocabulary={"kind": "bytes"}), ("256", "60")),
@@ -185,14 +193,76 @@ def test_inspect_refuses_what_is_neither_bundle_nor_checkpoint(run, here, name):
     assert name == "missing" or all(part in error for part in parts)
 
 
-@pytest.mark.parametrize("name", ["other tensors", "bare state", "missing tensor", "no tensors"])
-def test_inspect_describes_a_file_it_cannot_export(run, here, name):
+@pytest.mark.parametrize(
+    ("name", "family", "said", "parts"),
+    [
+        ("other tensors", "not recognised: ", "family", ("fc.weight", "--family")),
+        ("no tensors", "not recognised: ", "family", ("expected a state dict",)),
+        ("bare state", "txl", "needed", ("--config FILE.json", '"n_layer":16')),
+        ("config name missing", "txl", "needed", ("d_head", '--config FILE.json, which holds e.g. {"d_head":41}')),
+        ("missing tensor", "txl", "refused", (OUTPUT, "missing")),
+    ],
+)
+def test_inspect_describes_a_file_it_cannot_export(run, here, name, family, said, parts):
     CHECKPOINTS[name][0](here / "model.pt")
     result = run("inspect", "model.pt", "--json")
     assert result.code == 0
     document = json.loads(result.stdout)
-    assert document["family"].startswith("not recognised: ")
+    assert document["family"].startswith(family)
+    assert all(part in document[said] for part in parts), document[said]
     assert [entry["name"] for entry in document["tensors"]] or name == "no tensors"
+
+
+def test_inspect_takes_the_options_that_make_a_checkpoint_loadable(run, here):
+    torch.save(random_state(CONFIG), here / "bare.pt")
+    (here / "config.json").write_text(json.dumps(CONFIG))
+    document = json.loads(run("inspect", "bare.pt", "--config", "config.json", "--family", "txl", "--json").stdout)
+    assert document["family"] == "txl"
+    assert document["recognised"] == "txl: tensors named embedding.tables.0"
+    assert document["config"]["n_layer"] == CONFIG["n_layer"]
+    assert "needed" not in document
+    shown = run("inspect", "bare.pt")
+    assert (shown.code, shown.lines) == (0, [])
+    assert "needed" in shown.stdout
+    assert "not recognised" not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("",), ("the path is empty", "name one")),
+        (("  ",), ("the path is empty",)),
+        ((".",), ("manifest.json", "config.json", "name one")),
+        (("good.pt", "--family", "gpt"), ("--family", "kimiyoung")),
+        (("good.pt", "--config", "no.json"), ("no.json", "--config")),
+        (("good.pt", "--config", "list.json"), ("list.json: holds a list", "--config")),
+        (("good.pt", "--alias", "a.B"), ("--alias is 'a.B'", "theirs=original")),
+    ],
+    ids=str,
+)
+def test_inspect_refuses_options_that_make_no_sense(run, files, arguments, parts):
+    error = run("inspect", *arguments).error
+    assert all(part in error for part in parts), error
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "parts"),
+    [
+        (("--family", "nvidia"), "family", ("is of family txl", "--family")),
+        (("--alias", "a.B=os.system"), "refused", ("os.system", "mem_transformer.MemTransformerLM")),
+    ],
+    ids=str,
+)
+def test_inspect_describes_a_file_that_options_do_not_fit(run, here, options, said, parts):
+    result = run("inspect", "good.pt", *options, "--json")
+    assert result.code == 0
+    found = json.loads(result.stdout)[said]
+    assert all(part in found for part in parts), found
+
+
+def test_options_for_checkpoints_are_refused_for_bundles(run, bundle):
+    for options in (("--family", "txl"), ("--config", "a.json"), ("--alias", "a.B=c.D")):
+        assert "is a bundle" in run("inspect", bundle, *options).error
 
 
 # ---- options of export
@@ -222,6 +292,12 @@ EXPORTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "unknown precision": (("--precision", "fp7"), ("fp7", "fp32")),
     "a precision of a later version": (("--precision", "int8"), ("int8", "not in this version", "fp32")),
     "unknown memory": (("--memory", "paper"), ("paper", "hidden")),
+    "unknown initial memory": (("--initial-memory", "ones"), ("--initial-memory", "zeros")),
+    "unknown cluster order": (("--cluster-order", "random"), ("--cluster-order", "ascending")),
+    "an order of no clusters": (("--cluster-order", "reversed"), ("one cluster", "leave it out")),
+    "an embedding scale of 0": (("--embedding-scale", 0), ("--embedding-scale is 0.0", "above 0")),
+    "an embedding scale of none": (("--embedding-scale", "nan"), ("--embedding-scale is nan", "above 0")),
+    "an endless embedding scale": (("--embedding-scale", "inf"), ("--embedding-scale is inf", "above 0")),
     "unknown option": (("--speed", "high"), ("--speed", "--help")),
     "two arguments": (("other.pt",), ("other.pt", "--help")),
     "parent is missing": (("-o", "nowhere/model.txl"), ("nowhere: found nothing", "create it or give another -o")),

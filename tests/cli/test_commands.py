@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import txl_runtime
-from support import cli, random_state, save_checkpoint, small_config
+from support import ORACLE, cli, random_state, save_checkpoint, small_config
 from txl_export.reference import Reference
 from txl_runtime.bundle import open_bundle
 from txl_runtime.config import Dialect, ModelConfig
@@ -110,9 +110,10 @@ def test_export_of_a_checkpoint_alone_makes_a_bundle_beside_it(folder, exported)
         "passed",
     ]
     told = exported.stderr.splitlines()
-    assert told[0].startswith("note: ")
-    assert "--memory-length 7 --clamp-length 0 --no-same-length" in told[0]
-    stages = [line.partition(":")[0] for line in told[1:]]
+    assert told[0] == "note: recognised as txl: format txl-deploy.checkpoint"
+    assert told[1].startswith("note: ")
+    assert "--memory-length 7 --clamp-length 0 --no-same-length" in told[1]
+    stages = [line.partition(":")[0] for line in told[2:]]
     assert stages == [
         "read the checkpoint",
         "trace and check logprobs-64",
@@ -183,6 +184,31 @@ def test_inspect_of_a_checkpoint(run, folder):
     shapes = {entry["name"].removeprefix("state."): tuple(entry["shape"]) for entry in document["tensors"]}
     assert shapes == {name: tuple(tensor.shape) for name, tensor in state.items()}
     assert document["evaluation"]["memory_length"] == 7
+
+
+def test_inspect_tells_a_bare_state_dict_what_it_needs(run, tmp_path):
+    """Of a code base whose state dict says neither its sizes nor where the layer norms are."""
+    values = np.load(ORACLE / "kimiyoung" / "k02_pre_lnorm.npz")
+    state = {name[3:]: torch.from_numpy(values[name]) for name in values.files if name.startswith("sd/")}
+    torch.save(state, tmp_path / "bare.pt")
+    constructor = json.loads((ORACLE / "kimiyoung" / "k02_pre_lnorm.json").read_text())["ctor"]
+    document = run("inspect", tmp_path / "bare.pt", "--json").document
+    assert document["family"] == "kimiyoung"
+    assert document["recognised"] == (
+        "kimiyoung: tensors named word_emb.emb_layers.0.weight and crit.out_layers.0.bias"
+    )
+    assert "n_token, n_layer, n_head, d_model, d_head, d_inner, pre_lnorm" in document["needed"]
+    (tmp_path / "args.json").write_text(json.dumps({k: v for k, v in constructor.items() if k != "pre_lnorm"}))
+    document = run("inspect", tmp_path / "bare.pt", "--config", tmp_path / "args.json", "--json").document
+    assert document["needed"].endswith(
+        "does not say its pre_lnorm, expected it of the code that trained it; "
+        'give --config FILE.json, which holds e.g. {"pre_lnorm":false}'
+    )
+    (tmp_path / "args.json").write_text(json.dumps(constructor))
+    document = run("inspect", tmp_path / "bare.pt", "--config", tmp_path / "args.json", "--json").document
+    assert "needed" not in document
+    assert document["config"]["pre_lnorm"] is True
+    assert document["dialect"] == {"initial_memory": "empty", "cluster_order": "reversed"}
 
 
 # ---- verify and selftest

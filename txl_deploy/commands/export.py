@@ -8,12 +8,10 @@ from typing import Annotated, Literal
 import typer
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Json, Text, Tokens
+from txl_deploy.commands.options import Alias, Config, Family, Json, Text, Tokens, parse_aliases
 from txl_deploy.commands.report import print_parity
 from txl_deploy.console import Display, print_json, quantity, stdout
 from txl_deploy.extras import lean_heap, require_export
-
-Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
 
 
 def run(
@@ -24,10 +22,8 @@ def run(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT with suffix .txl without it.")
     ] = None,
-    family: Annotated[Family, typer.Option("--family", help="The code base it was trained with.")] = "auto",
-    config: Annotated[
-        Path | None, typer.Option("--config", help="JSON with the family's own constructor or config.json names.")
-    ] = None,
+    family: Family = "auto",
+    config: Config = None,
     segment_length: Annotated[
         list[int] | None,
         typer.Option("--segment-length", help="L of a program; repeat for several. (default 64 and 1)"),
@@ -56,8 +52,17 @@ def run(
     vocabulary: Annotated[
         Path | None, typer.Option("--vocabulary", help="Vocabulary file, where the checkpoint has none.")
     ] = None,
-    alias: Annotated[
-        list[str] | None, typer.Option("--alias", help="Class of a fork and what it stands for: theirs=original.")
+    alias: Alias = None,
+    initial_memory: Annotated[
+        Literal["empty", "zeros"] | None,
+        typer.Option("--initial-memory", help="What is attended to before the first token. (default as the family's)"),
+    ] = None,
+    cluster_order: Annotated[
+        Literal["ascending", "reversed"] | None,
+        typer.Option("--cluster-order", help="How the file orders the softmax's clusters. (default as the family's)"),
+    ] = None,
+    embedding_scale: Annotated[
+        float | None, typer.Option("--embedding-scale", help="Factor on the embedding. (default as the family's)")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -86,7 +91,10 @@ def run(
                 verify=verify,
                 force=force,
                 vocabulary=vocabulary,
-                aliases=_aliases(alias or []),
+                aliases=parse_aliases(alias),
+                initial_memory=initial_memory,
+                cluster_order=cluster_order,
+                embedding_scale=embedding_scale,
                 listener=display,
             )
     except ParityError as error:
@@ -110,10 +118,3 @@ def _beside(checkpoint: Path) -> Path:
     if checkpoint.is_dir():
         return checkpoint.with_name(f"{checkpoint.name}.txl")  # a folder's dots are part of its name
     return checkpoint.with_suffix(".txl")
-
-
-def _aliases(pairs: list[str]) -> dict[str, str]:
-    split = [pair.partition("=") for pair in pairs]
-    if wrong := [pair for pair, (name, equals, target) in zip(pairs, split, strict=True) if not (name and target)]:
-        raise UsageError(f"--alias is {wrong[0]!r}, expected theirs=original, dotted names both; check it")
-    return {name: target for name, _, target in split}

@@ -12,7 +12,7 @@ from txl_runtime.config import ModelConfig
 from txl_runtime.errors import UsageError
 from txl_runtime.manifest import Manifest
 
-from txl_deploy.commands.options import Json
+from txl_deploy.commands.options import Alias, Config, Family, Json, parse_aliases
 from txl_deploy.console import facts_table, number, print_json, quantity, rows_table, stdout
 from txl_deploy.extras import require_export
 
@@ -20,13 +20,21 @@ POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A bundle or a checkpoint.", show_default=False)],
+    place: Annotated[str, typer.Argument(metavar="PATH", help="A bundle or a checkpoint.", show_default=False)],
+    family: Family = "auto",
+    config: Config = None,
+    alias: Alias = None,
     json: Json = False,
 ) -> None:
     """Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds."""
+    path, aliases = Path(place), parse_aliases(alias)
+    if not place.strip():
+        raise UsageError("the path is empty, expected a bundle or a checkpoint; name one")
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder, expected a bundle or a checkpoint; check the path")
     if (path / MANIFEST).exists():
+        if family != "auto" or config is not None or aliases:
+            raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
         manifest = open_bundle(path).manifest
         document = describe_bundle(manifest)
         if json:
@@ -34,10 +42,17 @@ def run(
         else:
             _print_bundle(path, manifest, document)
         return
+    if path.is_dir() and not (path / "config.json").exists():
+        raise UsageError(
+            f"{path}: a folder without {MANIFEST} or config.json, expected a bundle or a Hugging Face model; name one, "
+            "or a checkpoint file"
+        )
     require_export("inspect of a checkpoint")
+    from txl_export.checkpoints import read_config
     from txl_export.describing import describe_checkpoint
 
-    document = describe_checkpoint(path)
+    values = None if config is None else read_config(config)
+    document = describe_checkpoint(path, family, values, aliases)
     if json:
         print_json(document)
     else:
@@ -105,7 +120,7 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
 def _print_checkpoint(document: dict[str, Any]) -> None:
     shown = {name: value for name, value in document.items() if not isinstance(value, list | dict)}
     stdout.print(facts_table(shown), soft_wrap=True)
-    for name in ("config", "evaluation"):
+    for name in ("config", "evaluation", "dialect"):
         if document.get(name):
             stdout.print(f"\n[bold]{name}[/bold]")
             stdout.print(facts_table(document[name]), soft_wrap=True)

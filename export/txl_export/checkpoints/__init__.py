@@ -15,12 +15,16 @@ from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.imported import Family, Imported, Unwrapped
-from txl_export.checkpoints.loading import Stub, load_file
+from txl_export.checkpoints.loading import Loaded, Stub, load_file
+from txl_export.checkpoints.overrides import Overrides, apply_overrides
 
-__all__ = ["FAMILIES", "Source", "read_checkpoint", "read_config"]
+__all__ = ["FAMILIES", "Source", "check_family", "identify", "import_model", "load", "read_checkpoint", "read_config"]
 
-MODULES: tuple[ModuleType, ...] = (txl, kimiyoung, nvidia, hf, remixl, fastai, cntxl)
-FAMILIES = {module.NAME: Family(module.recognise, module.from_state, module.unwrap) for module in MODULES}
+# remixl before kimiyoung: both write whole modules, and remixl takes only those that have its names.
+MODULES: tuple[ModuleType, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
+FAMILIES = {module.NAME: Family(module.recognise, module.from_state, module.unwrap, module.MARKS) for module in MODULES}
+PREFIXES = ("module.", "decoder.model.")
+"""What wrappers put before every name: models for several devices, and fairseq around Hugging Face's."""
 
 
 # Buffers that are computed anew, and what some files keep twice.
@@ -52,12 +56,23 @@ class _Accounted(Mapping[str, Tensor]):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a model came from, for the manifest."""
+    """Where a model came from, for the manifest.
+
+    Attributes:
+        name: of the file or folder.
+        sha256: of the file; None for a state dict in memory.
+        container: how its bytes lie.
+        recognised: the family and by what.
+        overrides: what the user knew better than the importer.
+        overridden: what the importer would have had for it.
+    """
 
     name: str
     sha256: str | None
     container: str
     recognised: str = ""
+    overrides: Overrides | None = None
+    overridden: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -82,6 +97,7 @@ def read_checkpoint(
     family: str = "auto",
     config: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
+    overrides: Overrides | None = None,
 ) -> tuple[Imported, Source]:
     """A checkpoint in canonical form, from a file, from a Hugging Face folder, or from a state dict in memory.
 
@@ -90,46 +106,84 @@ def read_checkpoint(
         family: the code base; "auto" recognises it.
         config: values under the family's own names; they come before those in the file.
         aliases: classes of forks in a pickled module, and the original's they stand for.
+        overrides: facts of the dialect that are otherwise than the family has them.
 
     Raises:
         CheckpointError: it cannot be read as a Transformer-XL.
-        UsageError: an unknown family, or a config that is needed and was not given.
+        UsageError: an unknown family, or an override that does not apply; ConfigNeededError, one of them, where values
+            are needed that nobody gave.
     """
-    if family != "auto" and family not in FAMILIES:
-        raise UsageError(f"family is {family!r}, expected auto, {', '.join(FAMILIES)}; check --family")
+    check_family(family)
     if isinstance(checkpoint, Mapping):
         source, name = Source("state dict", None, "memory"), "the state"
         content: Any = checkpoint
     else:
         name = str(checkpoint)
-        if Path(checkpoint).is_dir():
-            content, loaded = hf.read_folder(Path(checkpoint))
-        else:
-            loaded = load_file(Path(checkpoint), aliases)
-            content = loaded.content
+        content, loaded = load(Path(checkpoint), aliases)
         source = Source(Path(checkpoint).name, loaded.sha256, loaded.container)
-    found, unwrapped = _unwrap(content, family, name)
+    found, unwrapped = identify(content, family, name)
+    imported = import_model(found, unwrapped, config, name)
+    before: dict[str, Any] = {}
+    if overrides is not None:
+        imported, before = apply_overrides(imported, overrides)
+    recognised = f"{found}: {unwrapped.reason}"
+    if family == "auto":
+        imported = replace(imported, notes=(f"recognised as {recognised}", *imported.notes))
+    return imported, msgspec.structs.replace(source, recognised=recognised, overrides=overrides, overridden=before)
+
+
+def check_family(family: str) -> None:
+    """Refuse a family nobody knows.
+
+    Raises:
+        UsageError: it is neither auto nor one of FAMILIES.
+    """
+    if family != "auto" and family not in FAMILIES:
+        raise UsageError(f"family is {family!r}, expected auto, {', '.join(FAMILIES)}; check --family")
+
+
+def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loaded]:
+    """The content of a file or a Hugging Face folder, for `identify`, and how it was read.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    if path.is_dir():
+        return hf.read_folder(path)
+    loaded = load_file(path, aliases)
+    return loaded.content, loaded
+
+
+def import_model(family: str, unwrapped: Unwrapped, config: Mapping[str, Any] | None, name: str) -> Imported:
+    """What `identify` found, in canonical form; `config` comes before the file's own values.
+
+    Raises:
+        CheckpointError: it cannot be read as a model of this family.
+        ConfigNeededError: values are needed that neither has.
+    """
     if not isinstance(unwrapped.config, Mapping | None):
         raise CheckpointError(
             f"{name}: its config is a {type(unwrapped.config).__name__}, expected a mapping; give --config"
         )
     values = {**(unwrapped.config or {}), **(config or {})}
-    if not values:
-        raise UsageError(f"{name}: a bare state dict of family {found} does not say its sizes; give --config FILE.json")
     state = _Accounted(unwrapped.state)
-    imported = FAMILIES[found].from_state(state, values, name)
+    imported = FAMILIES[family].from_state(state, values, name)
     if unused := sorted(key for key in set(state) - state.used if not WITHOUT_MEANING.search(key)):
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise CheckpointError(
-            f"{name}: {', '.join(unused[:3])}{more} not expected in a {found} model of this config, which would leave "
+            f"{name}: {', '.join(unused[:3])}{more} not expected in a {family} model of this config, which would leave "
             "them out; check n_layer, cutoffs and --family against the code that trained it"
         )
-    imported = replace(imported, vocabulary=unwrapped.vocabulary, notes=(*unwrapped.notes, *imported.notes))
-    return imported, msgspec.structs.replace(source, recognised=f"{found}: {unwrapped.reason}")
+    return replace(imported, vocabulary=unwrapped.vocabulary, notes=(*unwrapped.notes, *imported.notes))
 
 
-def _unwrap(content: Any, family: str, source: str) -> tuple[str, Unwrapped]:
-    """The family and its tensors: from a file of its own making, else from the names of a bare state dict."""
+def identify(content: Any, family: str, source: str) -> tuple[str, Unwrapped]:
+    """The family and its tensors: from a file of its own making, else from the names of a bare state dict.
+
+    Raises:
+        CheckpointError: no family, or more than one.
+        UsageError: it is of another family than the one asked for.
+    """
     if isinstance(content, Unwrapped):
         if family not in ("auto", hf.NAME):
             raise UsageError(
@@ -152,20 +206,22 @@ def _unwrap(content: Any, family: str, source: str) -> tuple[str, Unwrapped]:
             f"{source}: its {len(state)} tensors ({', '.join(sorted(state)[:3])} …) fit "
             f"{' and '.join(matching) or 'no known family'}, expected one; give --family"
         )
-    return matching[0] if family == "auto" else family, Unwrapped(state, None, "the tensors' names")
+    found = matching[0] if family == "auto" else family
+    reason = f"tensors named {' and '.join(FAMILIES[found].marks)}" if found in matching else "--family alone"
+    return found, Unwrapped(state, None, reason)
 
 
 def _inner(content: Any) -> Any:
     """The state dict in a training checkpoint whose other entries say nothing of the model."""
     if isinstance(content, Mapping):
-        for key in ("state_dict", "model_state_dict", "model_state", "model"):
+        for key in ("state_dict", "model_state_dict", "model_state", "model", "module"):
             if isinstance(content.get(key), Mapping):
                 return content[key]
     return content
 
 
 def _tensors(content: Any, source: str) -> dict[str, Tensor]:
-    """A mapping of nothing but tensors, without the prefix that models for several devices leave."""
+    """A mapping of nothing but tensors, without the prefixes that wrappers leave."""
     if not isinstance(content, Mapping):
         kind = content.class_name if isinstance(content, Stub) else type(content).__name__
         raise CheckpointError(
@@ -176,6 +232,7 @@ def _tensors(content: Any, source: str) -> dict[str, Tensor]:
         found = f"entries such as {', '.join(strange[:3])}" if strange else "nothing"
         raise CheckpointError(f"{source}: holds {found}, expected a state dict or a known checkpoint; save one of them")
     state = {str(name): tensor for name, tensor in content.items()}
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state

@@ -18,9 +18,10 @@ from txl_runtime.errors import CheckpointError
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
 from txl_export.weights import State, layer_name
 
-__all__ = ["NAME", "CntxlConfig", "from_state", "recognise", "unwrap"]
+__all__ = ["MARKS", "NAME", "CntxlConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "cntxl"
+MARKS = ("word_embeddings.weight", "transformer.layers.0.attention.relative.weight")
 
 
 class CntxlConfig(Struct, kw_only=True):
@@ -61,17 +62,13 @@ class CntxlConfig(Struct, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """A DeepSpeed checkpoint (mp_rank_00_model_states.pt): the model's state_dict stands under module."""
-    if not isinstance(content, Mapping) or not isinstance(content.get("module"), Mapping):
-        return None
-    return (
-        Unwrapped(content["module"], None, "a DeepSpeed checkpoint's module") if recognise(content["module"]) else None
-    )
+    """Nothing: a file of this code says nothing of its sizes, wherever in it the state dict stands."""
+    return None
 
 
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has this code's names."""
-    return "word_embeddings.weight" in names and "transformer.layers.0.attention.relative.weight" in names
+    return all(mark in names for mark in MARKS)
 
 
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:

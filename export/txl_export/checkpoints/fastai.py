@@ -15,11 +15,14 @@ from txl_runtime.config import Count, Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
+from txl_export.checkpoints.loading import Stub
 from txl_export.weights import State, layer_name
 
-__all__ = ["NAME", "FastaiConfig", "from_state", "recognise", "unwrap"]
+__all__ = ["MARKS", "NAME", "FastaiConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "fastai"
+MARKS = ("0.encoder.weight", "0.layers.0.mhra.r_attn.weight")
+ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # the members of its Enum, from 1 on
 
 
 class FastaiConfig(Struct, kw_only=True):
@@ -37,13 +40,13 @@ class FastaiConfig(Struct, kw_only=True):
     act: Literal["ReLU", "GeLU"] = "ReLU"
     double_drop: bool = True
     tie_weights: bool = True
-    out_bias: bool
+    out_bias: bool | None = None
     learned_pos_enc: bool = False
     mem_len: Index = 0
     mask: bool = True
     encode_position: bool = False
 
-    def model_config(self, vocab_size: int, source: str) -> ModelConfig:
+    def model_config(self, vocab_size: int, out_bias: bool, source: str) -> ModelConfig:
         """The canonical config.
 
         Raises:
@@ -70,7 +73,7 @@ class FastaiConfig(Struct, kw_only=True):
             d_embed=self.d_model,
             activation="relu" if self.act == "ReLU" else "gelu_tanh",
             attention_bias=self.bias,
-            softmax_bias=self.out_bias,
+            softmax_bias=out_bias,
             embedding_scale=1.0,
         )
 
@@ -86,22 +89,24 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has this code's names."""
-    return "0.encoder.weight" in names and "0.layers.0.mhra.r_attn.weight" in names
+    return all(mark in names for mark in MARKS)
 
 
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a model's state with the values of its config; the vocabulary's size is the embedding's height."""
-    act = str(getattr(values.get("act"), "name", values.get("act", "ReLU")))  # an Enum's member or its name
-    found, notes = convert_config({**values, "act": act.rpartition(".")[2]}, FastaiConfig, source)
+    found, notes = convert_config({**values, "act": _activation(values.get("act", "ReLU"))}, FastaiConfig, source)
     if second := sorted(name for name in state if name.startswith("0.beat_enc.")):
         raise CheckpointError(
             f"{source}: has {second[0]}, an embedding of beats; expected a model whose only input are tokens; train it "
             "with encode_position off"
         )
     table = take(state, "0.encoder.weight", source)
-    config = found.model_config(found.vocab_sz or table.shape[0], source)
-    canonical: State = {"embedding.tables.0": table, "softmax.tables.0": take(state, "1.decoder.weight", source)}
-    if found.out_bias:
+    out_bias = "1.decoder.bias" in state if found.out_bias is None else found.out_bias
+    config = found.model_config(found.vocab_sz or table.shape[0], out_bias, source)
+    canonical: State = {"embedding.tables.0": table}
+    if "1.decoder.weight" in state or not found.tie_weights:
+        canonical["softmax.tables.0"] = take(state, "1.decoder.weight", source)
+    if out_bias:
         canonical["softmax.biases.0"] = take(state, "1.decoder.bias", source)
     for i in range(config.n_layer):
         canonical |= _layer(i, found, state, source)
@@ -110,6 +115,16 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
             canonical[f"{layer_name(i)}.attention.{name}"] = bias.reshape(bias.shape[0], bias.shape[-1])
     evaluation = Evaluation(found.mem_len, found.ctx_len, False, 0)
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes)
+
+
+def _activation(value: Any) -> str:
+    """The name of a member of the code's Enum: of the member itself, of its value in a file, or of its name."""
+    if isinstance(value, Stub):
+        match value.args:
+            case (int(number),) if 1 <= number <= len(ACTIVATIONS):
+                return ACTIVATIONS[number - 1]
+        return value.class_name
+    return str(getattr(value, "name", value)).rpartition(".")[2]
 
 
 def _layer(i: int, found: FastaiConfig, state: Mapping[str, Tensor], source: str) -> State:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 from torch import Tensor
-from txl_runtime.config import Count, Index, Positive
+from txl_runtime.config import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
@@ -21,9 +21,10 @@ from txl_export.checkpoints.loading import Loaded, load_file
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.weights import layer_name
 
-__all__ = ["NAME", "HfConfig", "from_state", "read_folder", "recognise", "unwrap"]
+__all__ = ["MARKS", "NAME", "HfConfig", "from_state", "read_folder", "recognise", "unwrap"]
 
 NAME = "hf"
+MARKS = ("transformer.word_emb.emb_layers.0.weight",)
 
 
 class HfConfig(KimiyoungConfig, kw_only=True):
@@ -37,9 +38,15 @@ class HfConfig(KimiyoungConfig, kw_only=True):
     same_length: bool = True
     div_val: Count = 4
     cutoffs: tuple[Count, ...] = (20000, 40000, 200000)
-    layer_norm_epsilon: Positive = 1e-5
+    proj_share_all_but_first: bool = True
     untie_r: bool = True
     tie_word_embeddings: bool = True
+
+    def tied_projections(self, explicit: bool) -> tuple[bool, ...]:
+        """Which clusters' output projections are the embedding's: the list, else all or none but the first."""
+        clusters = len(self.cutoffs) + 1
+        ties = self.tie_projs if explicit else (False, *[self.proj_share_all_but_first] * len(self.cutoffs))
+        return (*ties, *[False] * clusters)[:clusters]
 
 
 CONFIG = "config.json"
@@ -82,14 +89,14 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has this code's names."""
-    return "transformer.word_emb.emb_layers.0.weight" in names
+    return all(mark in names for mark in MARKS)
 
 
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a state dict with the values of config.json."""
     renamed = {"n_token" if key == "vocab_size" else key: value for key, value in values.items()}
     found, notes = convert_config(renamed, HfConfig, source)
-    config = found.model_config(source, found.layer_norm_epsilon)
+    config = found.model_config(source)
     if not any(name.startswith("crit.") for name in state):
         raise CheckpointError(f"{source}: has no crit.* tensors, expected a language model (TransfoXLLMHeadModel)")
     canonical = embedding(config, state, "transformer.word_emb", source)
@@ -107,6 +114,6 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
         source,
         reverse_clusters=False,
         tie_weight=found.tie_word_embeddings,
-        tie_projs=found.tie_projs,
+        tie_projs=found.tied_projections(explicit=values.get("tie_projs") is not None),
     )
-    return Imported(NAME, config, canonical, "zeros", 0, found.evaluation(), None, notes)
+    return Imported(NAME, config, canonical, "zeros", 0, found.evaluation(), None, notes + found.notes())

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from torch import Tensor
 from txl_runtime.config import ModelConfig
-from txl_runtime.errors import CheckpointError
+from txl_runtime.encoding import canonical_json
+from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.weights import State
 
-__all__ = ["Evaluation", "Family", "Imported", "Unwrapped", "convert_config", "split_rows", "take"]
+__all__ = [
+    "ClusterOrder",
+    "ConfigNeededError",
+    "Evaluation",
+    "Family",
+    "Imported",
+    "MemoryStart",
+    "Unwrapped",
+    "check_cutoffs",
+    "convert_config",
+    "split_rows",
+    "take",
+]
 
 S = TypeVar("S", bound=msgspec.Struct)
+MemoryStart = Literal["empty", "zeros"]
+ClusterOrder = Literal["ascending", "reversed"]
+
+# For messages: WikiText-103's base model, under the names of all families.
+EXAMPLES: dict[str, Any] = {
+    **dict.fromkeys(("n_token", "vocab_size"), 267735),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers"), 16),
+    **dict.fromkeys(("n_head", "n_heads", "num_attention_heads"), 10),
+    **dict.fromkeys(("d_model", "d_embed", "hidden_size"), 410),
+    "d_head": 41,
+    "d_inner": 2100,
+    "pre_lnorm": False,
+    "embedding_scale": 20.248,
+}
+
+
+class ConfigNeededError(UsageError):
+    """A model's config has values that its file does not hold and that nobody gave."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +81,19 @@ class Imported:
         notes: what was ignored or assumed, for people.
         window_of: what same_length counts. "memory": a query sees M plus `window_beyond_memory` keys. "segment": as
             many keys as its segment has tokens, and everything where the segment is a single token.
+        cluster_order: how the adaptive softmax's columns for whole clusters stood in the file; they ascend in `state`.
     """
 
     family: str
     config: ModelConfig
     state: State
-    memory_start: Literal["empty", "zeros"]
+    memory_start: MemoryStart
     window_beyond_memory: int = 0
     evaluation: Evaluation = field(default_factory=Evaluation)
     vocabulary: bytes | None = None
     notes: tuple[str, ...] = ()
     window_of: Literal["memory", "segment"] = "memory"
+    cluster_order: ClusterOrder = "ascending"
 
 
 @dataclass(frozen=True)
@@ -89,19 +123,28 @@ class Family:
         recognise: whether a state has this code's tensor names.
         from_state: the canonical form of a state with config values; the last argument names the source in errors.
         unwrap: what is in a file of this code's own making; None when the content is something else.
+        marks: tensor names that it is recognised by, for people.
     """
 
     recognise: Callable[[Mapping[str, Any]], bool]
     from_state: Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Imported]
     unwrap: Callable[[Any, str], Unwrapped | None]
+    marks: tuple[str, ...]
 
 
 def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
     """A family's own config names, typed and range-checked; and the keys that mean nothing here, as a note.
 
     Raises:
-        CheckpointError: a name is missing, or a value is of the wrong kind or range.
+        ConfigNeededError: a name is missing.
+        CheckpointError: a value is of the wrong kind or range.
     """
+    if missing := [field.name for field in msgspec.structs.fields(kind) if field.required and field.name not in values]:
+        example = canonical_json({name: EXAMPLES.get(name, 1) for name in missing}).decode()
+        raise ConfigNeededError(
+            f"{source}: does not say its {', '.join(missing)}, expected {'them' if len(missing) > 1 else 'it'} of the "
+            f"code that trained it; give --config FILE.json, which holds e.g. {example}"
+        )
     try:
         config = msgspec.convert(dict(values), kind)
     except msgspec.ValidationError as error:
@@ -111,6 +154,20 @@ def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tup
         return config, ()
     more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
     return config, (f"config keys without a meaning here, ignored: {', '.join(unknown[:6])}{more}",)
+
+
+def check_cutoffs(cutoffs: Sequence[int], vocab_size: int, source: str) -> None:
+    """Refuse boundaries of the adaptive softmax's clusters that leave a cluster without tokens.
+
+    Raises:
+        CheckpointError: they do not ascend, or not within the vocabulary.
+    """
+    if any(first >= last for first, last in pairwise((0, *cutoffs, vocab_size))):
+        raise CheckpointError(
+            f"{source}: cutoffs {list(cutoffs)} do not ascend between 0 and the vocabulary's {vocab_size}, expected "
+            "the boundaries between clusters without these two, such as [20000, 40000, 200000] of 267735; check the "
+            "config against the code that trained it"
+        )
 
 
 def take(state: Mapping[str, Tensor], name: str, source: str) -> Tensor:

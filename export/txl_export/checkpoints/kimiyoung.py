@@ -6,19 +6,29 @@ positions end with distance 0; the columns of the adaptive softmax's clusters ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
 from torch import Tensor
-from txl_runtime.config import Count, Index, ModelConfig
+from txl_runtime.config import Count, Index, ModelConfig, Positive
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
+from txl_export.checkpoints.imported import (
+    Evaluation,
+    Imported,
+    Unwrapped,
+    check_cutoffs,
+    convert_config,
+    split_rows,
+    take,
+)
 from txl_export.checkpoints.loading import Stub, module_state, submodule
 from txl_export.weights import State, layer_name
 
 __all__ = [
+    "MARKS",
     "NAME",
     "KimiyoungConfig",
     "adaptive_softmax",
@@ -33,10 +43,15 @@ __all__ = [
 ]
 
 NAME = "kimiyoung"
+MARKS = ("word_emb.emb_layers.0.weight", "crit.out_layers.0.bias")
 
 
 class KimiyoungConfig(Struct, kw_only=True):
-    """The constructor's arguments that still matter once a model is trained, under their own names."""
+    """The constructor's arguments that still matter once a model is trained, under their own names.
+
+    The last three are no arguments: two that only a fork changes, in what it wrote a whole module of, and one that only
+    LM-RMT has.
+    """
 
     n_token: Count
     n_layer: Count
@@ -44,7 +59,7 @@ class KimiyoungConfig(Struct, kw_only=True):
     d_model: Count
     d_head: Count
     d_inner: Count
-    d_embed: Count | None = None
+    d_embed: int | None = None
     div_val: Count = 1
     cutoffs: tuple[Count, ...] = ()
     pre_lnorm: bool
@@ -57,8 +72,11 @@ class KimiyoungConfig(Struct, kw_only=True):
     tie_weight: bool = True
     tie_projs: tuple[bool, ...] = ()
     sample_softmax: int = -1
+    layer_norm_epsilon: Positive = 1e-5
+    emb_scale: Positive | None = None
+    num_mem_tokens: Index | None = None
 
-    def model_config(self, source: str, layer_norm_epsilon: float = 1e-5, position_rows: int = 0) -> ModelConfig:
+    def model_config(self, source: str, position_rows: int = 0) -> ModelConfig:
         """The canonical config; `position_rows` is the height of learned position tables.
 
         Raises:
@@ -66,6 +84,12 @@ class KimiyoungConfig(Struct, kw_only=True):
         """
         if self.ext_len:
             raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0; no engine keeps an extended context")
+        if self.num_mem_tokens:
+            raise CheckpointError(
+                f"{source}: num_mem_tokens {self.num_mem_tokens}, expected a Transformer-XL without memory tokens; a "
+                "recurrent memory transformer cannot be exported"
+            )
+        check_cutoffs(self.cutoffs, self.n_token, source)
         return ModelConfig(
             vocab_size=self.n_token,
             n_layer=self.n_layer,
@@ -73,14 +97,14 @@ class KimiyoungConfig(Struct, kw_only=True):
             d_model=self.d_model,
             d_head=self.d_head,
             d_inner=self.d_inner,
-            d_embed=self.d_embed or self.d_model,
+            d_embed=self.d_embed if self.d_embed and self.d_embed > 0 else self.d_model,
             cutoffs=self.cutoffs,
             div_val=self.div_val,
             attn_type=self.attn_type,
             position_rows=position_rows,
             pre_lnorm=self.pre_lnorm,
-            layer_norm_epsilon=layer_norm_epsilon,
-            embedding_scale=self.d_model**0.5,
+            layer_norm_epsilon=self.layer_norm_epsilon,
+            embedding_scale=self.emb_scale or self.d_model**0.5,
         )
 
     def evaluation(self) -> Evaluation:
@@ -88,20 +112,30 @@ class KimiyoungConfig(Struct, kw_only=True):
         clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
         return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
 
+    def notes(self) -> tuple[str, ...]:
+        """What the arguments ask for that evaluation does without."""
+        if self.sample_softmax <= 0:
+            return ()
+        return (f"sample_softmax {self.sample_softmax} is for training only: all log-probabilities are computed",)
+
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
     """A whole module as torch.save(model) writes it: hyper-parameters are the modules' attributes."""
     if not isinstance(content, Stub):
         return None
     state, plain = module_state(content)
+    _check_module(content, source)
     values = {name: value for name, value in plain.items() if name in KimiyoungConfig.__struct_fields__}
     for part, names in (
-        ("word_emb", ("div_val", "cutoffs")),
+        ("word_emb", ("div_val", "cutoffs", "emb_scale")),
         ("layers.0.dec_attn", ("pre_lnorm",)),
         ("layers.0.pos_ff", ("d_inner",)),
     ):
         found = submodule(content, part)
         values |= {name: found.state[name] for name in names if found is not None and name in found.state}
+    norm = submodule(content, "layers.0.pos_ff.layer_norm")
+    if norm is not None and "eps" in norm.state:
+        values["layer_norm_epsilon"] = norm.state["eps"]
     if isinstance(cutoffs := values.get("cutoffs"), list):
         values["cutoffs"] = cutoffs[:-1]  # the module appends the size of the vocabulary
     values["tie_weight"] = any(
@@ -112,22 +146,46 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
     return Unwrapped(state, values, f"a pickled module {content.class_name}")
 
 
+def _check_module(module: Stub, source: str) -> None:
+    """Refuse a fork's module that computes something else with the original's tensors.
+
+    Raises:
+        CheckpointError: another activation, or a tensor that no state dict would have.
+    """
+    activation, model = submodule(module, "layers.0.pos_ff.CoreNet.1"), submodule(module, "")
+    if activation is not None and activation.class_name.rpartition(".")[2] != "ReLU":
+        raise CheckpointError(f"{source}: its feed-forward layers use {activation.class_name}, expected ReLU")
+    loose = [name for name, value in model.state.items() if isinstance(value, Tensor)] if model is not None else []
+    if loose:
+        raise CheckpointError(
+            f"{source}: has a tensor {loose[0]} beside its parameters, as memory tokens are, expected none; a "
+            "recurrent memory transformer cannot be exported"
+        )
+
+
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has this code's names."""
-    return "word_emb.emb_layers.0.weight" in names and "crit.out_layers.0.bias" in names
+    return all(mark in names for mark in MARKS)
 
 
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a bare state dict with the constructor's arguments."""
     found, notes = convert_config(values, KimiyoungConfig, source)
-    config = found.model_config(source, position_rows=position_rows(state))
+    config, state = found.model_config(source, position_rows(state)), listed_projections(state)
     canonical = embedding(config, state, "word_emb", source) | positions(config, state, source)
     for i in range(config.n_layer):
         canonical |= decoder_layer(i, state, f"layers.{i}", source, config.attn_type)
     canonical |= adaptive_softmax(
         config, state, source, reverse_clusters=True, tie_weight=found.tie_weight, tie_projs=found.tie_projs
     )
-    return Imported(NAME, config, canonical, "empty", 0, found.evaluation(), None, notes)
+    notes += found.notes()
+    return Imported(NAME, config, canonical, "empty", 0, found.evaluation(), None, notes, cluster_order="reversed")
+
+
+def listed_projections(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The state with emb_projs.0 and out_projs.0 for the emb_projs_0 and out_projs_0 of LM-RMT."""
+    own = {name: re.sub(r"\.(emb|out)_projs_(\d+)$", r".\1_projs.\2", name) for name in state}
+    return state if all(name == listed for name, listed in own.items()) else {own[name]: state[name] for name in state}
 
 
 def embedding(config: ModelConfig, state: Mapping[str, Tensor], prefix: str, source: str) -> State:
@@ -220,7 +278,8 @@ def adaptive_softmax(
             canonical[f"softmax.tables.{c}"] = take(state, f"{layer}.weight", source)[rows]
         canonical[f"softmax.biases.{c}"] = take(state, f"{layer}.bias", source)[rows]
         projected = config.div_val > 1 or config.d_embed != config.d_model
-        if f"crit.out_projs.{c}" in state or (projected and c < len(tie_projs) and not tie_projs[c]):
+        untied = bool(tie_projs) and not (c < len(tie_projs) and tie_projs[c])
+        if f"crit.out_projs.{c}" in state or (projected and untied):
             canonical[f"softmax.projections.{c}"] = take(state, f"crit.out_projs.{c}", source)
     return canonical | cluster_columns(config, state, source, reverse_clusters)
 

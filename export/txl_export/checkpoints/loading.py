@@ -145,11 +145,13 @@ def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def submodule(module: Stub, name: str) -> Stub | None:
     """A part of a module by its dotted name, e.g. "layers.0.pos_ff", without wrappers; None if there is none.
 
+    "" is the module itself.
+
     Raises:
         CheckpointError: the object, or one on the way, is not a module.
     """
     found = _unwrapped(module)
-    for part in name.split("."):
+    for part in name.split(".") if name else ():
         child = _parts(found, "_modules").get(part)
         if not isinstance(child, Stub):
             return None

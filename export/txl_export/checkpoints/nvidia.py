@@ -27,9 +27,10 @@ from txl_export.checkpoints.loading import Stub
 from txl_export.checkpoints.vocabularies import word_vocabulary
 from txl_export.weights import State
 
-__all__ = ["NAME", "NvidiaConfig", "from_state", "recognise", "unwrap"]
+__all__ = ["MARKS", "NAME", "NvidiaConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "nvidia"
+MARKS = ("word_emb.emb_layers.0.weight", "crit.out_layers_biases.0")
 
 
 class NvidiaConfig(KimiyoungConfig, kw_only=True):
@@ -59,13 +60,13 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has this code's names."""
-    return "word_emb.emb_layers.0.weight" in names and "crit.out_layers_biases.0" in names
+    return all(mark in names for mark in MARKS)
 
 
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a model_state with the values of model_config."""
     found, notes = convert_config(values, NvidiaConfig, source)
-    config = found.model_config(source, position_rows=position_rows(state))
+    config = found.model_config(source, position_rows(state))
     if len(found.tie_projs) < len(config.clusters):
         raise CheckpointError(
             f"{source}: tie_projs has {len(found.tie_projs)} entries, expected one for each of the "
@@ -74,20 +75,21 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
     canonical = embedding(config, state, "word_emb", source) | positions(config, state, source)
     for i in range(config.n_layer):
         canonical |= decoder_layer(i, state, f"layers.{i}", source, config.attn_type)
-    canonical |= _softmax(config, found.tie_projs, state, source)
-    return Imported(NAME, config, canonical, "empty", 1, found.evaluation(), None, notes)
+    canonical |= _softmax(config, found, state, source)
+    notes += found.notes()
+    return Imported(NAME, config, canonical, "empty", 1, found.evaluation(), None, notes, cluster_order="reversed")
 
 
-def _softmax(config: ModelConfig, tied: tuple[bool, ...], state: Mapping[str, Tensor], source: str) -> State:
+def _softmax(config: ModelConfig, found: NvidiaConfig, state: Mapping[str, Tensor], source: str) -> State:
     """The adaptive softmax `crit`: columns reversed as kimiyoung's, one table for all clusters with div_val 1."""
     canonical: State = {}
     for c, (first, last) in enumerate(config.clusters):
         own = 0 if config.div_val == 1 else c
         rows = slice(first, last) if config.div_val == 1 else slice(None)
-        if (table := state.get(f"crit.out_layers_weights.{own}")) is not None:
-            canonical[f"softmax.tables.{c}"] = table[rows]
+        if (table := f"crit.out_layers_weights.{own}") in state or not found.tie_weight:
+            canonical[f"softmax.tables.{c}"] = take(state, table, source)[rows]
         canonical[f"softmax.biases.{c}"] = take(state, f"crit.out_layers_biases.{own}", source)[rows]
-        if tied[c]:
+        if found.tie_projs[c]:
             # The list is the embedding's own: one projection for all clusters, one each, or none.
             projection = state.get(f"crit.shared_out_projs.{own}")
         elif config.div_val == 1 and config.d_embed == config.d_model:

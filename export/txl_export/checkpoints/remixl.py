@@ -16,11 +16,13 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import decoder_layer
+from txl_export.checkpoints.loading import Stub, module_state
 from txl_export.weights import layer_name
 
-__all__ = ["NAME", "RemixlConfig", "from_state", "recognise", "unwrap"]
+__all__ = ["MARKS", "NAME", "RemixlConfig", "from_state", "recognise", "unwrap"]
 
 NAME = "remixl"
+MARKS = ("word_emb.lut.weight",)
 
 
 class RemixlConfig(Struct, kw_only=True):
@@ -67,7 +69,11 @@ class RemixlConfig(Struct, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """A training checkpoint: state_dict and model_setting."""
+    """A training checkpoint, state_dict and model_setting; or a whole module, whose attributes are the settings."""
+    if isinstance(content, Stub):
+        state, plain = module_state(content)
+        values = {name: value for name, value in plain.items() if name in RemixlConfig.__struct_fields__}
+        return Unwrapped(state, values, f"a pickled module {content.class_name}") if recognise(state) else None
     if not isinstance(content, Mapping) or not {"state_dict", "model_setting"} <= set(content):
         return None
     if not isinstance(content["state_dict"], Mapping) or not recognise(content["state_dict"]):
@@ -77,7 +83,7 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has this code's names."""
-    return "word_emb.lut.weight" in names
+    return all(mark in names for mark in MARKS)
 
 
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:

@@ -18,11 +18,12 @@ from torch import Tensor
 from txl_runtime.config import Index, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config
+from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, check_cutoffs, convert_config
 
-__all__ = ["FORMAT", "NAME", "from_state", "recognise", "unwrap"]
+__all__ = ["FORMAT", "MARKS", "NAME", "from_state", "recognise", "unwrap"]
 
 NAME = "txl"
+MARKS = ("embedding.tables.0",)
 FORMAT = "txl-deploy.checkpoint"
 VERSION = 1
 
@@ -39,7 +40,7 @@ class TxlConfig(ModelConfig, frozen=True, kw_only=True):
 
 def recognise(names: Mapping[str, Any]) -> bool:
     """Whether a state has canonical names."""
-    return "embedding.tables.0" in names
+    return all(mark in names for mark in MARKS)
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
@@ -64,6 +65,7 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
     """Import a state with canonical names."""
     config, notes = convert_config(values, TxlConfig, source)
+    check_cutoffs(config.cutoffs, config.vocab_size, source)
     architecture = ModelConfig(**{name: getattr(config, name) for name in ModelConfig.__struct_fields__})
     evaluation = Evaluation(config.memory_length, config.segment_length, config.same_length, config.clamp_length or 0)
     return Imported(NAME, architecture, dict(state), config.memory_start, 0, evaluation, None, notes)
