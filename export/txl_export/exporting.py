@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
@@ -42,10 +43,12 @@ from txl_export.evaluation import Requested, Sizes, resolve
 from txl_export.folding import fold, tied_rows
 from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.listener import Listener, Silent
-from txl_export.network import MemoryForm, Network
+from txl_export.network import MemoryForm, Network, count_distances
 from txl_export.parity import Parity, openers, verify_models
+from txl_export.quantising import QUANTISED, quantise
 from txl_export.reference import Reference
 from txl_export.ring import RingStep
+from txl_export.sensitivity import layer_sensitivity
 from txl_export.softmax import SoftmaxHead, SoftmaxTail
 from txl_export.step import Step, StepShape
 from txl_export.text import read_tokens
@@ -56,6 +59,7 @@ from txl_export.writing import check_destination, publishing
 __all__ = ["ExportResult", "export", "reference_for"]
 
 VOCABULARY = "vocabulary.json"
+PRECISIONS = ("fp32", *QUANTISED)
 FLOAT64_PARAMETERS = 16_000_000
 """Up to this size the reference runs in float64, so that what is measured is the bundle's error alone."""
 
@@ -88,6 +92,7 @@ def export(
     batch_size: int = 1,
     memory: str | None = None,
     precision: str = "fp32",
+    keep: Sequence[str] = (),
     text: str | Path | None = None,
     tokens: str | Path | NDArray[np.integer[Any]] | None = None,
     verify: bool = True,
@@ -112,7 +117,8 @@ def export(
         batch_size: B, the most streams that advance together.
         memory: "kv" keeps keys and values, "hidden" the layers' inputs as in the paper. None is kv wherever the
             model allows it: with absolute positions (attn_type 2 and 3) only hidden memory can be kept.
-        precision: "fp32".
+        precision: "fp32"; "int8" or "int4" quantise the layers' matrices, for the CPU.
+        keep: beginnings of names of matrices to leave in float32, such as "layers.03".
         text, tokens: real text to verify on: a file for the checkpoint's vocabulary, or token ids (.npy or array).
         verify: compare chained segments with PyTorch before the bundle gets its name.
         force: replace an existing bundle.
@@ -129,8 +135,8 @@ def export(
     target, heard = Path(out), listener or Silent()
     if memory not in (None, "kv", "hidden"):
         raise UsageError(f"memory is {memory!r}, expected kv or hidden; check --memory")
-    if precision != "fp32":
-        raise UsageError(f"precision {precision!r} is not in this version, expected fp32; leave --precision out")
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}; check --precision")
     check_destination(target, force)
     if isinstance(segment_length, str) or not isinstance(checkpoint_or_state, str | PathLike | Mapping):
         raise UsageError(
@@ -163,19 +169,32 @@ def export(
         heard.warn(f"attn_type {imported.config.attn_type} keeps positions in its memory: hidden memory")
 
     with publishing(target, force) as folder:
-        builder = _Builder(folder, imported.config, dialect, sizes, form, state)
-        programs = builder.graphs(heard)
+        builder = _Builder(folder, imported.config, dialect, sizes, form, state, precision, tuple(keep))
+        programs, quantised = builder.graphs(heard)
         if imported.vocabulary:
             (folder / VOCABULARY).write_bytes(imported.vocabulary)
         reference = reference_for(imported.config, dialect, sizes.memory_length, state)
         manifest = builder.manifest(programs, VOCABULARY if imported.vocabulary else None)
         manifest = msgspec.structs.replace(manifest, provenance=_provenance(source, values, aliases))
         heard.stage("compute self-test vectors")
-        np.savez_compressed(folder / SELFTEST, allow_pickle=False, **selftest_vectors(manifest, reference))
+        vectors = selftest_vectors(manifest, reference)
+        np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
         _seal(folder, manifest)
+        if quantised:
+            reached = run_selftest(txl_runtime.load(folder))
+            vectors["reached"] = np.array([reached.max_logprobs, reached.max_memory])
+            np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
+            _seal(folder, manifest)
         parity = None
         if verify:
             parity = verify_models(openers(folder, manifest), reference, "the checkpoint", ids, None, heard)
+            if quantised:
+                make = partial(reference_for, imported.config, dialect, sizes.memory_length)
+                text_or_not = ids if ids is not None else np.arange(2048, dtype=np.int32) % imported.config.vocab_size
+                length = sizes.segment_lengths[0]
+                parity = replace(
+                    parity, sensitivity=layer_sensitivity(make, state, quantised, text_or_not, length, heard)
+                )
             (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
             parity.require()
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())
@@ -201,16 +220,19 @@ class _Builder:
     sizes: Sizes
     memory: MemoryForm
     state: State
+    precision: str
+    keep: tuple[str, ...]
 
-    def graphs(self, heard: Listener) -> list[Program]:
-        """Write the weight file and the graphs."""
+    def graphs(self, heard: Listener) -> tuple[list[Program], State]:
+        """Write the weight file and the graphs; the programs, and the quantised parts of the weights if there are."""
         folded = fold(self.config, self.state)
         programs = expected_programs(
             self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self.updates
         )
         graphs = {program.file: program for program in reversed(programs)}  # of those that share one the longest
         networks = {file: self._network(program, folded) for file, program in graphs.items()}
-        tensors = dict(folded)
+        parts = quantise(folded, self.precision, self.keep)
+        tensors = dict(parts)
         for network in networks.values():
             tensors |= network.position_tables()
         tensors |= self._initial_rows()
@@ -224,9 +246,9 @@ class _Builder:
             heard.stage(f"trace and check {file.removesuffix('.onnx')}")
             facts = {"txl-deploy.program": msgspec.json.encode(program).decode()}
             opset = 24 if program.update == "ring" else 18
-            write_graph(networks.pop(file), program, weights, self.folder / file, facts, opset)
+            write_graph(networks.pop(file), program, weights, self.folder / file, facts, opset, parts)
             check_graph(self.folder / file, program, opset)
-        return list(programs)
+        return list(programs), parts if self.precision in QUANTISED else {}
 
     @property
     def updates(self) -> tuple[str, ...]:
@@ -239,9 +261,12 @@ class _Builder:
             return SoftmaxHead(self.config, self.dialect, folded)
         if program.kind.startswith("tail."):
             return SoftmaxTail(self.config, self.dialect, folded, int(program.kind.removeprefix("tail.")))
-        shape = StepShape(self.sizes.batch_size, program.segment_length, self.sizes.memory_length, self.memory)
-        form = RingStep if program.update == "ring" else Step
-        return form(self.config, self.dialect, shape, folded)
+        sizes = self.sizes
+        shape = StepShape(sizes.batch_size, program.segment_length, sizes.memory_length, self.memory)
+        if program.update == "ring":
+            return RingStep(self.config, self.dialect, shape, folded)
+        distances = count_distances(self.config, self.dialect, sizes.memory_length + sizes.segment_lengths[0])
+        return Step(self.config, self.dialect, shape, folded, distances)
 
     def manifest(self, programs: Sequence[Program], vocabulary: str | None) -> Manifest:
         """The manifest, but for files and provenance."""
@@ -254,7 +279,7 @@ class _Builder:
             memory_length=self.sizes.memory_length,
             batch_size=self.sizes.batch_size,
             memory=self.memory,
-            precision="fp32",
+            precision=self.precision,
             states=self._states(),
             programs=tuple(programs),
             weights=WEIGHTS,

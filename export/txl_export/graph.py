@@ -20,11 +20,13 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnx.external_data_helper import uses_external_data
+from torch import Tensor
 from txl_runtime.bundle import WEIGHTS
 from txl_runtime.errors import TxlError
 from txl_runtime.manifest import Program
 
 from txl_export.network import Network
+from txl_export.quantising import MICROSOFT, multiply_quantised
 from txl_export.ring import TRANSLATIONS
 
 __all__ = ["WeightFile", "check_graph", "write_graph"]
@@ -70,9 +72,25 @@ class WeightFile:
 
 
 def write_graph(
-    network: Network, program: Program, weights: WeightFile, path: Path, facts: Mapping[str, str], opset: int
+    network: Network,
+    program: Program,
+    weights: WeightFile,
+    path: Path,
+    facts: Mapping[str, str],
+    opset: int,
+    parts: Mapping[str, Tensor],
 ) -> None:
-    """Trace a network and write it as the program's file; `facts` go into the file's metadata."""
+    """Trace a network and write it as the program's file.
+
+    Args:
+        network: what to trace.
+        program: names, shapes and dtypes of its inputs and outputs.
+        weights: the file that its parameters are in.
+        path: where to write.
+        facts: go into the file's metadata.
+        opset: of the standard.
+        parts: the parameters as the weight file has them, some quantised.
+    """
     model = _trace(network, opset)
     graph = model.graph
     model.producer_name, model.producer_version = "txl-deploy", None
@@ -84,6 +102,7 @@ def write_graph(
         value.name = spec.name
     _name_open_sizes(graph, program)
     _int32_indices(graph)
+    multiply_quantised(graph, parts)
     _forget_origins(model)
     _point_into(graph, weights)
     model.metadata_props.update(facts)
@@ -222,15 +241,15 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
     versions = {entry.domain: entry.version for entry in model.opset_import}
-    if versions != {"": opset}:
-        raise TxlError(f"{path.name}: uses opsets {versions}, expected {opset} of the standard alone; report this")
+    if versions.pop("", 0) != opset or versions not in ({}, {MICROSOFT: 1}):
+        raise TxlError(f"{path.name}: uses other opsets than {opset} of the standard: {versions}; report this")
     for side, promised, found in (
         ("inputs", program.inputs, model.graph.input),
         ("outputs", program.outputs, model.graph.output),
     ):
         wants: list[_Spec] = [(spec.name, spec.dtype, spec.shape) for spec in promised]
         has = [_spec(value) for value in found]
-        if not _fit(has, wants):
+        if not _fit(has, wants, "segment" if program.update == "ring" else None):
             raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
     wide = _wide_indices(model.graph)
     if wide:
@@ -260,9 +279,9 @@ def _spec(value: onnx.ValueInfoProto) -> _Spec:
     return value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
 
 
-def _fit(has: Sequence[_Spec], wants: Sequence[_Spec]) -> bool:
-    """Same names, dtypes and sizes; the only open sizes are the segment and the rows of the softmax."""
+def _fit(has: Sequence[_Spec], wants: Sequence[_Spec], open_size: str | None) -> bool:
+    """Same names, dtypes and sizes; the segment of a ring may be open, the rows of the softmax have to be."""
     if [(name, dtype, len(shape)) for name, dtype, shape in has] != [(n, d, len(shape)) for n, d, shape in wants]:
         return False
     sizes = (pair for mine, theirs in zip(has, wants, strict=True) for pair in zip(mine[2], theirs[2], strict=True))
-    return all(found in (size, "segment", "rows") for found, size in sizes)
+    return all(found in (size, open_size) for found, size in sizes)

@@ -8,7 +8,7 @@ that an error which only grows through the recurrence cannot hide.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,7 +130,15 @@ class Gate:
 
 @dataclass(frozen=True)
 class Parity:
-    """A finished verification."""
+    """A finished verification.
+
+    Attributes:
+        backend: description of the engine.
+        precision: of the bundle.
+        reference: what it was compared with.
+        chains, text, gates: what was run and judged.
+        sensitivity: for quantised weights, the KL divergence that each layer causes alone.
+    """
 
     backend: str
     precision: str
@@ -138,6 +146,7 @@ class Parity:
     chains: tuple[ChainResult, ...]
     text: TextResult | None
     gates: tuple[Gate, ...]
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -149,9 +158,12 @@ class Parity:
         failing = [gate for gate in self.gates if gate.passed is False]
         if failing:
             cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failing)
-            raise ParityError(
-                f"parity failed: {cells}; see the table, and report the checkpoint's family and config", self
-            )
+            advice = "see the table, and report the checkpoint's family and config"
+            if self.sensitivity:
+                worst = sorted(self.sensitivity, key=lambda layer: -self.sensitivity[layer])[:2]
+                keeping = " ".join(f"--keep {layer}" for layer in worst)
+                advice = f"{' and '.join(worst)} suffer most: keep them in float32 with {keeping}, or take more bits"
+            raise ParityError(f"parity failed: {cells}; {advice}", self)
 
     def summary(self) -> dict[str, object]:
         """The few numbers that go into the manifest."""
@@ -171,6 +183,7 @@ class Parity:
                 {name: value for name, value in _fields(chain).items() if name != "kl"} for chain in self.chains
             ],
             "text": None if self.text is None else {**_fields(self.text), "relative": self.text.relative},
+            "sensitivity": dict(self.sensitivity),
         }
 
 

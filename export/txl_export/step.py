@@ -67,15 +67,24 @@ class Step(Network):
         config, dialect: the model.
         shape: B, L, M and the form of the memory; M = 0 has no memory arguments at all.
         folded: the parameters from `fold`, shared between steps.
+        distances: rows of the tables of positions, where programs of longer segments share them; as many as this
+            program can tell apart without it.
     """
 
-    def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dialect: Dialect,
+        shape: StepShape,
+        folded: Mapping[str, Tensor],
+        distances: int | None = None,
+    ) -> None:
         if config.absolute_positions and shape.memory_length and shape.memory == "kv":
             raise UsageError(
                 f"attn_type {config.attn_type} keeps positions in its memory, which keys and values cannot follow; "
                 "expected hidden memory; give --memory hidden"
             )
-        super().__init__(config, dialect, folded, count_distances(config, dialect, shape.slots))
+        super().__init__(config, dialect, folded, distances or count_distances(config, dialect, shape.slots))
         self.shape = shape
         query, slot = torch.arange(shape.segment_length)[:, None], torch.arange(shape.slots)[None, :]
         distance = shape.memory_length + query - slot  # [L, K]

@@ -20,6 +20,7 @@ from txl_export.exporting import reference_for
 from txl_export.folding import unfold
 from txl_export.listener import Listener, Silent
 from txl_export.parity import Parity, openers, verify_models
+from txl_export.quantising import dequantise
 from txl_export.text import read_tokens
 from txl_export.weights import State, check_state, model_id
 
@@ -76,7 +77,7 @@ def verify(
 def _state_of(path: Path, manifest: Manifest) -> State:
     own = (".table.", "initial.")
     folded = {name: tensor for name, tensor in load_file(path).items() if not any(part in name for part in own)}
-    return check_state(manifest.config, unfold(manifest.config, folded), path.name)
+    return check_state(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
 
 
 def _state_from(checkpoint: Path, manifest: Manifest) -> State:

@@ -134,7 +134,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     memory_length: Index
     batch_size: Count
     memory: Literal["kv", "hidden"]
-    precision: Literal["fp32"]
+    precision: Literal["fp32", "int8", "int4"]
     states: tuple[StateTensor, ...]
     programs: Annotated[tuple[Program, ...], Meta(min_length=1)]
     weights: str

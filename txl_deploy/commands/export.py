@@ -45,6 +45,10 @@ def run(
     precision: Annotated[
         Literal["fp32", "fp16", "bf16", "int8", "int4"], typer.Option("--precision", help="Of weights and arithmetic.")
     ] = "fp32",
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", help="With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable."),
+    ] = None,
     text: Text = None,
     tokens: Tokens = None,
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with PyTorch before naming it.")] = True,
@@ -86,6 +90,7 @@ def run(
                 batch_size=batch_size,
                 memory=memory,
                 precision=precision,
+                keep=keep or (),
                 text=text,
                 tokens=tokens,
                 verify=verify,

@@ -41,6 +41,9 @@ def print_parity(document: dict[str, Any]) -> None:
             f"text of {text['tokens']} tokens: nll {text['runtime_nll']:.7f}, PyTorch {text['reference_nll']:.7f}",
             soft_wrap=True,
         )
+    if document.get("sensitivity"):
+        worst = sorted(document["sensitivity"].items(), key=lambda item: -item[1])
+        stdout.print(rows_table(("quantised alone", "KL mean"), [(name, number(kl)) for name, kl in worst[:6]]))
     colours = {"passed": "green", "FAILED": "bold red", "not judged": "dim"}
     gates = [
         (
