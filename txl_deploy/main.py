@@ -15,7 +15,7 @@ from typing import NoReturn
 import typer
 from txl_runtime.errors import TxlError
 
-from txl_deploy.commands import export, generate, inspect, score, selftest, verify
+from txl_deploy.commands import bench, build, export, generate, inspect, score, selftest, verify
 from txl_deploy.console import print_json, stderr
 
 __all__ = ["app", "main"]
@@ -29,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (inspect, export, verify, selftest, generate, score):
+for command in (inspect, export, build, verify, selftest, generate, score, bench):
     app.command(name=command.__name__.rpartition(".")[2])(command.run)
 
 

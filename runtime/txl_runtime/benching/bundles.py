@@ -11,11 +11,22 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from txl_runtime.benching.floor import bytes_of_step
 from txl_runtime.benching.timing import Percentiles, random_tokens
 from txl_runtime.errors import CheckError
 from txl_runtime.model import Model
 
-__all__ = ["Agreement", "BundleCompetitor", "Competitor", "NullBackend", "Overhead", "agree", "fill", "overhead"]
+__all__ = [
+    "Agreement",
+    "BundleCompetitor",
+    "Competitor",
+    "NullBackend",
+    "Overhead",
+    "agree",
+    "fill",
+    "overhead",
+    "segments_to_fill",
+]
 
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
@@ -46,10 +57,9 @@ class Competitor(Protocol):
 class BundleCompetitor:
     """A bundle in this runtime, through the public interface."""
 
-    def __init__(self, name: str, model: Model, step_bytes: Callable[[int], int]) -> None:
+    def __init__(self, name: str, model: Model) -> None:
         self.name, self.description = name, model.backend.description
-        self.stream = model.stream()
-        self._step_bytes = step_bytes
+        self.stream, self._bundle = model.stream(), model.bundle
 
     def reset(self) -> None:
         """See `Competitor`."""
@@ -69,17 +79,14 @@ class BundleCompetitor:
 
     def step_bytes(self, length: int) -> int:
         """See `Competitor`."""
-        return self._step_bytes(length)
+        return bytes_of_step(self._bundle, length).total
 
 
-def fill(competitor: Competitor, model: Model) -> int:
-    """Fill a competitor's memory and roll it over once; how many tokens that took per sequence."""
-    longest = model.segment_lengths[0]
-    segments = -(-model.memory_length // longest) + 1
+def fill(competitor: Competitor, model: Model) -> None:
+    """Start anew and fill a competitor's memory."""
     competitor.reset()
-    for index in range(segments):
-        competitor.next_token(random_tokens(model.vocab_size, (model.batch_size, longest), index))
-    return segments * longest
+    for index in range(segments_to_fill(model)):
+        competitor.next_token(random_tokens(model.vocab_size, (model.batch_size, model.segment_lengths[0]), index))
 
 
 class Agreement(Struct, frozen=True, kw_only=True):
@@ -103,14 +110,13 @@ class Agreement(Struct, frozen=True, kw_only=True):
 FP32_LIMIT = 1e-3
 KL_LIMITS = {"fp16": 2e-2, "bf16": 2e-2, "int8": 2e-2, "int4": 0.2}
 """Wide enough for roundings of that precision, narrow enough to find another function: those differ by 0.1 and more."""
-AGREEMENT_SEGMENTS = 4
 
 
 def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = "fp32") -> Agreement:
-    """Compare a competitor with the bundle over a few chained segments, single tokens among them.
+    """Compare a competitor with the bundle over chained segments: the first ones, then with full memory.
 
     Args:
-        bundle, other: both are reset before and after.
+        bundle, other: both start anew, and are left with full memory.
         model: the bundle's.
         precision: the competitor's; the bundle's own counts too.
 
@@ -121,29 +127,62 @@ def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = 
     measure = "kl" if precisions else "max_abs"
     limit = max((KL_LIMITS.get(name, 0.2) for name in precisions), default=FP32_LIMIT)
     longest = model.segment_lengths[0]
-    lengths = [longest] * AGREEMENT_SEGMENTS + [1] * AGREEMENT_SEGMENTS
-    max_abs, kls = 0.0, []
+    early, late = [longest, 1], [longest] * 2 + [1] * 3 + [longest, 1]
+    differences = _Differences(bundle, other, model)
     bundle.reset()
     other.reset()
-    for index, length in enumerate(lengths):
-        tokens = random_tokens(model.vocab_size, (model.batch_size, length), 100 + index)
-        ours, theirs = bundle.logprobs(tokens), other.logprobs(tokens)
-        for a, b in zip(ours.reshape(-1, ours.shape[-1]), theirs.reshape(-1, theirs.shape[-1]), strict=True):
-            p, q = a.astype(np.float64), b.astype(np.float64)
-            max_abs = max(max_abs, float(np.abs(p - q).max()))
-            kls.append(float((np.exp(q) * (q - p)).sum()))
-    bundle.reset()
-    other.reset()
-    found = Agreement(
-        segments=len(lengths), max_abs=max_abs, kl=max(float(np.mean(kls)), 0.0), limit=limit, measure=measure
-    )
-    reached = found.kl if measure == "kl" else max_abs
+    for index, length in enumerate(early):
+        differences.compare(length, 100 + index)
+    for index in range(segments_to_fill(model)):
+        tokens = random_tokens(model.vocab_size, (model.batch_size, longest), 200 + index)
+        bundle.next_token(tokens)
+        other.next_token(tokens)
+    for index, length in enumerate(late):
+        differences.compare(length, 300 + index)
+    found = differences.found(limit, measure)
+    reached = found.kl if measure == "kl" else found.max_abs
     if not reached <= limit:  # NaN is no agreement either
         raise CheckError(
-            f"{other.name}: differs from the bundle by {measure} {reached:.3g} over {len(lengths)} chained segments, "
+            f"{other.name}: differs from the bundle by {measure} {reached:.3g} over {found.segments} chained segments, "
             f"expected at most {limit:g}; it computes something else, so it is not timed: leave it out of --against"
         )
     return found
+
+
+def segments_to_fill(model: Model) -> int:
+    """Segments of the longest length that fill the memory and then move every row of it out."""
+    return -(-model.memory_length // model.segment_lengths[0]) + 1
+
+
+class _Differences:
+    """Two competitors side by side."""
+
+    def __init__(self, bundle: Competitor, other: Competitor, model: Model) -> None:
+        self._bundle, self._other, self._model = bundle, other, model
+        self._max_abs: list[float] = []
+        self._kl: list[float] = []
+
+    def compare(self, length: int, seed: int) -> None:
+        """One segment through both; row by row, because distributions over large vocabularies are large."""
+        tokens = random_tokens(self._model.vocab_size, (self._model.batch_size, length), seed)
+        ours, theirs = self._bundle.logprobs(tokens), self._other.logprobs(tokens)
+        worst, divergences = 0.0, []
+        for row in np.ndindex(*tokens.shape):
+            p, q = ours[row].astype(np.float64), theirs[row].astype(np.float64)
+            worst = float(np.fmax(worst, np.abs(p - q).max())) if np.isfinite(p).all() else np.nan
+            divergences.append(float((np.exp(q) * (q - p)).sum()))
+        self._max_abs.append(worst)
+        self._kl.append(float(np.mean(divergences)))
+
+    def found(self, limit: float, measure: str) -> Agreement:
+        """Over all segments so far."""
+        return Agreement(
+            segments=len(self._kl),
+            max_abs=float(np.max(self._max_abs)),
+            kl=float(np.maximum(np.mean(self._kl), 0)),
+            limit=limit,
+            measure=measure,
+        )
 
 
 class NullBackend:
@@ -218,7 +257,7 @@ def _with_backend(model: Model, backend: Any) -> Model:
 def _steps(model: Model, tokens: Ids, steps: int, engine: _TimedBackend | None) -> tuple[Percentiles, Percentiles]:
     """Times of steps outside the engine's calls, and whole."""
     stream, longest = model.stream(), model.segment_lengths[0]
-    for index in range(-(-model.memory_length // longest) + 1):
+    for index in range(segments_to_fill(model)):
         stream.step(random_tokens(model.vocab_size, (model.batch_size, longest), index))
     outside, whole = [], []
     for index in range(-10, steps):

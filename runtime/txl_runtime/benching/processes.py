@@ -1,6 +1,6 @@
 """What a process of its own shows: how long a bundle takes to its first token, and how much memory it needs.
 
-    python -m txl_runtime.benching.processes load|memory BUNDLE THREADS
+    python -m txl_runtime.benching.processes load|memory BUNDLE THREADS [hashes|sizes] [lean]
 
 prints one JSON object; `measure_load` and `measure_memory` run it.
 """
@@ -74,14 +74,15 @@ class Memory(Struct, frozen=True, kw_only=True):
     state: int
 
 
-def measure_load(bundle: Path, threads: int, runs: int = 3) -> LoadTime:
-    """Load a bundle and draw a token in fresh processes, one after the other."""
-    _child("load", bundle, threads, "hashes")  # reads the files into the cache
+def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) -> LoadTime:
+    """Load a bundle and draw a token in fresh processes, one after the other; `lean` as `txl_runtime.load` has it."""
+    how = ("lean",) if lean else ()
+    _child("load", bundle, threads, "hashes", *how)  # reads the files into the cache
     found: dict[str, list[dict[str, float]]] = {"hashes": [], "sizes": []}
     for _ in range(runs):
         for check, rows in found.items():
             started = time.time()
-            row = _child("load", bundle, threads, check)
+            row = _child("load", bundle, threads, check, *how)
             rows.append(row | {"process": row["drawn_at"] - started})
 
     def median(check: str, *names: str) -> float:
@@ -97,9 +98,9 @@ def measure_load(bundle: Path, threads: int, runs: int = 3) -> LoadTime:
     )
 
 
-def measure_memory(bundle: Path, threads: int) -> Memory:
-    """Physical memory of a fresh process that decodes and prefills."""
-    return msgspec.convert(_child("memory", bundle, threads), Memory)
+def measure_memory(bundle: Path, threads: int, lean: bool = False) -> Memory:
+    """Physical memory of a fresh process that decodes and prefills; `lean` as `txl_runtime.load` has it."""
+    return msgspec.convert(_child("memory", bundle, threads, "hashes", *(("lean",) if lean else ())), Memory)
 
 
 def _child(what: str, bundle: Path, threads: int, *more: str) -> dict[str, Any]:
@@ -116,9 +117,9 @@ def _child(what: str, bundle: Path, threads: int, *more: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _load_and_draw(bundle: str, threads: int, check: str) -> dict[str, float]:
+def _load_and_draw(bundle: str, threads: int, check: str, *how: str) -> dict[str, float]:
     started = time.perf_counter()
-    model = load(bundle, threads=threads, verify_files=check == "hashes")
+    model = load(bundle, threads=threads, verify_files=check == "hashes", lean="lean" in how)
     loaded = time.perf_counter()
     stream = model.stream()
     next(stream.generate(np.zeros((model.batch_size, 1), np.int32), 1, temperature=0))
@@ -126,7 +127,7 @@ def _load_and_draw(bundle: str, threads: int, check: str) -> dict[str, float]:
     return {"load": loaded - started, "first_token": drawn - loaded, "drawn_at": time.time()}
 
 
-def _load_and_run(bundle: str, threads: int) -> Memory:
+def _load_and_run(bundle: str, threads: int, *how: str) -> Memory:
     import onnxruntime  # noqa: F401 - so that `before` holds what any process with this engine holds
 
     before, samples, done = resident_bytes(), [], threading.Event()
@@ -140,7 +141,7 @@ def _load_and_run(bundle: str, threads: int) -> Memory:
     sampler = threading.Thread(target=sample)
     sampler.start()
     try:
-        model = load(bundle, threads=threads)
+        model = load(bundle, threads=threads, lean="lean" in how)
         stream, longest = model.stream(), model.segment_lengths[0]
         for index in range(-(-model.memory_length // longest) + 2):
             tokens = np.full((model.batch_size, longest), index % model.vocab_size, np.int32)
@@ -220,7 +221,7 @@ def main(arguments: list[str]) -> None:
     if what == "load":
         printed: Any = _load_and_draw(bundle, int(threads), *more)
     else:
-        printed = msgspec.to_builtins(_load_and_run(bundle, int(threads)))
+        printed = msgspec.to_builtins(_load_and_run(bundle, int(threads), *more))
     sys.stdout.write(json.dumps(printed))
 
 

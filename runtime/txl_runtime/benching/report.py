@@ -182,7 +182,7 @@ def bench(
         heard.stage("memory of a fresh process")
         memory = measure_memory(model.bundle.path, threads)
 
-    ours = BundleCompetitor(BUNDLE, model, lambda length: bytes_of_step(model.bundle, length).total)
+    ours = BundleCompetitor(BUNDLE, model)
     others: list[Competitor] = []
     agreement: dict[str, Agreement] = {}
     heard.stage("check that competitors agree", len(competitors or {}))
@@ -193,7 +193,9 @@ def bench(
         heard.advance()
 
     bandwidth, tasks = Bandwidth(threads), tasks_of(model)
-    rows, filled = time_tasks(model, [ours, *others], tasks, bandwidth, seconds, rounds, heard)
+    if not others:
+        fill(ours, model)  # else the comparison has filled every memory
+    rows = time_tasks(model, [ours, *others], tasks, bandwidth, seconds, rounds, heard)
     heard.stage("cost of Python")
     timing.come_to_rest()
     python = overhead(model)
@@ -207,7 +209,7 @@ def bench(
             threads=threads,
             batch_size=m.batch_size,
             memory_length=m.memory_length,
-            memory_rows=filled,
+            memory_rows=tuple(ours.stream.fill.tolist()),
             rounds=rounds,
             slice_seconds=seconds / rounds,
             warm_up_calls=timing.WARM_UP_CALLS,
@@ -231,16 +233,17 @@ def time_tasks(
     seconds: float,
     rounds: int,
     heard: Listener | None = None,
-) -> tuple[tuple[Row, ...], tuple[int, ...]]:
-    """Fill every memory, time every task in turns; the rows, and the memory rows the first competitor's streams had.
+) -> tuple[Row, ...]:
+    """Time every task in turns.
 
-    The first competitor is the one that the others are compared with.
+    Args:
+        model: the bundle that says what the tasks are.
+        competitors: with full memories; the first is the one that the others are compared with.
+        tasks: one after the other.
+        bandwidth: measured once per round; rows have no share of it without.
+        seconds, rounds, heard: see `bench`.
     """
     listener = heard or _Silent()
-    listener.stage("fill memories", len(competitors))
-    for competitor in competitors:
-        fill(competitor, model)
-        listener.advance()
     rows: list[Row] = []
     for task in tasks:
         listener.stage(f"time {task.kind}, L {task.segment_length}", rounds * len(competitors))
@@ -275,8 +278,7 @@ def time_tasks(
                     foreign=found.foreign,
                 )
             )
-    first = competitors[0]
-    return tuple(rows), tuple(first.stream.fill.tolist()) if isinstance(first, BundleCompetitor) else ()
+    return tuple(rows)
 
 
 def _work(competitor: Competitor, task: Task, model: Model) -> Work:

@@ -28,12 +28,14 @@ __all__ = [
     "foreign_load",
     "interleave",
     "random_tokens",
+    "time_slice",
 ]
 
 Work = Callable[[int], object]
 """One unit of work; the argument counts calls, so that each may use other tokens."""
 
 WARM_UP_CALLS = 3
+"""Untimed calls before every slice; fewer where they take longer than the slice."""
 LEAST_CALLS = 3
 """Calls in a slice, however slow they are."""
 
@@ -127,7 +129,7 @@ def interleave(
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             restless[name] += not come_to_rest()
             before = foreign_load()
-            samples[name].append(_slice(works[name], numbers[name], slice_seconds))
+            samples[name].append(time_slice(works[name], slice_seconds, numbers[name]))
             share = foreign_load(before)
             known &= share is not None
             foreign[name] = max(foreign[name], share[0] if share else 0.0)
@@ -144,9 +146,14 @@ def interleave(
     }
 
 
-def _slice(work: Work, numbers: count[int], seconds: float) -> list[int]:
+def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) -> list[int]:
+    """One turn: untimed calls to warm up, then nanoseconds of single calls; `numbers` are the calls' arguments."""
+    numbers = count() if numbers is None else numbers
+    warm = time.perf_counter() + seconds
     for _ in range(WARM_UP_CALLS):
         work(next(numbers))
+        if time.perf_counter() > warm:
+            break  # calls longer than a turn are warm after one
     samples: list[int] = []
     until = time.perf_counter_ns() + int(seconds * 1e9)
     started = time.perf_counter_ns()

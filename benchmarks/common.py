@@ -1,0 +1,156 @@
+"""What the benchmarks share: random models of published shapes, their bundles, tables, and how results are written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from txl_export import export
+from txl_export.checkpoints.txl import TxlConfig
+from txl_export.weights import State, canonical_shapes
+from txl_runtime.config import ModelConfig
+
+__all__ = ["TINY", "WT103", "Table", "deviation", "finish", "log", "parser", "random_bundle", "random_state", "shape"]
+
+WT103 = (20000, 40000, 200000)
+
+
+def shape(layers: int, width: int, heads: int, head: int, inner: int, vocab: int, **more: Any) -> dict[str, Any]:
+    """The config of an own checkpoint; attention over everything in memory unless `same_length` says otherwise."""
+    sizes = {"n_layer": layers, "d_model": width, "n_head": heads, "d_head": head, "d_inner": inner}
+    rest = {"vocab_size": vocab, "d_embed": width, "embedding_scale": width**0.5, "clamp_length": 0}
+    return sizes | rest | more
+
+
+TINY = shape(2, 16, 2, 8, 32, 60)
+"""What --quick runs instead of a real model."""
+
+
+def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02) -> State:
+    """Weights of N(0, deviation), layer norms of ones: speed and memory do not depend on them."""
+    typed = msgspec.convert(values, TxlConfig)
+    config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
+    must, _ = canonical_shapes(config)
+    draws = torch.Generator().manual_seed(seed)
+    state = {name: torch.empty(size).normal_(0, deviation, generator=draws) for name, size in must.items()}
+    for name in state:
+        if name.endswith("norm.weight"):
+            state[name].fill_(1)
+    return state
+
+
+def deviation(width: int) -> float:
+    """A spread of weights under which layers neither fade nor explode: 0.02 at d_model 512, larger below."""
+    return 0.02 * math.sqrt(512 / width)
+
+
+def random_bundle(
+    path: Path,
+    values: dict[str, Any],
+    lengths: Sequence[int],
+    memory_length: int,
+    state: State | None = None,
+    **more: Any,
+) -> Path:
+    """Export a random model without verification (its self-test still runs); other arguments go to `export`."""
+    log(f"export {path.name}: {values['n_layer']} layers, d_model {values['d_model']}, M {memory_length}")
+    made = random_state(values, deviation=deviation(values["d_model"])) if state is None else state
+    export(made, path, config=values, segment_length=tuple(lengths), memory_length=memory_length, verify=False, **more)
+    return path
+
+
+@dataclass
+class Table:
+    """Rows that become markdown."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[object, ...]] = field(default_factory=list)
+    title: str = ""
+
+    def add(self, *cells: object) -> None:
+        """One row; floats are shown in three digits."""
+        self.rows.append(cells)
+
+    def markdown(self) -> str:
+        """The table as it stands in docs/performance.md."""
+        lines = [f"**{self.title}**", ""] if self.title else []
+        lines += [_line(self.columns), _line(["---"] * len(self.columns))]
+        return "\n".join([*lines, *(_line([_cell(cell) for cell in row]) for row in self.rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(cell: object) -> str:
+    if cell is None:
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:.3g}" if abs(cell) < 999.5 else f"{cell:,.0f}"
+    return str(cell)
+
+
+def parser(description: str | None, seconds: float | None = 3.0) -> argparse.ArgumentParser:
+    """Options of every benchmark."""
+    summary = (description or "").strip().split("\n", maxsplit=1)[0]
+    made = argparse.ArgumentParser(description=summary)
+    made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
+    made.add_argument("--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here")
+    made.add_argument("--threads", type=int, default=2, help="of every competitor (default 2)")
+    if seconds is not None:
+        made.add_argument("--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work")
+    return made
+
+
+def log(message: str) -> None:
+    """Progress, on stderr, with the time of day: long runs should show that they live."""
+    print(time.strftime("%H:%M:%S"), message, file=sys.stderr, flush=True)
+
+
+def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:
+    """Print the tables as markdown; write them and everything measured where --out says."""
+    conditions = _conditions(arguments)
+    text = "\n\n".join([*(table.markdown() for table in tables), conditions]) + "\n"
+    print(text)
+    if arguments.out is None:
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"{name}.md").write_text(text)
+    options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    whole = {"conditions": conditions, "options": options, "results": msgspec.to_builtins(document)}
+    (arguments.out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def _conditions(arguments: argparse.Namespace) -> str:
+    packages = {name: _version(name) for name in ("txl-deploy", "torch", "onnxruntime", "numpy")}
+    versions = ", ".join(f"{name} {found}" for name, found in packages.items())
+    said = f"{_cpu()}, {os.cpu_count()} cores, {arguments.threads} threads; Python {platform.python_version()}, "
+    said += f"{versions}."
+    return f"(--quick: tiny shapes, the figures mean nothing) {said}" if arguments.quick else said
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

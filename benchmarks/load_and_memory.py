@@ -1,0 +1,64 @@
+"""Load → first token, and peak memory of decoding and prefill; 12 layers, d_model 512, M 640.
+
+    python benchmarks/load_and_memory.py [--out FOLDER]
+
+Every figure is a fresh process's. Both ways of loading: at full speed (the engine packs a copy of the weights) and lean
+(the mapped file is used as it is), with what lean costs per step, measured in turns.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import txl_runtime
+from common import TINY, Table, finish, log, parser, random_bundle, shape
+from txl_runtime.benching.bundles import BundleCompetitor, fill
+from txl_runtime.benching.processes import measure_load, measure_memory
+from txl_runtime.benching.report import Row, tasks_of, time_tasks
+
+MODEL = shape(12, 512, 8, 64, 2048, 204)
+MEGABYTE = 1e6
+
+
+def speeds(path: Path, threads: int, seconds: float) -> tuple[Row, ...]:
+    """Decode and prefill at full speed and lean, in turns."""
+    both = []
+    for name in ("full speed", "lean"):
+        model = txl_runtime.load(path, threads=threads, lean=name == "lean")
+        competitor = BundleCompetitor(name, model)
+        fill(competitor, model)
+        both.append(competitor)
+    tasks = tuple(task for task in tasks_of(model) if task.kind != "score")
+    return time_tasks(model, list(both), tasks, None, seconds, 5)
+
+
+def main() -> int:
+    """Run the benchmark."""
+    arguments = parser(__doc__).parse_args()
+    values, longest, memory_length = (TINY, 4, 7) if arguments.quick else (MODEL, 64, 640)
+    loads = Table(("", "load, s", "first token, s", "together", "without hashes", "from starting Python"))
+    peaks = Table(("", "peak, MB", "settled", "private", "before loading", "weights", "state", "peak / weights"))
+    document: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = random_bundle(Path(folder) / "model.txl", values, (longest, 1), memory_length)
+        for name in ("full speed", "lean"):
+            log(name)
+            load = measure_load(path, arguments.threads, 1 if arguments.quick else 5, lean=name == "lean")
+            memory = measure_memory(path, arguments.threads, lean=name == "lean")
+            document[name] = {"load": load, "memory": memory}
+            loads.add(name, load.load, load.first_token, load.total, load.without_hashes, load.process)
+            parts = (memory.peak, memory.settled, memory.private, memory.before, memory.weights, memory.state)
+            ratio = "not measured on this system" if memory.peak is None else f"{memory.peak / memory.weights:.2f}"
+            peaks.add(name, *(None if size is None else size / MEGABYTE for size in parts), ratio)
+        rows = speeds(path, arguments.threads, 0.05 if arguments.quick else arguments.seconds)
+    steps = Table(("work", "", "ms p50", "p90", "full speed is faster"))
+    for row in rows:
+        steps.add(f"{row.task} L {row.segment_length}", row.competitor, row.ms.p50, row.ms.p90, f"{row.ratio:.2f}×")
+    finish("load_and_memory", arguments, [loads, peaks, steps], document | {"speed": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

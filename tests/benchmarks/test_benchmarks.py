@@ -1,0 +1,61 @@
+"""Every benchmark runs: --quick takes it through all of its steps with tiny shapes. No figure is judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+QUICK = {
+    "decode_and_prefill": ("--against", "torch-kv,onnx-hidden"),
+    "evaluation_speedup": ("--engine", "bundle", "torch"),
+    "large_vocabulary": ("--tails",),
+    "load_and_memory": (),
+    "soak": (),
+}
+
+
+def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, FOLDER / f"{name}.py", *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_a_benchmark_runs_and_writes_its_tables(name: str, tmp_path: Path) -> None:
+    done = run(name, "--quick", "--threads", 1, "--out", tmp_path, *QUICK[name])
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / f"{name}.md").read_text()
+    assert done.stdout.rstrip("\n") == text.rstrip("\n"), "what is printed is what is written"
+    assert text.startswith("| ")
+    assert "--quick: tiny shapes, the figures mean nothing" in text
+    document = json.loads((tmp_path / f"{name}.json").read_text())
+    assert document["results"]
+    assert document["options"]["quick"] is True
+
+
+@pytest.mark.slow
+def test_the_soak_finds_no_drift(tmp_path: Path) -> None:
+    assert run("soak", "--quick", "--threads", 1, "--out", tmp_path).returncode == 0
+    assert max(json.loads((tmp_path / "soak.json").read_text())["results"]["errors"]) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*QUICK, "hf_transfo_xl"])
+def test_a_benchmark_says_what_it_measures(name: str) -> None:
+    done = run(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert {"--quick", "--out", "--threads"} <= set(done.stdout.replace("[", " ").split())
+
+
+@pytest.mark.slow
+def test_the_one_that_needs_another_environment_says_so() -> None:
+    done = run("hf_transfo_xl", "--quick")
+    assert done.returncode == 2
+    assert "--python is not given, expected the python of the environment that has transformers 4.37.2" in done.stderr

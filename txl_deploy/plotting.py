@@ -1,0 +1,39 @@
+"""Pictures, where matplotlib is installed. Drawn without a display and without pyplot's global state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from txl_runtime.errors import BackendError, UsageError
+
+__all__ = ["check_plot", "draw"]
+
+FORMATS = (".png", ".svg")
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture that could not be written, before anything is measured for it.
+
+    Raises:
+        UsageError: another format, or no such folder.
+        BackendError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"--plot is {path}, expected a name that ends in {' or '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot is {path}, expected a folder that exists; make {path.parent} first")
+    if find_spec("matplotlib") is None:
+        raise BackendError("--plot needs matplotlib, not installed here; pip install 'txl-deploy[plot]'")
+
+
+def draw(path: Path, panels: list[Callable[[Any], None]], width: float = 9, height: float = 3.2) -> None:
+    """Write a picture of panels under each other; each is given its matplotlib axes."""
+    check_plot(path)
+    figure = import_module("matplotlib.figure").Figure(figsize=(width, height * len(panels)), layout="constrained")
+    for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
+        panel(axes)
+    figure.savefig(path, dpi=150)
