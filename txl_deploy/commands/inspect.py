@@ -9,6 +9,8 @@ import msgspec
 import typer
 from txl_runtime.bundle import MANIFEST, open_bundle
 from txl_runtime.config import ModelConfig
+from txl_runtime.engines.reading import bundle_engines, describe_engine, engine_facts
+from txl_runtime.engines.sidecar import Sidecar
 from txl_runtime.errors import UsageError
 from txl_runtime.manifest import Manifest
 
@@ -20,7 +22,9 @@ POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "
 
 
 def run(
-    place: Annotated[str, typer.Argument(metavar="PATH", help="A bundle or a checkpoint.", show_default=False)],
+    place: Annotated[
+        str, typer.Argument(metavar="PATH", help="A bundle, an engine or a checkpoint.", show_default=False)
+    ],
     family: Family = "auto",
     config: Config = None,
     alias: Alias = None,
@@ -35,12 +39,22 @@ def run(
     if (path / MANIFEST).exists():
         if family != "auto" or config is not None or aliases:
             raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
-        manifest = open_bundle(path).manifest
+        bundle = open_bundle(path)
+        manifest, engines = bundle.manifest, bundle_engines(bundle)
         document = describe_bundle(manifest)
         if json:
-            print_json(document | {"manifest": manifest})
+            built = [{"file": name} | engine_facts(sidecar) for name, sidecar in engines]
+            print_json(document | {"engines": built, "manifest": manifest})
         else:
             _print_bundle(path, manifest, document)
+            _print_engines(engines)
+        return
+    if path.suffix == ".engine":
+        document = describe_engine(path)
+        if json:
+            print_json(document)
+        else:
+            _print_engine(document)
         return
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(
@@ -115,6 +129,38 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         stdout.print(rows_table(("\nparity reached at export", ""), reached))
     else:
         stdout.print("\nparity: NOT verified when it was exported; `txl-deploy verify` does it")
+
+
+def _print_engines(engines: list[tuple[str, Sidecar]]) -> None:
+    if not engines:
+        return
+    rows = []
+    for name, sidecar in engines:
+        made = sidecar.identity
+        gpus = f"SM {', '.join(map(str, made.compute_capabilities))}" if made.compute_capabilities else made.device
+        fused = f"{sidecar.fused_attention} of {sidecar.attention_layers}"
+        built_by = f"{made.flavour} {made.version}"
+        rows.append((name, quantity(sidecar.bytes), built_by, gpus or "default", sidecar.kernels or "–", fused))
+    stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
+
+
+def _print_engine(facts: dict[str, Any]) -> None:
+    gpus, fused = facts["compute_capabilities"], ", ".join(facts["fused_kernels"]) or "none"
+    shown = {
+        "engine": f"{facts['file']}, {quantity(facts['bytes'])}, is the file that was built",
+        "program": f"{facts['program']}, of kind {facts['program_kind']}, L {facts['segment_length']}",
+        "memory": f"{facts['update']}, {facts['in_place']} states updated in place",
+        "precision": facts["precision"],
+        "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
+        "built for": f"SM {', '.join(map(str, gpus))}" if gpus else facts["device"] or "the library's default GPUs",
+        "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
+        "attention": f"{facts['fused_attention']} of {facts['attention_layers']} layers in one kernel: {fused}",
+        "checked": ", ".join(facts["verified_on"]),
+    }
+    stdout.print(facts_table(shown), soft_wrap=True)
+    for side in ("inputs", "outputs"):
+        rows = [(spec["name"], spec["dtype"], list(spec["shape"])) for spec in facts[side]]
+        stdout.print(rows_table((f"\n{side}", "\ndtype", "\nshape"), rows))
 
 
 def _print_checkpoint(document: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
     facts        what each version of the two libraries has: the one table
     bridge       the only module that touches their objects
     graphs       an ONNX file, held against its program before a library sees it
+    worker       one engine, in a process of its own
     building     one graph → one engine, with progress, cancellation and errors that say what to do
     layers       what the compiler made of it: kernels, fused attention
     sidecar      what an engine is: the JSON beside it, and whether it still fits

@@ -3,24 +3,23 @@
 What a version has is read from `facts`, never asked of the library. Their objects are held under one name per class
 (`builder`, `network`, `config`, …), which a test uses to check every member named here against every version.
 
-Four habits of the libraries shape this module: failures are return values; a network must outlive its parser; the
-process has one logger, whoever comes first; and exceptions in callbacks are swallowed.
+Four habits of the libraries shape this module: failures are return values; a network must outlive its parser; a
+process has one logger, the first that is given; and exceptions in callbacks are swallowed.
 """
 
 from __future__ import annotations
 
 import importlib
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from txl_runtime.engines.facts import MODULES, Facts, Target, find_facts
-from txl_runtime.engines.journal import Journal, captured_stderr
+from txl_runtime.engines.journal import Journal
 from txl_runtime.errors import BackendError
 
-__all__ = ["Binding", "Examined", "Library", "Monitor", "Network", "NodeError", "load_library"]
+__all__ = ["Binding", "Examined", "Library", "Network", "NodeError", "load_library"]
 
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
 """Their names of types, and the manifest's."""
@@ -73,23 +72,12 @@ class Examined:
     outputs: tuple[Binding, ...] = ()
 
 
-class Monitor:
-    """Counts the builder's steps, and stops it: `cancel` takes effect at its next step."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        """Ask the builder to stop."""
-        self.cancelled = True
-
-
 class Library:
     """One of the two libraries, imported. Use `load_library`.
 
-    `recording()` has to be entered around everything that a library is asked to do: one thread at a time, its messages
-    in a journal of their own.
+    Attributes:
+        target, module, version, facts: what it is.
+        journal: what it said so far.
     """
 
     def __init__(self, target: Target, module: Any) -> None:
@@ -98,17 +86,13 @@ class Library:
         self.module = trt
         self.version = str(trt.__version__)
         self.facts: Facts = find_facts(target, self.version)
-        self._sink = _Sink()
-        self._logger = _logger(trt, self._sink)
+        self.journal = Journal()
+        self._logger = _logger(trt, self.journal)
 
     @property
     def title(self) -> str:
         """Name and version."""
         return f"{self.module.__name__} {self.version}"
-
-    def recording(self) -> _Sink:
-        """A context whose value is the journal of what is said inside it."""
-        return self._sink
 
     def parse(self, data: bytes, path: str) -> Network:
         """Hand a graph to the parser; `path` is where its external weights are looked for."""
@@ -132,14 +116,14 @@ class Library:
             layer_types=tuple(_enum_name(layer.type) for layer in layers),
         )
 
-    def build(self, parsed: Network, gpus: Sequence[int], half: bool, monitor: Monitor) -> Any:
-        """Serialized engine bytes, as an object with the buffer protocol; None when the builder failed or was stopped.
+    def build(self, parsed: Network, gpus: Sequence[int], half: bool, on_step: Callable[[], None]) -> Any:
+        """Serialized engine bytes, as an object with the buffer protocol; None when the builder failed.
 
         Args:
             parsed: from `parse`.
             gpus: compute capabilities, where the library takes a list; empty for its default.
             half: the graph is fp16, for libraries that have to be told.
-            monitor: hears of steps, where the library tells them.
+            on_step: called at each step of the builder, where the library tells them.
         """
         trt, builder, network = self.module, parsed.builder, parsed.network
         config = builder.create_builder_config()
@@ -154,7 +138,7 @@ class Library:
                 if not config.set_compute_capability(known[f"SM{gpu}"], index):
                     raise BackendError(f"{self.title} refused SM {gpu}, expected it to build for it; leave it out")
         if self.facts.progress:
-            observer = _observer(trt, monitor)
+            observer = _observer(trt, on_step)
             config.progress_monitor = observer
         return builder.build_serialized_network(network, config)
 
@@ -206,38 +190,7 @@ class Library:
         return [NodeError(int(error.node()), str(error.desc())) for error in errors]
 
 
-class _Sink:
-    """Where the process's one logger writes: the journal of the work that goes on."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._journal: Journal | None = None
-        self._captured: Any = None
-
-    def __enter__(self) -> Journal:
-        self._lock.acquire()
-        try:
-            self._journal = Journal()
-            self._captured = captured_stderr(self._journal)
-            self._captured.__enter__()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self._journal
-
-    def __exit__(self, *reason: Any) -> None:
-        try:
-            self._captured.__exit__(*reason)
-        finally:
-            self._journal = None
-            self._lock.release()
-
-    def add(self, severity: int, text: str) -> None:
-        if self._journal is not None:
-            self._journal.add(severity, text)
-
-
-def _logger(trt: Any, sink: _Sink) -> Any:
+def _logger(trt: Any, journal: Journal) -> Any:
     class Log(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
         """Passes everything on; nothing here may raise."""
 
@@ -245,12 +198,12 @@ def _logger(trt: Any, sink: _Sink) -> Any:
             trt.ILogger.__init__(self)
 
         def log(self, severity: Any, message: str) -> None:
-            sink.add(int(severity), str(message))
+            journal.add(int(severity), str(message))
 
     return Log()
 
 
-def _observer(trt: Any, monitor: Monitor) -> Any:
+def _observer(trt: Any, on_step: Callable[[], None]) -> Any:
     class Observer(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
         """Counts steps. Their declared numbers are not kept by the library, so they are not used."""
 
@@ -261,8 +214,8 @@ def _observer(trt: Any, monitor: Monitor) -> Any:
             """Nothing to do."""
 
         def step_complete(self, name: str, step: int) -> bool:
-            monitor.steps += 1
-            return not monitor.cancelled
+            on_step()
+            return True
 
         def phase_finish(self, name: str) -> None:
             """Nothing to do."""
@@ -295,13 +248,15 @@ def load_library(target: Target) -> Library:
     name = MODULES[target]
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] != name:
-            raise BackendError(f"{name} needs {error.name}, not installed here; install {name} again") from None
+    except ModuleNotFoundError as missing:
+        if missing.name is not None and missing.name.partition(".")[0] != name:
+            raise BackendError(f"{name} needs {missing.name}, not installed here; install {name} again") from None
         raise BackendError(
             f"{name} is not installed, expected it for --target {target}; pip install 'txl-deploy[{target}]'"
             + (", or on a Jetson the TensorRT of its JetPack" if target == "tensorrt" else "")
         ) from None
-    except (ImportError, OSError) as error:
-        raise BackendError(f"{name} cannot be loaded: {error}; expected its native libraries; install it again") from None
+    except (ImportError, OSError) as reason:
+        raise BackendError(
+            f"{name} cannot be loaded: {reason}; expected its native libraries; install it again"
+        ) from None
     return Library(target, module)

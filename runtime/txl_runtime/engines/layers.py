@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 __all__ = ["FUSED_ATTENTION", "LayerReport", "read_layers"]
 
-FUSED_ATTENTION = ("_gemm_mha", "_gemv_mha", "_mha_v", "fmha")
+FUSED_ATTENTION = ("_mha_v", "fmha")
 """What the names of kernels hold that do a whole attention: scores, bias, softmax and the sum over values."""
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})
 """Kinds of layer that start nothing on the device."""

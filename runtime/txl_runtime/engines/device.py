@@ -1,0 +1,45 @@
+"""The GPU of this machine, asked of its driver alone: no CUDA library has to be installed for it."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache
+
+__all__ = ["gpu_name", "platform_name"]
+
+MAJOR, MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+
+
+@cache
+def gpu_name() -> str | None:
+    """The first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or driver."""
+    library = {"win32": "nvcuda.dll"}.get(sys.platform, "libcuda.so.1")
+    try:
+        cuda = ctypes.CDLL(library)
+        return _ask(cuda)
+    except (OSError, AttributeError):
+        return None
+
+
+def _ask(cuda: ctypes.CDLL) -> str | None:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    calls: tuple[Callable[[], int], ...] = (
+        lambda: cuda.cuInit(0),
+        lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
+        lambda: cuda.cuDeviceGetName(name, len(name), device),
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device),
+        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device),
+    )
+    if any(call() != 0 for call in calls):
+        return None
+    return f"{name.value.decode(errors='replace')}, SM {major.value}{minor.value}"
+
+
+def platform_name() -> str:
+    """Operating system and processor, e.g. "linux-x86_64"."""
+    return f"{sys.platform}-{platform.machine().lower()}"

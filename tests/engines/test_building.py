@@ -1,0 +1,339 @@
+"""Real engines of small models, built by TensorRT-RTX on a machine without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import pytest
+import small_graphs
+from onnx import TensorProto, helper
+from support import cli
+from txl_runtime.bundle import open_bundle
+from txl_runtime.engines import bundle_engines, describe_engine
+from txl_runtime.engines.bridge import load_library
+from txl_runtime.engines.building import Ask, build_engine
+from txl_runtime.engines.bundles import KINDS, build_bundle, record_verification
+from txl_runtime.engines.graphs import read_graph, restamp
+from txl_runtime.engines.layers import read_layers
+from txl_runtime.engines.sidecar import differences, read_sidecar
+from txl_runtime.errors import BackendError, BundleError, UsageError
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
+
+WIDE = {"d_model": 64, "d_embed": 64, "n_head": 2, "d_head": 32, "d_inner": 64}
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.stages, self.steps, self.warnings = [], 0, []
+
+    def stage(self, title, total=None):
+        self.stages.append(title)
+
+    def advance(self, steps=1):
+        self.steps += steps
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+
+@pytest.fixture
+def bundle(make_bundle, tmp_path) -> Path:
+    """A copy of a small bundle that a test may build into."""
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    return path
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file of a folder, hidden ones too, by its hash."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_every_whole_program_becomes_an_engine_that_the_manifest_lists(bundle: Path):
+    heard = Heard()
+    before = open_bundle(bundle).manifest
+    made = build_bundle(bundle, "rtx", gpus=(86, 89, 120), listener=heard)
+    manifest = open_bundle(bundle).manifest
+    wanted = {program.name for program in manifest.programs if program.kind in KINDS and program.update == made.update}
+    assert {engine.program for engine in made.engines} == wanted
+    assert before == msgspec.structs.replace(manifest, files=before.files), "nothing but the list of files changed"
+    for engine in made.engines:
+        assert engine.file == f"engines/rtx/{engine.program}.engine"
+        assert not engine.reused
+        sidecar = engine.sidecar
+        assert manifest.files[engine.file].size == sidecar.bytes == (bundle / engine.file).stat().st_size
+        assert manifest.files[engine.file].sha256 == sidecar.sha256
+        assert read_sidecar(bundle / engine.file.replace(".engine", ".json")) == sidecar
+        assert sidecar.identity.compute_capabilities == (86, 89, 120)
+        assert sidecar.identity.flavour == "tensorrt_rtx"
+        assert sidecar.kernels is not None
+        assert sidecar.kernels > 10
+        assert sidecar.attention_layers == manifest.config.n_layer
+        assert sidecar.verified_on
+    assert [stage for stage in heard.stages if "building" in stage] == heard.stages
+    assert heard.steps > 100, "the builder's own steps"
+    assert not [path for path in bundle.iterdir() if path.name.startswith(".")]
+    assert dict(bundle_engines(open_bundle(bundle))) == {engine.file: engine.sidecar for engine in made.engines}
+
+
+def test_a_second_build_is_reused_and_forced_ones_give_the_same_bytes(bundle: Path, monkeypatch):
+    first = build_bundle(bundle, "rtx", gpus=(86,))
+    after = tree(bundle)
+    forced = build_bundle(bundle, "rtx", gpus=(86,), force=True)
+    assert [engine.sidecar.sha256 for engine in forced.engines] == [engine.sidecar.sha256 for engine in first.engines]
+    engines = {name: value for name, value in after.items() if name.endswith(".engine")}
+    assert engines
+    assert engines.items() <= tree(bundle).items()
+    before = tree(bundle)
+    monkeypatch.setattr("txl_runtime.engines.bundles.build_graph", None)  # nothing is built any more
+    again = build_bundle(bundle, "rtx", gpus=(86,))
+    assert all(engine.reused for engine in again.engines)
+    assert [engine.sidecar for engine in again.engines] == [engine.sidecar for engine in forced.engines]
+    assert tree(bundle) == before
+
+
+def test_what_does_not_fit_any_more_is_built_again_with_the_reason(bundle: Path):
+    made = build_bundle(bundle, "rtx", gpus=(86,))
+    name = made.engines[0].file
+    heard = Heard()
+    build_bundle(bundle, "rtx", gpus=(89, 120), listener=heard)
+    assert f"{name} was built for SM 86, asked for is SM 89, 120; built again" in heard.warnings
+
+    path = bundle / name.replace(".engine", ".json")
+    document = json.loads(path.read_text())
+    document["identity"]["version"] = "1.6.0.1"
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    for file in (name, name.replace(".engine", ".json")):
+        del manifest["files"][file]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    path.write_text(json.dumps(document))
+    heard = Heard()
+    build_bundle(bundle, "rtx", gpus=(89, 120), listener=heard)
+    assert any("was built by version 1.6.0.1, the library here is" in warning for warning in heard.warnings)
+    assert {file for file in manifest["files"] if file.endswith("onnx")} <= set(open_bundle(bundle).manifest.files)
+
+    path.write_text("{}")
+    (bundle / name).write_bytes(b"other")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    for file in (name, name.replace(".engine", ".json")):
+        del manifest["files"][file]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    heard = Heard()
+    build_bundle(bundle, "rtx", gpus=(89, 120), listener=heard)
+    assert any("expected the facts of an engine" in warning for warning in heard.warnings)
+    open_bundle(bundle)
+
+
+def test_an_engine_that_is_good_but_not_listed_is_taken_up(bundle: Path, monkeypatch):
+    made = build_bundle(bundle, "rtx")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    unlisted = {name: record for name, record in manifest["files"].items() if not name.startswith("engines/")}
+    (bundle / "manifest.json").write_text(json.dumps(manifest | {"files": unlisted, "later": {"field": 1}}))
+    open_bundle(bundle)
+    monkeypatch.setattr("txl_runtime.engines.bundles.build_graph", None)
+    again = build_bundle(bundle, "rtx")
+    assert all(engine.reused for engine in again.engines)
+    assert {engine.file for engine in made.engines} <= set(open_bundle(bundle).manifest.files)
+    assert json.loads((bundle / "manifest.json").read_text())["later"] == {"field": 1}, "unknown fields are kept"
+
+
+def test_differences_name_what_and_both_sides(bundle: Path):
+    identity = build_bundle(bundle, "rtx").engines[0].sidecar.identity
+    assert differences(identity, identity) == []
+    other = msgspec.structs.replace(identity, onnx="0" * 64, device="Orin, SM 87", recipe=99, kind="score")
+    assert differences(identity, other) == [
+        "was built on no known GPU, here is Orin, SM 87, and it fits one GPU only",
+        "has kind logprobs, asked for is score",
+        "was built from another graph file",
+        "was built in an older way",
+    ]
+    assert identity.key != other.key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_attention_fuses_in_half_precision(make_bundle, tmp_path, precision: str, batch: int):
+    bundle = open_bundle(make_bundle(config=WIDE, batch_size=batch, verify=False))
+    heard = Heard()
+    for described in bundle.manifest.programs:
+        if described.kind != "logprobs" or described.update != "rolled":
+            continue
+        data, halved = small_graphs.in_half(bundle.path, described, precision)
+        ask = Ask(load_library("rtx"), precision, gpus=(86, 89, 120))
+        built = build_engine(data, halved, ask, tmp_path / "half.engine", heard, folder=bundle.path)
+        assert built.layers.fused_attention == bundle.manifest.config.n_layer, built.layers
+    assert heard.warnings == []
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "hidden memory": {"memory": "hidden"},
+    "learned positions": {"config": {"attn_type": 1, "position_rows": 9}},
+    "learned absolute positions": {"config": {"attn_type": 3, "position_rows": 12}},
+    "absolute positions": {"config": {"attn_type": 2}},
+    "odd heads": {"config": {"d_head": 41}},
+    "adaptive softmax": {"config": {"cutoffs": (20, 40)}},
+    "no memory": {"config": {"memory_length": 0}},
+    "window and clamp": {"config": {"same_length": True, "clamp_length": 3}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_kind_of_model_builds(make_bundle, tmp_path, shape: str):
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False, **SHAPES[shape]), path)
+    made = build_bundle(path, "rtx", gpus=(86, 89, 120))
+    assert {engine.sidecar.attention_layers for engine in made.engines} == {2}
+    bundle = open_bundle(path)
+    for described in (p for p in bundle.manifest.programs if p.kind in KINDS and p.update == "rolled"):
+        data, halved = small_graphs.in_half(path, described, "fp16")
+        ask = Ask(load_library("rtx"), "fp16", gpus=(86,))
+        built = build_engine(data, halved, ask, tmp_path / "half.engine", folder=path)
+        assert built.layers.kernels
+
+
+def test_attention_that_did_not_fuse_is_told(bundle: Path):
+    heard = Heard()
+    build_bundle(bundle, "rtx", listener=heard)
+    told = [warning for warning in heard.warnings if "attention layers became one kernel" in warning]
+    assert told[0].startswith("logprobs-4: 0 of 2 attention layers became one kernel: in fp32")
+    assert "--precision fp16 or bf16" in told[0]
+
+
+@pytest.mark.parametrize("dtype", [small_graphs.HALF, small_graphs.BF16, small_graphs.FLOAT])
+def test_the_ring_is_updated_in_place(dtype: int, tmp_path):
+    graph = small_graphs.ring(dtype)
+    described = small_graphs.program(graph, update="ring")
+    precision = {small_graphs.HALF: "fp16", small_graphs.BF16: "bf16", small_graphs.FLOAT: "fp32"}[dtype]
+    ask = Ask(load_library("rtx"), precision)
+    built = build_engine(graph.SerializeToString(), described, ask, tmp_path / "ring.engine")
+    assert built.in_place == 2
+    assert built.layers.fused_attention == (dtype != small_graphs.FLOAT)
+
+
+@pytest.mark.slow
+def test_restamped_graphs_are_the_same_functions_of_an_older_opset(make_bundle):
+    for options in ({}, {"memory": "hidden"}, {"config": {"cutoffs": (20, 40), "vocab_size": 60}}):
+        bundle = open_bundle(make_bundle(verify=False, **options))
+        for described in bundle.manifest.programs:
+            if described.kind not in KINDS or described.update != "rolled":
+                continue
+            model = onnx.load(bundle.file(described.file))
+            older = restamp(model, 17)
+            assert [entry.version for entry in older.opset_import] == [17]
+            assert older.graph == model.graph
+            onnx.checker.check_model(older, full_check=True)
+
+
+def test_what_an_older_opset_does_not_have_is_refused_by_node():
+    relu = small_graphs.model(
+        [helper.make_node("Gelu", ["a"], ["b"], name="the_gelu")],
+        [small_graphs.value("a", [2])],
+        [small_graphs.value("b", [2])],
+        opset=20,
+    )
+    with pytest.raises(BackendError, match="node 'the_gelu' is Gelu, which opset 17 lacks; use a newer TensorRT"):
+        restamp(relu, 17)
+    split = small_graphs.model(
+        [helper.make_node("Split", ["a"], ["b", "c"], name="the_split", num_outputs=2)],
+        [small_graphs.value("a", [2])],
+        [small_graphs.value("b", [1]), small_graphs.value("c", [1])],
+    )
+    with pytest.raises(BackendError, match="node 'the_split' is Split with attribute num_outputs, which opset 17"):
+        restamp(split, 17)
+    mean = small_graphs.model(
+        [helper.make_node("ReduceMean", ["a", "axes"], ["b"], name="the_mean")],
+        [small_graphs.value("a", [2]), small_graphs.value("axes", [1], TensorProto.INT64)],
+        [small_graphs.value("b", [1])],
+    )
+    with pytest.raises(BackendError, match="node 'the_mean' is ReduceMean with 2 inputs, which opset 17"):
+        restamp(mean, 17)
+
+
+def test_attentions_are_counted_in_the_graph():
+    graph = small_graphs.ring()
+    checked = read_graph(graph.SerializeToString(), small_graphs.program(graph), load_library("rtx").facts)
+    assert (checked.attention_layers, checked.scatters) == (1, 2)
+    softmax = small_graphs.model(
+        [helper.make_node("Softmax", ["a"], ["b"])], [small_graphs.value("a", [2])], [small_graphs.value("b", [2])]
+    )
+    checked = read_graph(softmax.SerializeToString(), small_graphs.program(softmax), load_library("rtx").facts)
+    assert checked.attention_layers == 0, "a softmax that weighs nothing"
+
+
+def test_layers_are_read_from_the_listing():
+    listing = """Layers:
+Name: __myl_MaxMinGathMul_myl0_0, LayerType: kgen, Inputs: [ { Name: tokens, Dimensions: [1,4] }]
+Name: node_matmul_myl0_1, LayerType: gemm, Inputs: []
+Name: _gemm_mha_v2_myl0_6, LayerType: kgen, Inputs: []
+Name: _gemm_mha_v2_myl0_16, LayerType: kgen, Inputs: []
+Name: _gemv_mha_v1_myl0_17, LayerType: kgen, Inputs: []
+Name: signal_3, LayerType: signal, Inputs: []
+
+I/O Tensors:
+ Name: tokens, IOMode: Input, DataType: Int32
+"""
+    report = read_layers(listing)
+    assert (report.kernels, report.fused_attention) == (5, 3)
+    assert report.fused == {"_gemm_mha_v2": 2, "_gemv_mha_v1": 1}
+    assert report.kinds == {"gemm": 1, "kgen": 4, "signal": 1}
+    assert read_layers("nothing of the kind").kernels is None
+
+
+def test_an_engine_is_described_without_any_library(bundle: Path):
+    made = build_bundle(bundle, "rtx", gpus=(89,)).engines[0]
+    facts = describe_engine(bundle / made.file)
+    assert facts["kind"] == "engine"
+    assert facts["program"] == made.program
+    assert facts["compute_capabilities"] == (89,)
+    (bundle / made.file).write_bytes(b"altered")
+    with pytest.raises(BundleError, match=r"7 bytes that are not the \d+ its sidecar describes; copy it again"):
+        describe_engine(bundle / made.file)
+    with pytest.raises(BundleError, match="no such file, expected an engine"):
+        describe_engine(bundle / "none.engine")
+    alone = bundle.parent / "alone.engine"
+    alone.write_bytes(b"x")
+    with pytest.raises(BundleError, match="missing, expected the facts of the engine beside it"):
+        describe_engine(alone)
+
+
+def test_where_an_engine_was_verified_is_noted_once(bundle: Path):
+    made = build_bundle(bundle, "rtx").engines[0]
+    for _ in range(2):
+        record_verification(bundle, "rtx", made.program, "selftest on a GeForce RTX 4090")
+    noted = dict(bundle_engines(open_bundle(bundle)))[made.file]
+    assert noted.verified_on == (*made.sidecar.verified_on, "selftest on a GeForce RTX 4090")
+
+
+def test_one_build_at_a_time(bundle: Path):
+    from txl_runtime.engines.publishing import staging
+
+    with staging(bundle), pytest.raises(UsageError, match="another build is at work on it, expected one at a time"):
+        build_bundle(bundle, "rtx")
+    build_bundle(bundle, "rtx")
+
+
+def test_the_command(bundle: Path):
+    done = cli("build", bundle, "--target", "rtx", "--sm", "8.6,120", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["update"] in ("ring", "rolled")
+    for entry in document["programs"]:
+        assert {"program", "file", "bytes", "seconds", "kernels", "attention_layers", "fused_attention"} <= set(entry)
+        assert entry["bytes"] == (bundle / entry["file"]).stat().st_size
+    assert "building logprobs-4 with tensorrt_rtx" in done.stderr
+    looked = cli("inspect", bundle / document["programs"][0]["file"], "--json")
+    assert json.loads(looked.stdout)["compute_capabilities"] == [86, 120]
+    assert json.loads(cli("inspect", bundle, "--json").stdout)["engines"][0]["kernels"] > 10
+    wrong = cli("build", bundle, "--target", "rtx", "--sm", "all")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "--sm holds 'all', expected compute capabilities such as 86,89,120" in wrong.stderr

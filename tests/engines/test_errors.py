@@ -1,0 +1,269 @@
+"""What TensorRT's parser and builder refuse, or silently take though they should not: told by name, exit code 2."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import small_graphs
+from onnx import TensorProto, helper, numpy_helper
+from small_graphs import BF16, FLOAT, HALF, product, value
+from txl_runtime.bundle import open_bundle
+from txl_runtime.engines import building
+from txl_runtime.engines.bridge import load_library
+from txl_runtime.engines.building import Ask, build_engine
+from txl_runtime.engines.bundles import build_bundle
+from txl_runtime.engines.worker import check_engine
+from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+from txl_runtime.manifest import Program
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
+
+
+def _unknown_operator() -> onnx.ModelProto:
+    node = helper.make_node("NoSuchOperator", ["a"], ["b"], name="strange")
+    return small_graphs.model([node], [value("a", [2, 2])], [value("b", [2, 2])])
+
+
+def _custom_domain() -> onnx.ModelProto:
+    graph = _unknown_operator()
+    graph.graph.node[0].domain = "com.microsoft"
+    graph.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return graph
+
+
+def _opset(version: int) -> onnx.ModelProto:
+    graph = product()
+    graph.opset_import[0].version = version
+    return graph
+
+
+def _double() -> onnx.ModelProto:
+    return product(TensorProto.DOUBLE, TensorProto.DOUBLE)
+
+
+def _string() -> onnx.ModelProto:
+    node = helper.make_node("Identity", ["a"], ["b"])
+    return small_graphs.model([node], [value("a", [2], TensorProto.STRING)], [value("b", [2], TensorProto.STRING)])
+
+
+def _dynamic() -> onnx.ModelProto:
+    node = helper.make_node("Relu", ["a"], ["b"])
+    return small_graphs.model([node], [value("a", ["n", 2])], [value("b", ["n", 2])])
+
+
+def _mixed_norm() -> onnx.ModelProto:
+    node = helper.make_node("LayerNormalization", ["a", "scale"], ["b"], name="the_norm")
+    scale = numpy_helper.from_array(np.ones(4, np.float32), "scale")
+    return small_graphs.model([node], [value("a", [2, 4], HALF)], [value("b", [2, 4], HALF)], [scale])
+
+
+def _no_output() -> onnx.ModelProto:
+    graph = product()
+    del graph.graph.output[:]
+    return graph
+
+
+def _attention(dtype: int, size: int) -> onnx.ModelProto:
+    shape = [1, 2, 4, size]
+    node = helper.make_node("Attention", ["q", "k", "v"], ["out"], name="whole_attention")
+    inputs = [value(name, shape, dtype) for name in ("q", "k", "v")]
+    return small_graphs.model([node], inputs, [value("out", shape, dtype)], opset=23)
+
+
+def _external(location: str = "gone.bin", length: str = "64") -> onnx.ModelProto:
+    graph = product()
+    del graph.graph.input[1]
+    weight = TensorProto(name="b", data_type=FLOAT, dims=[4, 2], data_location=TensorProto.EXTERNAL)
+    for key, text in (("location", location), ("offset", "0"), ("length", length)):
+        weight.external_data.add(key=key, value=text)
+    graph.graph.initializer.append(weight)
+    return graph
+
+
+ROWS = {
+    "unknown operator": (_unknown_operator(), r"node 0 'strange' \(NoSuchOperator\): .*expected operators that"),
+    "custom domain": (_custom_domain(), r"uses the operators of \['com.microsoft'\], expected ONNX's own"),
+    "mixed types": (
+        product(FLOAT, HALF),
+        r"node 0 'the_product' \(MatMul\): .*`A` is of type Float and `B` is of type Half.*expected one type",
+    ),
+    "shapes that do not meet": (
+        product(inner=(3, 5)),
+        r"node 0 'the_product' \(MatMul\): .*must match; expected shapes that fit",
+    ),
+    "opset too new": (_opset(26), r"opset 26, expected 9 to 24.*use a newer library"),
+    "opset far too new": (_opset(99), r"opset 99, expected 9 to 24"),
+    "opset too old": (_opset(7), r"opset 7, expected 9 to 24"),
+    "double": (_double(), r"one of its inputs is a float64\[2, 4\], expected a float32\[2, 4\] as the manifest"),
+    "string": (_string(), r"one of its inputs is a string\[2\], expected a float32\[2\]"),
+    "dynamic": (_dynamic(), r"one of its inputs is a float32\[n, 2\], expected a float32\[1, 2\]"),
+    "mixed layer norm": (_mixed_norm(), r"'the_norm' \(LayerNormalization\): .*identical types.*cast one of the two"),
+    "no output": (_no_output(), r"a graph without outputs"),
+    "attention in fp32": (
+        _attention(FLOAT, 64),
+        r"cannot build it: .*not supported by a dedicated kernel.*expected attention as products and a softmax",
+    ),
+    "attention too wide": (_attention(HALF, 512), r"cannot build it: .*not supported by a dedicated kernel"),
+    "missing weights": (_external(), r"gone\.bin: missing, expected the weights of small\.onnx; copy the bundle again"),
+    "weights elsewhere": (_external("../gone.bin"), r"b lies in '\.\./gone\.bin', expected a file beside the graph"),
+    "short weights": (_external("short.bin"), r"short\.bin: 8 bytes, expected at least 64, which small\.onnx reads"),
+    "odd weights": (_external("short.bin", "many"), r"'many' as a place in a weight file, expected a whole number"),
+}
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Callable[..., None]:
+    """Build a graph, or try to; whatever happens, nothing is left when it fails."""
+
+    def attempt(source: Path | bytes, described: Program, precision: str = "fp32", gpus: tuple[int, ...] = ()) -> None:
+        before = sorted(tmp_path.iterdir())
+        ask = Ask(load_library("rtx"), precision, gpus)
+        try:
+            build_engine(source, described, ask, tmp_path / "small.engine", folder=tmp_path)
+        finally:
+            assert sorted(tmp_path.iterdir()) == before, "nothing is left"
+
+    return attempt
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_bad_graph_is_named(row: str, tmp_path, build):
+    graph, message = ROWS[row]
+    (tmp_path / "short.bin").write_bytes(b"too few.")
+    path = tmp_path / "small.onnx"
+    path.write_bytes(graph.SerializeToString())
+    precision = "fp16" if row in ("mixed types", "mixed layer norm", "attention too wide") else "fp32"
+    with pytest.raises(TxlError, match=message) as caught:
+        build(path, small_graphs.program(graph), precision)
+    assert caught.value.exit_code == 2
+    assert "/_src/" not in str(caught.value), "no places in other people's sources"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", r"small\.onnx: 0 bytes, expected an ONNX graph; export the model again"),
+        (b"\xff" * 100, r"small\.onnx: 100 bytes that are no ONNX graph"),
+        (b"not a graph at all", r"no ONNX graph|without outputs"),
+    ],
+    ids=["empty", "garbage", "text"],
+)
+def test_bytes_that_are_no_graph(data: bytes, message: str, build):
+    with pytest.raises(BundleError, match=message):
+        build(data, small_graphs.program(product()))
+
+
+def test_a_file_that_is_not_there(tmp_path, build):
+    with pytest.raises(BundleError, match="no such file, expected an ONNX graph"):
+        build(tmp_path / "small.onnx", small_graphs.program(product()))
+    with pytest.raises(BundleError, match="Is a directory; expected a readable ONNX graph"):
+        build(tmp_path, small_graphs.program(product()))
+
+
+def test_a_program_that_promises_more(build):
+    graph = product()
+    described = small_graphs.program(graph)
+    more = msgspec.structs.replace(described, outputs=described.outputs * 2)
+    with pytest.raises(BundleError, match="has 1 outputs, expected the 2 of the manifest"):
+        build(graph.SerializeToString(), more)
+
+
+def test_bf16_for_a_gpu_without_it_is_refused_before_the_build(build):
+    graph = product(BF16, BF16)
+    with pytest.raises(UsageError, match="--sm holds 75, which has no bf16"):
+        build(graph.SerializeToString(), small_graphs.program(graph), "bf16", (75,))
+    with pytest.raises(BackendError, match=r"HW-specific datatype.*SM 75 has no bf16; leave it out of --sm"):
+        # As it would be told by the builder itself, of a graph that holds bf16 unannounced.
+        build(graph.SerializeToString(), small_graphs.program(graph), "fp32", (75,))
+
+
+STRIPPED = """
+from txl_runtime.engines import bridge, worker
+
+def build(self, parsed, gpus, half, on_step):
+    config = parsed.builder.create_builder_config()
+    config.set_flag(self.module.BuilderFlag.REFIT)
+    config.set_flag(self.module.BuilderFlag.STRIP_PLAN)
+    plan = parsed.builder.build_serialized_network(parsed.network, config)
+    self.journal.errors.clear()  # as if stderr alone had been told
+    return plan
+
+bridge.Library.build = build
+worker.main()
+"""
+
+
+def test_what_only_stderr_was_told_is_explained(build, monkeypatch, capfd):
+    """Engines with refittable weights need a driver; the compiler's complaint passes the logger by."""
+    weight = numpy_helper.from_array(np.ones((4, 2), np.float32), "b")
+    graph = product()
+    del graph.graph.input[1]
+    graph.graph.initializer.append(weight)
+    monkeypatch.setattr(building, "COMMAND", ("-c", STRIPPED))
+    with pytest.raises(BackendError, match=r"expected a CUDA driver: engines whose weights are stripped"):
+        build(graph.SerializeToString(), small_graphs.program(graph))
+    assert capfd.readouterr().err == "", "told once, in our words"
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the build process was ended by SIGSEGV"),
+        ("raise SystemExit(3)", "the build process ended with code 3"),
+        ("raise RuntimeError('a fault of ours')", "a fault of ours|ended with code 1"),
+    ],
+    ids=["crash", "exit", "fault"],
+)
+def test_a_build_process_that_dies_is_told(build, monkeypatch, script: str, message: str):
+    monkeypatch.setattr(building, "COMMAND", ("-c", f"import sys; sys.stdin.buffer.readline(); {script}"))
+    graph = product()
+    with pytest.raises(BackendError, match=message):
+        build(graph.SerializeToString(), small_graphs.program(graph))
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 4, b"x" * 4096], ids=["empty", "short", "garbage"])
+def test_bytes_that_are_no_engine(data: bytes):
+    with pytest.raises(BundleError, match=r"an\.engine: .*MALFORMED_ENGINE.*expected an engine; build it again"):
+        check_engine(data, "an.engine", (), (), load_library("rtx"))
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_precisions_of_the_cpu_are_refused_by_name(precision: str, build):
+    graph = product()
+    with pytest.raises(
+        UsageError, match=f"precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
+    ):
+        build(graph.SerializeToString(), small_graphs.program(graph), precision)
+
+
+def test_an_altered_bundle_is_refused_and_left_alone(make_bundle, tmp_path):
+    path = tmp_path / "b.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    (path / "logprobs-1.onnx").write_bytes(b"garbage")
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(BundleError, match="7 bytes, expected"):
+        build_bundle(path, "rtx")
+    with pytest.raises(UsageError, match="--target is 'cuda', expected rtx or tensorrt"):
+        build_bundle(path, "cuda")
+    # With a manifest that vouches for the garbage, so that the build itself meets it after a good engine.
+    manifest = json.loads((path / "manifest.json").read_text())
+    program = manifest["programs"][-1]
+    garbage = b"\xff" * 50
+    (path / program["file"]).write_bytes(garbage)
+    manifest["files"][program["file"]] = {"size": 50, "sha256": hashlib.sha256(garbage).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    other = next(p for p in manifest["programs"] if p != program)
+    (path / other["file"]).write_bytes((make_bundle(verify=False) / other["file"]).read_bytes())
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(BundleError, match=f"{program['file']}: 50 bytes that are no ONNX graph"):
+        build_bundle(path, "rtx")
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    open_bundle(path)

@@ -1,0 +1,217 @@
+"""A build that is cancelled or killed leaves the bundle as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from txl_runtime.bundle import open_bundle
+from txl_runtime.engines import building, publishing
+from txl_runtime.engines.building import Silent
+from txl_runtime.engines.bundles import build_bundle
+from txl_runtime.errors import TxlError
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
+
+# A build that goes on until it is stopped, or until nobody waits for it; its process number is told.
+ENDLESS = """
+import os, pathlib, time
+from txl_runtime.engines import bridge, worker
+
+def build(self, parsed, gpus, half, on_step):
+    pathlib.Path(os.environ["TXL_TEST_PID"]).write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.06)
+        on_step()
+
+bridge.Library.build = build
+worker.main()
+"""
+
+DRIVER = """
+import sys
+from txl_runtime.engines import building, bundles
+building.COMMAND = ("-c", sys.argv[2])
+bundles.build_bundle(sys.argv[1], "rtx", force=True)
+"""
+
+COMMAND_LINE = """
+import sys
+from txl_runtime.engines import building
+building.COMMAND = ("-c", sys.argv[2])
+sys.argv[:] = ["txl-deploy", "build", sys.argv[1], "--target", "rtx"]
+from txl_deploy.main import main
+main()
+"""
+WORKER = building.COMMAND
+
+
+@pytest.fixture
+def bundle(make_bundle, tmp_path) -> Path:
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    return path
+
+
+@pytest.fixture
+def endless(tmp_path, monkeypatch) -> Path:
+    """The build process never ends by itself; the file that will hold its number."""
+    note = tmp_path / "pid"
+    monkeypatch.setenv("TXL_TEST_PID", str(note))
+    monkeypatch.setattr(building, "COMMAND", ("-c", ENDLESS))
+    return note
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended; a moment is given to it."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{process}/stat").exists() and ") Z " in Path(f"/proc/{process}/stat").read_text():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+class Stops(Silent):
+    """Raises when the builder's progress first arrives."""
+
+    def advance(self, steps: int = 1) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_ends_the_build_and_leaves_nothing(bundle: Path, endless: Path):
+    before = contents(bundle)
+    with pytest.raises(KeyboardInterrupt):
+        build_bundle(bundle, "rtx", listener=Stops())
+    assert contents(bundle) == before
+    assert gone(int(endless.read_text()))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_signal_arrives_while_native_code_runs(bundle: Path, endless: Path):
+    before = contents(bundle)
+
+    def interrupt() -> None:
+        while not endless.exists() or not endless.read_text():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build_bundle(bundle, "rtx")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, handler)
+    assert contents(bundle) == before
+    assert gone(int(endless.read_text()))
+
+
+def test_an_interrupt_after_the_first_engine_leaves_none(bundle: Path, monkeypatch):
+    before = contents(bundle)
+
+    class Second(Silent):
+        stages = 0
+
+        def stage(self, title: str, total: int | None = None) -> None:
+            self.stages += 1
+            if self.stages == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_bundle(bundle, "rtx", listener=Second())
+    assert contents(bundle) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_killed_build_leaves_a_bundle_that_loads_and_no_process(bundle: Path, endless: Path, monkeypatch):
+    monkeypatch.setattr(building, "COMMAND", WORKER)
+    build_bundle(bundle, "rtx")
+    before = contents(bundle)
+    command = [sys.executable, "-c", DRIVER, str(bundle), ENDLESS]
+    process = subprocess.Popen(command)
+    while not endless.exists() or not endless.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert before.items() <= contents(bundle).items(), "as it was, but for a hidden folder"
+    open_bundle(bundle)
+    assert gone(int(endless.read_text())), "nobody waits for it any more"
+    build_bundle(bundle, "rtx")
+    assert contents(bundle) == before, "the next build cleans up"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_stops_when_told_to(bundle: Path, endless: Path, number: int, code: int):
+    before = contents(bundle)
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND_LINE, str(bundle), ENDLESS], stderr=subprocess.PIPE, text=True
+    )
+    while not endless.exists() or not endless.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert told.splitlines()[-1] in ("error: interrupted", "error: terminated")
+    assert contents(bundle) == before
+    assert gone(int(endless.read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", range(1, 9))
+def test_a_bundle_loads_wherever_publishing_stops(bundle: Path, monkeypatch, last: int):
+    """Killed between any two renames; simulated by an error at each."""
+    build_bundle(bundle, "rtx")
+    kept = {name: data for name, data in contents(bundle).items() if not name.startswith("engines/")}
+    done = 0
+    replace = Path.replace
+
+    def stop(self: Path, target: Path) -> Path:
+        nonlocal done
+        done += 1
+        if done == last:
+            raise OSError(5, "Input/output error")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", stop)
+    made = None
+    with contextlib.suppress(TxlError):
+        made = build_bundle(bundle, "rtx", force=True)
+    monkeypatch.setattr(Path, "replace", replace)
+    assert done <= last
+    opened = open_bundle(bundle)
+    assert {name for name in kept if name != "manifest.json"} <= set(opened.manifest.files)
+    assert made is None or all(engine.file in opened.manifest.files for engine in made.engines)
+    again = build_bundle(bundle, "rtx")
+    assert all(engine.file in open_bundle(bundle).manifest.files for engine in again.engines)
+
+
+def test_a_bundle_that_changed_meanwhile_is_left_alone(bundle: Path):
+    with publishing.staging(bundle) as stage:
+        stage.place("engines/rtx/a.engine", b"engine")
+        manifest = bundle / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes() + b"\n")
+        before = contents(bundle)
+        with pytest.raises(TxlError, match="changed while engines were built for it, expected it to stay; build again"):
+            stage.publish()
+    assert {name: data for name, data in before.items() if ".building-" not in name} == contents(bundle)

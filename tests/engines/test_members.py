@@ -1,0 +1,161 @@
+"""Nothing is called that a version of TensorRT lacks: every member the project names, against seven versions' lists."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import txl_runtime.engines
+from fake_tensorrt import VERSIONS, read_members
+from txl_runtime.engines.bridge import DTYPES
+from txl_runtime.engines.facts import FACTS, NEEDS, RTX_GPUS, Facts, find_facts
+from txl_runtime.errors import BackendError
+
+PACKAGE = Path(txl_runtime.engines.__file__).parent
+BRIDGE = PACKAGE / "bridge.py"
+
+# The names under which the bridge holds TensorRT's objects, and their classes.
+HOLDERS = {
+    "builder": "Builder",
+    "network": "INetworkDefinition",
+    "parser": "OnnxParser",
+    "config": "IBuilderConfig",
+    "runtime": "Runtime",
+    "engine": "ICudaEngine",
+    "inspector": "EngineInspector",
+    "layer": "ILayer",
+    "tensor": "ITensor",
+    "error": "ParserError",
+}
+# Everything else that has attributes there is not TensorRT's.
+OTHERS = {"self", "journal", "parsed", "importlib", "missing", "value", "DTYPES", "reasons"}
+OF_ANY_ENUM = {"name", "__members__"}
+OF_ANY_CLASS = {"__init__"}
+OF_THE_MODULE = {"__version__", "__name__"}
+
+
+def chain(node: ast.expr) -> list[str]:
+    """The names of a.b.c, outermost object first; "?" where it is no plain name."""
+    if isinstance(node, ast.Attribute):
+        return [*chain(node.value), node.attr]
+    return [node.id] if isinstance(node, ast.Name) else ["?"]
+
+
+def used_members() -> set[str]:
+    """Class.member of everything TensorRT's that the bridge names."""
+    tree = ast.parse(BRIDGE.read_text())
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for base in (names for names in map(chain, node.bases) if names[0] == "trt"):
+                methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+                found |= {f"{base[1]}.{method}" for method in methods - OF_ANY_CLASS}
+        if not isinstance(node, ast.Attribute):
+            continue
+        first, *rest = chain(node)
+        if first == "trt":
+            assert len(rest) <= 2, f"{'.'.join(rest)}: hold what it returns under a name of its class"
+            if len(rest) == 2 and rest[1] not in OF_ANY_CLASS:
+                found.add(".".join(rest))
+            elif len(rest) == 1 and rest[0] not in OF_THE_MODULE:
+                found.add(rest[0])
+        elif first in HOLDERS:
+            assert len(rest) == 1, f"{first}.{'.'.join(rest)}: hold what it returns under a name of its class"
+            found.add(f"{HOLDERS[first]}.{rest[0]}")
+        elif first == "?":
+            inner = node.value
+            literal = isinstance(inner, ast.Constant) or (isinstance(inner, ast.Call) and "?" not in chain(inner.func))
+            assert literal, f"line {node.lineno}: .{node.attr} of an expression; hold it under a name"
+            assert node.attr in {"items", "join", "partition", "get"} or node.attr.startswith("_"), ast.unparse(node)
+        else:
+            assert first in OTHERS or first.startswith("_") or first[0].isupper(), (
+                f"line {node.lineno}: {ast.unparse(node)}: name a TensorRT object after its class, or add it to OTHERS"
+            )
+            if first == "self" and rest[0] == "module":
+                assert rest in (["module"], ["module", "__name__"]), "self.module is called trt where it is used"
+    return found
+
+
+def has(member: str, classes: dict[str, list[str]], enums: dict[str, list[str]]) -> bool:
+    title, _, name = member.partition(".")
+    if title not in classes and title not in enums:
+        return False
+    return not name or name in OF_ANY_ENUM or name in {*classes.get(title, ()), *enums.get(title, ())}
+
+
+def facts_of(name: str) -> Facts:
+    module, version = VERSIONS[name]
+    return find_facts("rtx" if module == "tensorrt_rtx" else "tensorrt", version)
+
+
+def test_the_list_of_used_members_is_real():
+    used = used_members()
+    assert len(used) > 50
+    assert {"Builder.build_serialized_network", "OnnxParser.parse", "IProgressMonitor.step_complete"} <= used
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_every_member_is_there_or_guarded_by_a_fact(name: str):
+    classes, enums = read_members(name)
+    facts = facts_of(name)
+    for member in sorted(used_members()):
+        guard = NEEDS.get(member)
+        if guard is None:
+            guards = {need for named, need in NEEDS.items() if named.partition(".")[0] == member}
+            guard = guards.pop() if "." not in member and len(guards) == 1 else None
+        if guard is None or getattr(facts, guard):
+            assert has(member, classes, enums), f"{VERSIONS[name]} has no {member}"
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_facts_are_what_the_lists_say(name: str):
+    classes, enums = read_members(name)
+    facts = facts_of(name)
+    assert facts.strongly_typed == ("STRONGLY_TYPED" in enums["NetworkDefinitionCreationFlag"])
+    assert facts.bfloat16 == ("BF16" in enums["DataType"])
+    assert facts.progress == ("progress_monitor" in classes["IBuilderConfig"])
+    assert facts.ring == ("add_kv_cache_update" in classes["INetworkDefinition"])
+    assert facts.ring == ("KV_CACHE_UPDATE" in enums["LayerType"])
+    assert facts.portable == ("ComputeCapability" in enums)
+    if facts.portable:
+        numbers = {int(member[2:]) for member in enums["ComputeCapability"] if member.startswith("SM")}
+        assert numbers == set(facts.compute_capabilities) == set(RTX_GPUS)
+        assert "MALFORMED_ENGINE" in enums["EngineInvalidityDiagnostics"]
+    assert set(DTYPES) - set(enums["DataType"]) <= ({"BF16", "INT64"} if facts.weakly_typed else set())
+    assert {"INPUT", "OUTPUT"} <= set(enums["TensorIOMode"])
+
+
+def test_no_guard_is_stale():
+    used = used_members()
+    lists = {name: read_members(name) for name in VERSIONS}
+    for member, fact in NEEDS.items():
+        assert member in used, f"{member} is not used any more"
+        assert isinstance(getattr(FACTS[0], fact), bool), fact
+        assert any(not has(member, *lists[name]) for name in VERSIONS), f"every version has {member}"
+
+
+def test_only_the_bridge_touches_tensorrt():
+    for path in PACKAGE.glob("*.py"):
+        source = path.read_text()
+        if path != BRIDGE:
+            tree = ast.parse(source)
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+            named = {alias.name for node in imports for alias in node.names}
+            assert not any(name.startswith("tensorrt") for name in named), path.name
+            assert not any(isinstance(node, ast.Attribute) and node.attr == "module" for node in ast.walk(tree)), path
+        assert "getattr(" not in source.replace("getattr(found, name), getattr(wanted, name)", ""), path.name
+        assert "hasattr(" not in source, path.name
+
+
+def test_rows_are_in_order_and_old_versions_are_refused():
+    for target in ("tensorrt", "rtx"):
+        rows = [row.since for row in FACTS if row.target == target]
+        assert rows == sorted(rows)
+    assert find_facts("tensorrt", "10.14.1.48").ring is False
+    assert find_facts("tensorrt", "10.15.0").ring is True
+    assert find_facts("tensorrt", "12.1").opset == 25, "what is newer is taken for the newest known"
+    with pytest.raises(BackendError, match=r"tensorrt is 8\.5\.2, expected 8\.6 or newer; upgrade it"):
+        find_facts("tensorrt", "8.5.2")
+    with pytest.raises(BackendError, match=r"expected 1\.7 or newer"):
+        find_facts("rtx", "1.2.0")

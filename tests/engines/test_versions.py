@@ -1,0 +1,189 @@
+"""The way through each version, walked with stand-ins that have exactly its members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
+import pytest
+import small_graphs
+from fake_tensorrt import VERSIONS, fake
+from txl_runtime.engines import bridge
+from txl_runtime.engines.bridge import Library, load_library
+from txl_runtime.engines.building import bindings_of, check_gpus, check_precision, ring_works
+from txl_runtime.engines.bundles import choose_programs
+from txl_runtime.engines.graphs import read_graph
+from txl_runtime.engines.worker import Outcome, Request, check_engine, compile_graph
+from txl_runtime.errors import BackendError, BundleError, UsageError
+from txl_runtime.manifest import Program
+
+
+def library(name: str) -> tuple[Library, SimpleNamespace]:
+    record = SimpleNamespace()
+    module = fake(name, record)
+    return Library("rtx" if name.startswith("rtx") else "tensorrt", module), record
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Callable[..., Outcome]:
+    """What `build_engine` does, in this process: checks, then the worker's part with a stand-in for the library."""
+
+    def through(lib: Library, graph: onnx.ModelProto, precision: str, gpus=(), update="rolled") -> Outcome:
+        described = small_graphs.program(graph, update=update)
+        check_precision(precision, lib.facts, lib.title)
+        checked = read_graph(graph.SerializeToString(), described, lib.facts)
+        request = Request(
+            target=lib.target,
+            size=len(checked.data),
+            file="small.onnx",
+            name=described.name,
+            inputs=bindings_of(described.inputs),
+            outputs=bindings_of(described.outputs),
+            gpus=check_gpus(gpus, precision, lib),
+            half=precision == "fp16",
+            scatters=checked.scatters,
+        )
+        steps: list[None] = []
+        out = tmp_path / "small.engine"
+        outcome = compile_graph(request, checked.data, lib, lambda: out, lambda: steps.append(None))
+        assert len(steps) == (3 if lib.facts.progress else 0)
+        assert (tmp_path / "small.engine").read_bytes().startswith(b"engine ")
+        return outcome
+
+    return through
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_a_graph_goes_all_the_way(name: str, walk):
+    lib, record = library(name)
+    gpus = (86, 120) if lib.facts.portable else ()
+    outcome = walk(lib, small_graphs.product(), "fp32", gpus)
+    assert outcome.failure == ""
+    assert outcome.layers.fused == {"_gemm_mha_v2": 1}
+    assert "loaded" in outcome.verified
+    assert "TF32" in record.cleared
+    assert record.verbosity == "DETAILED"
+    assert record.set == []
+    assert record.gpus == ({0: "SM86", 1: "SM120"} if lib.facts.portable else {})
+    flags = lib.module.NetworkDefinitionCreationFlag
+    wanted = flags.STRONGLY_TYPED if lib.facts.strongly_typed else flags.EXPLICIT_BATCH
+    assert record.network_flags == 1 << int(wanted)
+    opset = next(entry.version for entry in onnx.load_model_from_string(record.data).opset_import)
+    assert opset == (17 if name == "trt860" else 18), "8.6 knows opsets up to 17"
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_half_precision_is_a_flag_only_where_types_are_not_the_graph_s(name: str, walk):
+    lib, record = library(name)
+    graph = small_graphs.product(small_graphs.HALF, small_graphs.HALF)
+    walk(lib, graph, "fp16")
+    assert record.set == (["FP16"] if name == "trt860" else [])
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_bf16_is_refused_where_there_is_none(name: str, walk):
+    lib, _ = library(name)
+    graph = small_graphs.product(small_graphs.BF16, small_graphs.BF16)
+    if name == "trt860":
+        with pytest.raises(BackendError, match=r"precision is bf16, tensorrt 8\.6\.0 has none; export it again"):
+            walk(lib, graph, "bf16")
+    else:
+        walk(lib, graph, "bf16")
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_the_ring_is_taken_where_it_is_in_place(name: str, walk):
+    lib, _ = library(name)
+    graph = small_graphs.ring()
+    if ring_works(lib.facts):
+        built = walk(lib, graph, "fp16", update="ring")
+        assert built.in_place == 2
+    elif lib.facts.opset < 24:
+        with pytest.raises(BundleError, match="opset 24, expected 9 to"):
+            walk(lib, graph, "fp16", update="ring")
+    else:
+        with pytest.raises(BackendError, match="updates 0 of 2 states in place, expected all; use --update rolled"):
+            walk(lib, graph, "fp16", update="ring")
+
+
+def _programs(*rules: str, kinds=("logprobs",)) -> list[Program]:
+    graph = small_graphs.product()
+    made = []
+    for rule in rules:
+        for kind in kinds:
+            described = small_graphs.program(graph, update=rule, name=f"{kind}-{rule}")
+            made.append(Program(**{f: getattr(described, f) for f in described.__struct_fields__} | {"kind": kind}))
+    return made
+
+
+def test_programs_are_chosen_by_what_library_and_bundle_have():
+    new, _ = library("trt10.16.1.11")
+    old, _ = library("trt10.0.1")
+    both = _programs("rolled", "ring", kinds=("logprobs", "score", "tail.0", "hidden"))
+    rule, chosen = choose_programs(both, None, new.facts, new.title)
+    assert (rule, [p.name for p in chosen]) == ("ring", ["logprobs-ring", "score-ring"]), "pieces are for the CPU"
+    assert choose_programs(both, "rolled", new.facts, new.title)[0] == "rolled"
+    assert choose_programs(both, None, old.facts, old.title)[0] == "rolled"
+    with pytest.raises(BackendError, match=r"--update is ring, which tensorrt 10\.0\.1 cannot do.*--update rolled"):
+        choose_programs(both, "ring", old.facts, old.title)
+    with pytest.raises(UsageError, match="--update is ring, but the bundle's programs are rolled"):
+        choose_programs(_programs("rolled"), "ring", new.facts, new.title)
+    with pytest.raises(BackendError, match="the bundle holds ring, expected programs"):
+        choose_programs(_programs("ring"), None, old.facts, old.title)
+    with pytest.raises(BackendError, match="the bundle holds no whole program"):
+        choose_programs(_programs("rolled", kinds=("tail.1",)), None, new.facts, new.title)
+    with pytest.raises(UsageError, match="--update is 'wheel', expected ring or rolled"):
+        choose_programs(both, "wheel", new.facts, new.title)
+
+
+def test_gpus_are_for_libraries_that_build_anywhere():
+    rtx, _ = library("rtx171")
+    full, _ = library("trt11.0.0.114")
+    assert check_gpus((120, 86, 86), "bf16", rtx) == (86, 120)
+    with pytest.raises(UsageError, match="leave --sm out and build on the target"):
+        check_gpus((86,), "fp16", full)
+    with pytest.raises(UsageError, match="builds for 75, 80, 86, 89, 120, 121; that is a data-centre GPU"):
+        check_gpus((90,), "fp16", rtx)
+    with pytest.raises(UsageError, match="that is a Jetson: use --target tensorrt there"):
+        check_gpus((86, 87), "fp16", rtx)
+    with pytest.raises(UsageError, match="SM 80 or newer; leave it out or export fp16"):
+        check_gpus((75, 86), "bf16", rtx)
+
+
+def test_a_library_without_a_driver_says_so(walk):
+    lib, _ = library("trt11.0.0.114")
+
+    def nothing(self, logger):
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    lib.module.Builder.__init__ = nothing
+    graph = small_graphs.product()
+    with pytest.raises(BackendError, match="found no usable CUDA driver, expected an NVIDIA GPU"):
+        walk(lib, graph, "fp32")
+
+
+def test_an_engine_whose_bindings_are_others_is_refused():
+    lib, record = library("trt11.0.0.114")
+    graph = small_graphs.product()
+    record.data = small_graphs.product(inner=(8, 8)).SerializeToString()
+    inputs = bindings_of(small_graphs.program(graph).inputs)
+    with pytest.raises(BundleError, match=r"among its inputs a is float32\[2, 8\], expected float32\[2, 4\]"):
+        check_engine(b"engine", "small.engine", inputs, (), lib)
+
+
+def test_a_library_that_is_not_there_is_missed_by_name(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorrt", None)
+    bridge.load_library.cache_clear()
+    with pytest.raises(BackendError, match=r"tensorrt is not installed.*pip install 'txl-deploy\[tensorrt\]'.*JetPack"):
+        load_library("tensorrt")
+
+    def broken(name):
+        raise ImportError("libnvinfer.so.11: cannot open shared object file")
+
+    monkeypatch.setattr(bridge.importlib, "import_module", broken)
+    with pytest.raises(BackendError, match=r"tensorrt cannot be loaded: libnvinfer\.so\.11"):
+        load_library("tensorrt")
+    monkeypatch.undo()
+    bridge.load_library.cache_clear()

@@ -1,0 +1,95 @@
+"""`txl-deploy build`: a bundle's graphs → engines for NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+from txl_runtime.engines.bundles import BundleBuild, EngineResult, build_bundle
+from txl_runtime.errors import UsageError
+
+from txl_deploy.commands.options import Bundle, Json
+from txl_deploy.console import Display, print_json, quantity, rows_table, stdout
+
+HEADINGS = ("program", "size", "seconds", "kernels", "attention", "fused", "")
+
+
+def run(
+    bundle: Bundle,
+    target: Annotated[
+        Literal["rtx", "tensorrt"],
+        typer.Option("--target", help="TensorRT-RTX (RTX PCs; built anywhere) or TensorRT (for the GPU at hand)."),
+    ],
+    sm: Annotated[
+        str | None,
+        typer.Option("--sm", help="GPUs by compute capability, e.g. 86,89,120; rtx only. (default Ampere and newer)"),
+    ] = None,
+    update: Annotated[
+        Literal["ring", "rolled"] | None,
+        typer.Option("--update", help="How memory is updated. (default ring where bundle and library have it)"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
+    json: Json = False,
+) -> None:
+    """Build engines of a bundle's programs and put them beside them."""
+    gpus = _compute_capabilities(sm)
+    with Display() as display:
+        made = build_bundle(bundle, target, gpus, update, force, listener=display)
+    if json:
+        print_json(describe_build(made))
+        return
+    stdout.print(rows_table(HEADINGS, [_row(engine) for engine in made.engines]))
+    folder = made.bundle / "engines" / made.target
+    stdout.print(f"{folder}: {len(made.engines)} engines, {made.library}, {made.update} memory", soft_wrap=True)
+    checks = sorted({check for engine in made.engines for check in engine.sidecar.verified_on})
+    stdout.print(f"checked: {', '.join(checks)}; not yet run on a GPU: `txl-deploy selftest` does", soft_wrap=True)
+
+
+def describe_build(made: BundleBuild) -> dict[str, Any]:
+    """The JSON document: per program what was made of it."""
+    return {
+        "bundle": str(made.bundle),
+        "target": made.target,
+        "library": made.library,
+        "update": made.update,
+        "programs": [
+            {
+                "program": engine.program,
+                "file": engine.file,
+                "bytes": engine.sidecar.bytes,
+                "seconds": engine.sidecar.seconds,
+                "kernels": engine.sidecar.kernels,
+                "attention_layers": engine.sidecar.attention_layers,
+                "fused_attention": engine.sidecar.fused_attention,
+                "in_place": engine.sidecar.in_place,
+                "reused": engine.reused,
+                "verified_on": engine.sidecar.verified_on,
+            }
+            for engine in made.engines
+        ],
+    }
+
+
+def _row(engine: EngineResult) -> tuple[object, ...]:
+    sidecar = engine.sidecar
+    kernels = "–" if sidecar.kernels is None else sidecar.kernels
+    return (
+        engine.program,
+        quantity(sidecar.bytes),
+        f"{sidecar.seconds:.1f}",
+        kernels,
+        sidecar.attention_layers,
+        sidecar.fused_attention,
+        "was there" if engine.reused else "built",
+    )
+
+
+def _compute_capabilities(text: str | None) -> tuple[int, ...]:
+    """--sm as numbers: 86,89,120, or as NVIDIA writes them: 8.6,8.9,12.0."""
+    if text is None:
+        return ()
+    parts = [part.strip().lower().removeprefix("sm") for part in text.split(",")]
+    plain = [part.replace(".", "", 1) for part in parts]
+    if wrong := [part for part, digits in zip(parts, plain, strict=True) if not digits.isdecimal()]:
+        raise UsageError(f"--sm holds {wrong[0]!r}, expected compute capabilities such as 86,89,120; check it")
+    return tuple(int(digits) for digits in plain)
