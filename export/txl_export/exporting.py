@@ -19,28 +19,27 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from txl_runtime.bundle import MANIFEST, REPORT, SELFTEST, WEIGHTS, open_bundle
+from txl_runtime.bundle import REPORT, SELFTEST, WEIGHTS
 from txl_runtime.config import Dialect, ModelConfig
-from txl_runtime.encoding import file_sha256
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.manifest import (
     FORMAT,
     FORMAT_VERSION,
-    FileRecord,
     Manifest,
     Program,
     StateTensor,
     expected_programs,
     expected_states,
 )
-from txl_runtime.selftest import run_selftest
+from txl_runtime.selftest import SelftestResult, run_selftest
 from txl_runtime.vocabulary import decode_vocabulary
 
 from txl_export.checkpoints import Source, read_checkpoint, read_config
 from txl_export.checkpoints.overrides import ask_overrides
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
+from txl_export.emulation import EMULATED, runnable
 from txl_export.evaluation import Requested, Sizes, resolve
-from txl_export.folding import fold, tied_rows
+from txl_export.folding import HALF, fold, tied_rows, to_precision
 from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.listener import Listener, Silent
 from txl_export.network import MemoryForm, Network, count_distances
@@ -48,6 +47,7 @@ from txl_export.parity import Parity, openers, verify_models
 from txl_export.quantising import QUANTISED, quantise
 from txl_export.reference import Reference
 from txl_export.ring import RingStep
+from txl_export.sealing import seal
 from txl_export.sensitivity import layer_sensitivity
 from txl_export.softmax import SoftmaxHead, SoftmaxTail
 from txl_export.step import Step, StepShape
@@ -59,7 +59,9 @@ from txl_export.writing import check_destination, publishing
 __all__ = ["ExportResult", "export", "reference_for"]
 
 VOCABULARY = "vocabulary.json"
-PRECISIONS = ("fp32", *QUANTISED)
+PRECISIONS = ("fp32", *HALF, *QUANTISED)
+FOLDED = (".attention.position.",)
+"""Parameters that graphs do not read: what they read is computed from these, in float32."""
 FLOAT64_PARAMETERS = 16_000_000
 """Up to this size the reference runs in float64, so that what is measured is the bundle's error alone."""
 
@@ -117,7 +119,8 @@ def export(
         batch_size: B, the most streams that advance together.
         memory: "kv" keeps keys and values, "hidden" the layers' inputs as in the paper. None is kv wherever the
             model allows it: with absolute positions (attn_type 2 and 3) only hidden memory can be kept.
-        precision: "fp32"; "int8" or "int4" quantise the layers' matrices, for the CPU.
+        precision: "fp32"; "fp16" or "bf16" for weights, products and memory of half the bytes, for devices; "int8" or
+            "int4" quantise the layers' matrices, for the CPU.
         keep: beginnings of names of matrices to leave in float32, such as "layers.03".
         text, tokens: real text to verify on: a file for the checkpoint's vocabulary, or token ids (.npy or array).
         verify: compare chained segments with PyTorch before the bundle gets its name.
@@ -179,15 +182,21 @@ def export(
         heard.stage("compute self-test vectors")
         vectors = selftest_vectors(manifest, reference)
         np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
-        _seal(folder, manifest)
-        if quantised:
-            reached = run_selftest(txl_runtime.load(folder))
+        manifest = seal(folder, manifest)
+        if precision != "fp32":
+            reached = _selftest(folder, manifest)
             vectors["reached"] = np.array([reached.max_logprobs, reached.max_memory])
             np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
-            _seal(folder, manifest)
+            manifest = seal(folder, manifest)
         parity = None
         if verify:
-            parity = verify_models(openers(folder, manifest), reference, "the checkpoint", ids, None, heard)
+            if precision in HALF:
+                heard.warn(f"{precision} on the CPU is indicative: verify again on the device that the bundle is for")
+            with runnable(folder, manifest, "cpu") as runs:
+                stand_in = precision if precision == EMULATED else None
+                parity = verify_models(
+                    openers(runs, manifest, "cpu"), reference, "the checkpoint", ids, None, heard, stand_in_for=stand_in
+                )
             if quantised:
                 make = partial(reference_for, imported.config, dialect, sizes.memory_length)
                 text_or_not = ids if ids is not None else np.arange(2048, dtype=np.int32) % imported.config.vocab_size
@@ -198,10 +207,15 @@ def export(
             (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
             parity.require()
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())
-        manifest = _seal(folder, manifest)
+        manifest = seal(folder, manifest)
         heard.stage("self-test")
-        run_selftest(txl_runtime.load(folder)).require()
+        _selftest(folder, manifest).require()
     return ExportResult(target, manifest, parity)
+
+
+def _selftest(folder: Path, manifest: Manifest) -> SelftestResult:
+    with runnable(folder, manifest, "cpu") as runs:
+        return run_selftest(txl_runtime.load(runs, "cpu"))
 
 
 def reference_for(config: ModelConfig, dialect: Dialect, memory_length: int, state: State) -> Reference:
@@ -225,13 +239,13 @@ class _Builder:
 
     def graphs(self, heard: Listener) -> tuple[list[Program], State]:
         """Write the weight file and the graphs; the programs, and the quantised parts of the weights if there are."""
-        folded = fold(self.config, self.state)
+        folded = to_precision(fold(self.config, self.state), self.precision, keep=FOLDED)
         programs = expected_programs(
             self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self.updates
         )
         graphs = {program.file: program for program in reversed(programs)}  # of those that share one the longest
         networks = {file: self._network(program, folded) for file, program in graphs.items()}
-        parts = quantise(folded, self.precision, self.keep)
+        parts = quantise(to_precision(folded, self.precision), self.precision, self.keep)
         tensors = dict(parts)
         for network in networks.values():
             tensors |= network.position_tables()
@@ -292,7 +306,13 @@ class _Builder:
         rows = self._initial_rows()
         sizes = self.sizes
         plain = expected_states(
-            self.config, self.memory, sizes.batch_size, sizes.memory_length, self.updates, sizes.segment_lengths[0]
+            self.config,
+            self.memory,
+            sizes.batch_size,
+            sizes.memory_length,
+            self.updates,
+            sizes.segment_lengths[0],
+            self.precision,
         )
         named = ((state, f"initial.{state.name}") for state in plain)
         return tuple(msgspec.structs.replace(state, initial=name) if name in rows else state for state, name in named)
@@ -307,18 +327,6 @@ class _Builder:
             rows[f"initial.{layer_name(i)}.key"] = key[0, 0].clone()
             rows[f"initial.{layer_name(i)}.value"] = value[0, 0].clone()
         return {name: row for name, row in rows.items() if bool(row.any())}
-
-
-def _seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest over the files that are there, and read the bundle back as a user would."""
-    files = {
-        path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=file_sha256(path))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
-    sealed = msgspec.structs.replace(manifest, files=files)
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed)))
-    return open_bundle(folder).manifest
 
 
 def _provenance(source: Source, values: Mapping[str, Any] | None, aliases: Mapping[str, str] | None) -> dict[str, Any]:

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from txl_runtime.config import ModelConfig
+from txl_runtime.errors import UsageError
 
 from txl_export.weights import State
 
-__all__ = ["fold", "tied_rows", "unfold"]
+__all__ = ["HALF", "fold", "tied_rows", "to_precision", "unfold"]
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""What the graphs of a precision compute in, where that is half of float32."""
 
 # Added to queries or scores, so they take the scale of the queries.
 SCALED = ("content_bias", "position_bias", "distance.biases")
@@ -42,6 +46,29 @@ def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
         else:
             folded[name] = tensor
     return folded
+
+
+def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> State:
+    """Parameters in the type that graphs of a precision compute in; those whose names hold any of `keep` as they are.
+
+    Raises:
+        UsageError: a value is too large for it.
+    """
+    half = HALF.get(precision)
+    if half is None:
+        return dict(tensors)
+    chosen = {
+        name: tensor if not tensor.is_floating_point() or any(part in name for part in keep) else tensor.to(half)
+        for name, tensor in tensors.items()
+    }
+    for name, tensor in chosen.items():
+        if tensor.dtype == half and bool(tensor.isinf().any()):
+            largest = float(tensors[name].abs().max())
+            raise UsageError(
+                f"{name} holds {largest:.4g}, expected at most {torch.finfo(half).max:.4g} for {precision}; "
+                "give --precision bf16 or fp32"
+            )
+    return chosen
 
 
 def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tuple[str, int, int]]:

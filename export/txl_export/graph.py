@@ -93,6 +93,8 @@ def write_graph(
     """
     model = _trace(network, opset)
     graph = model.graph
+    for name in reversed(network.landmarks):
+        graph.outputs.pop().name = name
     model.producer_name, model.producer_version = "txl-deploy", None
     model.ir_version = IR_VERSIONS[opset]
     graph.name, graph.doc_string = program.name, None
@@ -111,6 +113,7 @@ def write_graph(
 
 def _trace(network: Network, opset: int) -> ir.Model:
     network.eval()
+    network.marking = True
     with _quiet():
         exported = torch.export.export(
             network, network.example_inputs(), dynamic_shapes=network.dynamic_shapes, strict=False
@@ -209,6 +212,8 @@ def _forget_origins(model: ir.Model) -> None:
     for node in model.graph:
         node.doc_string = None
         node.metadata_props.clear()
+        for output in node.outputs:
+            output.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
         value.doc_string = None

@@ -2,6 +2,9 @@
 
 `txl_export.step` (rolled) and `txl_export.ring` say which keys a query meets and what becomes of the memory, as the
 attention of a layer; everything around it stands here once.
+
+In half precision (fp16, bf16) weights, products and memory are of that type, and casts say so; float32 are the
+statistics of layer norms (LayerNormalization's own), both softmaxes, and what tables of positions are computed in.
 """
 
 from __future__ import annotations
@@ -40,13 +43,21 @@ class Network(nn.Module):
 
     Args:
         config, dialect: the model.
-        folded: the parameters from `fold`, shared between all networks of a model.
+        folded: the parameters from `fold`, shared between all networks of a model, in the type to compute in.
         distances: how many distances the tables of positions tell apart; 0 for a network without layers.
+
+    Attributes:
+        dtype: of weights, products and memory.
+        marking: whether `forward` returns values to be named in the graph as well, behind its results.
     """
+
+    landmarks: tuple[str, ...] = ()
+    """Names of the values that it then returns."""
 
     def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], distances: int) -> None:
         super().__init__()
         self.config, self.dialect, self.distances = config, dialect, distances
+        self.dtype, self.marking = folded["embedding.tables.0"].dtype, False
         self._buffer_names: dict[str, str] = {}
         for name, tensor in folded.items():
             if ".attention.position." not in name and ".attention.distance." not in name:
@@ -59,6 +70,8 @@ class Network(nn.Module):
     def _keep(self, name: str, tensor: Tensor) -> None:
         """Register a buffer; torch allows no dots in names, so they are written `/` there and back in the graph."""
         attribute = name.replace(".", "/")
+        if tensor.is_floating_point():
+            tensor = tensor.to(self.dtype)
         self._buffer_names[name] = attribute
         self.register_buffer(attribute, tensor, persistent=False)
 
@@ -70,7 +83,8 @@ class Network(nn.Module):
         for i in range(c.n_layer):
             name = f"{layer_name(i)}.attention"
             if c.attn_type == 0:
-                weight, bias = folded[f"{name}.position.weight"], folded.get(f"{name}.position.bias")
+                weight, bias = folded[f"{name}.position.weight"].float(), folded.get(f"{name}.position.bias")
+                bias = None if bias is None else bias.float()
                 relative = F.linear(sinusoids, weight, bias).reshape(rows, c.n_head, c.d_head)
                 self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # [H, d_head, rows]
             elif c.attn_type == 1:
@@ -123,7 +137,7 @@ class Network(nn.Module):
         return embedded * c.embedding_scale
 
     def around(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Layer i without its attention: residuals, norms and the feed-forward part, [B, L, D] → [B, L, D]."""
+        """Layer i without its attention: residuals, norms and the feed-forward part, [..., D] → [..., D]."""
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             hidden = hidden + attended
@@ -132,11 +146,20 @@ class Network(nn.Module):
         return self.norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
 
     def heads(self, joined: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]."""
-        heads = joined.reshape(*joined.shape[:-1], parts, self.config.n_head, self.config.d_head)
-        return heads.permute(2, 0, 3, 1, 4).unbind(0)
+        """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]; one transpose for all of them."""
+        heads, c = joined.unflatten(-1, (parts * self.config.n_head, self.config.d_head)), self.config
+        return heads.transpose(1, 2).split(c.n_head, dim=1) if parts > 1 else (heads.transpose(1, 2),)
 
-    def mix(self, i: int, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, visible: Tensor) -> Tensor:
+    def mix(
+        self,
+        i: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        index: Tensor | None,
+        visible: Tensor,
+        flat: bool = False,
+    ) -> Tensor:
         """The attention of layer i.
 
         Args:
@@ -146,9 +169,10 @@ class Network(nn.Module):
                 None where positions are absolute.
             visible: bool [B, 1, L, K]. Scores of keys that are not are selected away, not added to, so that nothing
                 standing there can leak.
+            flat: give rows without their segments, which is what a product and its bias fuse on.
 
         Returns:
-            [B, L, D], before the residual.
+            [B·L, D] if `flat`, else [B, L, D]; before the residual.
         """
         name = f"{layer_name(i)}.attention"
         if index is None:
@@ -157,8 +181,9 @@ class Network(nn.Module):
             content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
             scores = content + self._by_distance(i, query).gather(3, index)
         scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
-        mixed = scores.softmax(dim=-1) @ value
-        return self.linear(f"{name}.output", mixed.transpose(1, 2).flatten(start_dim=2))
+        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value
+        rows, width = mixed.transpose(1, 2), self.config.n_head * self.config.d_head
+        return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor) -> Tensor:
         """What each query scores by distance alone: [B, H, L, rows]."""
@@ -172,18 +197,21 @@ class Network(nn.Module):
         return self.linear(f"{name}.outer", activate(self.config, self.linear(f"{name}.inner", hidden)))
 
     def head_logprobs(self, flat: Tensor) -> Tensor:
-        """[n, D] → log-probabilities [n, words of cluster 0 + further clusters]: cluster c stands last but in order."""
+        """[n, D] → log-probabilities [n, words of cluster 0 + further clusters]: cluster c stands last but in order.
+
+        float32, here and below.
+        """
         head = self._cluster_logits(0, flat)
         if len(self.config.clusters) > 1:
             into = F.linear(
                 self._softmax_input(0, flat), self["softmax.cluster.weight"], self.get("softmax.cluster.bias")
             )
             head = torch.cat([head, into], dim=-1)
-        return head.log_softmax(dim=-1)
+        return head.float().log_softmax(dim=-1)
 
     def tail_logprobs(self, cluster: int, flat: Tensor) -> Tensor:
         """[n, D] → log-probabilities of the words of a cluster, given the cluster: [n, its words]."""
-        return self._cluster_logits(cluster, flat).log_softmax(dim=-1)
+        return self._cluster_logits(cluster, flat).float().log_softmax(dim=-1)
 
     def logprobs(self, flat: Tensor) -> Tensor:
         """[n, D] → log-probabilities of the vocabulary, in its order: [n, V]."""

@@ -253,7 +253,9 @@ def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[st
 def openers(
     folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
 ) -> list[Callable[[], Model]]:
-    """What loads a bundle for each of its update rules; its files' hashes are checked once."""
+    """What loads a bundle for each of its update rules; its files' hashes are checked once. Engines have one rule."""
+    if backend in ("rtx", "tensorrt"):
+        return [partial(load, folder, backend, threads)]
     return [
         partial(load, folder, backend, threads, verify_files=number == 0, update=rule, lean=number > 0)
         for number, rule in enumerate(manifest.updates)
@@ -268,6 +270,7 @@ def verify_models(
     segments: int | None = None,
     listener: Listener | None = None,
     seed: int = 0,
+    stand_in_for: str | None = None,
 ) -> Parity:
     """Run the chains and the text, and judge them by the ladder.
 
@@ -280,6 +283,7 @@ def verify_models(
         segments: of the longest chain; None for enough to roll the memory over.
         listener: hears of progress.
         seed: of random tokens and lengths.
+        stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
     """
     listener = listener or Silent()
     chains: list[ChainResult] = []
@@ -298,8 +302,11 @@ def verify_models(
         del model
     manifest, backend, description = first
     dtype = str(reference.dtype).removeprefix("torch.")
-    gates = tuple(_judge(manifest, backend, chains, compared))
-    return Parity(description, manifest.precision, f"{source}, computed in {dtype}", tuple(chains), compared, gates)
+    precision: str = stand_in_for or manifest.precision
+    if stand_in_for:
+        description = f"{description}, in float32 rounded to {stand_in_for} (indicative)"
+    gates = tuple(_judge(manifest, precision, backend, chains, compared))
+    return Parity(description, precision, f"{source}, computed in {dtype}", tuple(chains), compared, gates)
 
 
 @dataclass(frozen=True)
@@ -442,9 +449,11 @@ def _compare_text(model: Model, reference: Reference, text: Ids, listener: Liste
     return TextResult(len(text), theirs / (len(text) - 1), ours / (len(text) - 1))
 
 
-def _judge(manifest: Manifest, backend: str, chains: Sequence[ChainResult], text: TextResult | None) -> Iterator[Gate]:
+def _judge(
+    manifest: Manifest, precision: str, backend: str, chains: Sequence[ChainResult], text: TextResult | None
+) -> Iterator[Gate]:
     """The gates of this precision and backend, in the ladder's order."""
-    limits = rung(manifest.precision, backend)
+    limits = rung(precision, backend)
 
     def gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
         passed = None if value is None or not judged else bool(value <= limit)

@@ -3,16 +3,18 @@
 Quantised are the four matrices of every layer: they are what a decode step reads. Embedding, softmax, norms, tables of
 relative positions, attention and memory stay float32.
 
-* **int8**: one scale per output column, symmetric. Activations become uint8 with one scale per ROW (token), so that no
-  row's result depends on another's; products are MatMulInteger's. No kept tool writes this form: ONNX Runtime's dynamic
-  quantiser takes one scale for a whole tensor, and then padding and neighbours change what a stream gets.
-* **int4**: blocks of 32 along the input, a scale and a zero point each, by ONNX Runtime's MatMulNBits quantiser;
-  products are its MatMulNBits, with activations in int8 per row and block.
+Both are ONNX Runtime's MatMulNBits, weights by its own quantiser: blocks along the input, a scale and a zero point
+each; 8 bits in blocks of 128 where the width allows, 4 bits in blocks of 64. Activations become int8 per row (token)
+and block, so that no row's result depends on another's. Tried instead: ONNX Runtime's dynamic quantiser takes one scale
+for a whole tensor, and then padding and neighbours change what a stream gets; scales per row written out around an
+integer product are exact in that, faster for whole segments and slower for single tokens (docs/performance.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+import logging
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -27,7 +29,8 @@ from txl_export.weights import State
 __all__ = ["MICROSOFT", "QUANTISED", "dequantise", "is_quantised", "multiply_quantised", "quantise"]
 
 QUANTISED = ("int8", "int4")
-BLOCK = 32
+BITS = {"int8": 8, "int4": 4}
+BLOCKS = {"int8": (128, 64, 32), "int4": (64, 32)}
 MICROSOFT = "com.microsoft"
 MATRICES = (
     ".attention.query_key_value.weight",
@@ -64,13 +67,9 @@ def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str]
     for name, tensor in folded.items():
         if precision not in QUANTISED or not _is_matrix(name) or any(_begins(name, start) for start in keep):
             parts[name] = tensor
-        elif precision == "int8":
-            scale = tensor.abs().amax(dim=0).clamp_min(1e-30) / 127
-            parts[f"{name}.int8"] = (tensor / scale).round().to(torch.int8)  # [in, out]
-            parts[f"{name}.scale"] = scale
         else:
-            codes, scale, zero = _four_bits(tensor.numpy())
-            parts |= {f"{name}.int4": codes, f"{name}.scale": scale, f"{name}.zero": zero}
+            codes, scale, zero = _blocks(tensor.numpy(), precision)
+            parts |= {f"{name}.{precision}": codes, f"{name}.scale": scale, f"{name}.zero": zero}
             parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
     return parts
 
@@ -80,10 +79,8 @@ def dequantise(parts: Mapping[str, Tensor]) -> State:
     folded: State = {}
     for name, tensor in parts.items():
         base, _, kind = name.rpartition(".")
-        if kind == "int8":
-            folded[base] = tensor.float() * parts[f"{base}.scale"]
-        elif kind == "int4":
-            folded[base] = _from_four_bits(parts, base)
+        if kind in QUANTISED:
+            folded[base] = _from_blocks(parts, base, kind)
         elif not (_is_matrix(base) and kind in ("scale", "zero", "shape")):
             folded[name] = tensor
     return folded
@@ -96,70 +93,45 @@ def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor]) -> None:
         if matrix is None or matrix.const_value is None or matrix.name is None:
             continue
         name = matrix.name.replace("/", ".")
-        if f"{name}.int8" in parts:
-            nodes = _by_rows(graph, node, name, parts)
-        elif f"{name}.int4" in parts:
-            nodes = _by_blocks(graph, node, name, parts)
-        else:
+        precision = next((precision for precision in QUANTISED if f"{name}.{precision}" in parts), None)
+        if precision is None:
             continue
-        found, made = node.outputs[0], nodes[-1].outputs[0]
+        product = _product(graph, node, name, precision, parts)
+        found, made = node.outputs[0], product.outputs[0]
         made.name, made.type, made.shape = found.name, found.type, found.shape
         found.name = f"{found.name}.float"
-        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [found], [made])
+        ir.convenience.replace_nodes_and_values(graph, node, [node], [product], [found], [made])
         if not matrix.uses() and matrix.name in graph.initializers:
             del graph.initializers[matrix.name]
 
 
-def _by_rows(graph: ir.Graph, node: ir.Node, name: str, parts: Mapping[str, Tensor]) -> list[ir.Node]:
-    """X @ W as integers: x is scaled to 127 per row, W per column. A row of zeros stays one."""
-    rows = node.inputs[0]
-    assert rows is not None
-    axis = _shared(graph, "quantising.axis", np.array([-1], np.int64))
-    tiny = _shared(graph, "quantising.tiny", np.float32(1e-30))
-    full = _shared(graph, "quantising.full", np.float32(127))
-    unit = _shared(graph, "quantising.unit", np.float32(1))
-    middle = _shared(graph, "quantising.middle", np.uint8(128))
-    codes, scale = _parameter(graph, f"{name}.int8", parts), _parameter(graph, f"{name}.scale", parts)
-    made: list[ir.Node] = []
-
-    def add(operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        made.append(ir.node(operator, inputs, attributes=attributes or None))
-        made[-1].outputs[0].name = f"{name}.{len(made)}"
-        return made[-1].outputs[0]
-
-    largest = add("Max", add("ReduceMax", add("Abs", rows), axis, keepdims=1), tiny)
-    step = add("Div", largest, full)
-    quantised = add("QuantizeLinear", add("Div", rows, step), unit, middle)
-    product = add("Cast", add("MatMulInteger", quantised, codes, middle), to=ir.DataType.FLOAT)
-    add("Mul", add("Mul", product, scale), step)
-    return made
-
-
-def _by_blocks(graph: ir.Graph, node: ir.Node, name: str, parts: Mapping[str, Tensor]) -> list[ir.Node]:
+def _product(graph: ir.Graph, node: ir.Node, name: str, precision: str, parts: Mapping[str, Tensor]) -> ir.Node:
     size, width = (int(n) for n in parts[f"{name}.shape"])
-    inputs = [node.inputs[0], *(_parameter(graph, f"{name}.{part}", parts) for part in ("int4", "scale", "zero"))]
-    attributes = {"K": size, "N": width, "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
-    made = ir.node("MatMulNBits", inputs, attributes=attributes, domain=MICROSOFT)
+    inputs = [node.inputs[0], *(_parameter(graph, f"{name}.{part}", parts) for part in (precision, "scale", "zero"))]
+    # accuracy_level 4: products of integers, the activations' scales per row and block.
+    attributes = {"K": size, "N": width, "bits": BITS[precision], "block_size": _block(size, precision)}
     graph.opset_imports[MICROSOFT] = 1
-    return [made]
+    return ir.node("MatMulNBits", inputs, attributes=attributes | {"accuracy_level": 4}, domain=MICROSOFT)
+
+
+def _block(size: int, precision: str) -> int:
+    """How many inputs share a scale: as many as divide them all, or else as few as there can be."""
+    return next((block for block in BLOCKS[precision] if size % block == 0), BLOCKS[precision][-1])
 
 
 def _parameter(graph: ir.Graph, name: str, parts: Mapping[str, Tensor]) -> ir.Value:
     """An initializer of that name, which `write_graph` lets point into the weight file."""
-    return _shared(graph, name, parts[name].numpy())
-
-
-def _shared(graph: ir.Graph, name: str, array: NDArray[np.generic] | np.generic) -> ir.Value:
     if name not in graph.initializers:
-        tensor = ir.tensor(np.asarray(array), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-        graph.register_initializer(value)
+        tensor = ir.tensor(parts[name].numpy(), name=name)
+        shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+        graph.register_initializer(ir.Value(name=name, type=kind, shape=shape, const_value=tensor))
     return graph.initializers[name]
 
 
-def _four_bits(matrix: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes uint8 [out, blocks, 16], scales and packed zero points, by ONNX Runtime's quantiser."""
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes uint8 [out, blocks, bytes of a block], scales and packed zero points, by ONNX Runtime's quantiser."""
+    with _quiet_logging():
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     size, width = matrix.shape
     value = onnx.helper.make_tensor_value_info
@@ -171,21 +143,39 @@ def _four_bits(matrix: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
         [onnx.numpy_helper.from_array(matrix, "w")],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
-    quantiser = MatMulNBitsQuantizer(model, bits=4, block_size=BLOCK, is_symmetric=False, accuracy_level=4)
-    quantiser.process()
+    quantiser = MatMulNBitsQuantizer(
+        model, bits=BITS[precision], block_size=_block(size, precision), is_symmetric=False, accuracy_level=4
+    )
+    with _quiet_logging():
+        quantiser.process()
     (product,) = quantiser.model.model.graph.node
     found = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantiser.model.model.graph.initializer}
     codes, scale, zero = (torch.from_numpy(found[name].copy()) for name in product.input[1:4])
     return codes, scale, zero
 
 
-def _from_four_bits(parts: Mapping[str, Tensor], base: str) -> Tensor:
+@contextlib.contextmanager
+def _quiet_logging() -> Iterator[None]:
+    """The quantiser sets up the whole process's logging when it is imported, and says what nobody asked."""
+    root = logging.getLogger()
+    handlers, level, off = list(root.handlers), root.level, logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(off)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def _from_blocks(parts: Mapping[str, Tensor], base: str, precision: str) -> Tensor:
     size, width = (int(n) for n in parts[f"{base}.shape"])
-    codes, scale = parts[f"{base}.int4"], parts[f"{base}.scale"].reshape(width, -1, 1)
-    values = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(start_dim=2)  # [out, blocks, 32], low half first
-    packed = parts[f"{base}.zero"].reshape(width, -1)
-    zero = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(start_dim=1)[:, : codes.shape[1], None]
-    matrix = (values.float() - zero.float()) * scale
+    codes, zero = parts[f"{base}.{precision}"], parts[f"{base}.zero"].reshape(width, -1)
+    if BITS[precision] == 4:  # two to a byte, the low half first
+        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(start_dim=2)
+        zero = torch.stack([zero & 15, zero >> 4], dim=-1).flatten(start_dim=1)
+    zero, scale = zero[:, : codes.shape[1], None], parts[f"{base}.scale"].reshape(width, -1, 1)
+    matrix = (codes.float() - zero.float()) * scale  # [out, blocks, inputs of a block]
     return matrix.flatten(start_dim=1)[:, :size].T.contiguous()
 
 

@@ -3,8 +3,8 @@
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · head int32 [B] · memory per layer
     outputs   hidden float32 [B, L, D] · the same memory, L rows further
 
-    memory    key and value, float32 [B, H, C, d_head] each: R = M + longest L slots of a ring, then as many to spill
-              into (`ring_slots`); the same buffer is meant to be input and output
+    memory    key and value, [B, H, C, d_head] each, of the network's type: R = M + longest L slots of a ring, then as
+              many to spill into (`ring_slots`); the same buffer is meant to be input and output
 
 The rows of the segment go to slots head … head + L - 1 (TensorScatter, linear: what ONNX Runtime does in place and
 TensorRT calls KV_CACHE_UPDATE). With a = c - head, slot c then holds row k = M + a - R·[a >= L] of (memory ‖ segment):
@@ -92,7 +92,8 @@ class RingStep(Network):
         c, batch = self.config, self.shape.batch_size
         counts = torch.zeros(3, batch, dtype=torch.int32)
         tokens = torch.zeros(batch, self.shape.segment_length, dtype=torch.int32)
-        memory = (torch.zeros(batch, c.n_head, self.columns, c.d_head) for _ in range(2 * c.n_layer))
+        shape = (batch, c.n_head, self.columns, c.d_head)
+        memory = (torch.zeros(shape, dtype=self.dtype) for _ in range(2 * c.n_layer))
         return (tokens, *counts.unbind(), *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, head: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
@@ -112,16 +113,18 @@ class RingStep(Network):
         index = clipped.expand(-1, c.n_head, -1, -1).long()
         visible, write = visible[:, None], head.long()
 
-        hidden = self.embed(tokens)
+        # Rows without their segments: an engine fuses a product, its bias and what follows on two dimensions only.
+        hidden = self.embed(tokens).flatten(end_dim=1)  # [B·L, D]
         after: list[Tensor] = []
         for i in range(c.n_layer):
             name = f"{layer_name(i)}.attention"
             source = self.norm(f"{name}.norm", hidden) if c.pre_lnorm else hidden
-            query, key, value = self.heads(self.linear(f"{name}.query_key_value", source), 3)
+            joined = self.linear(f"{name}.query_key_value", source).unflatten(0, (self.shape.batch_size, -1))
+            query, key, value = self.heads(joined, 3)
             key = tensor_scatter(memory[2 * i], key, write)
             value = tensor_scatter(memory[2 * i + 1], value, write)
-            hidden = self.around(i, hidden, self.mix(i, query, key, value, index, visible))
+            hidden = self.around(i, hidden, self.mix(i, query, key, value, index, visible, flat=True))
             after += key, value
         if c.final_norm:
             hidden = self.norm("final_norm", hidden)
-        return (hidden, *after)
+        return (hidden.float().unflatten(0, (self.shape.batch_size, -1)), *after)

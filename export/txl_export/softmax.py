@@ -37,7 +37,7 @@ class SoftmaxHead(Network):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """See the module's table."""
-        return (self.head_logprobs(hidden),)
+        return (self.head_logprobs(hidden.to(self.dtype)),)
 
 
 class SoftmaxTail(SoftmaxHead):
@@ -49,4 +49,4 @@ class SoftmaxTail(SoftmaxHead):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """See the module's table."""
-        return (self.tail_logprobs(self.cluster, hidden),)
+        return (self.tail_logprobs(self.cluster, hidden.to(self.dtype)),)

@@ -5,7 +5,7 @@ The same function as `txl_export.reference`, in the form an engine wants (`txl_e
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · memory per layer
     outputs   logprobs float32 [B, L, V] · memory per layer
 
-    memory    K/V: key and value, float32 [B, H, M, d_head] each · hidden: float32 [B, M, D]
+    memory    K/V: key and value, [B, H, M, d_head] each · hidden: [B, M, D]; of the network's type
 
 `fill` memory rows exist before the step and stand in the LAST slots, newest last. `valid` rows of the segment count and
 stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment), so that valid = 0 returns it bit for bit.
@@ -71,6 +71,8 @@ class Step(Network):
             program can tell apart without it.
     """
 
+    landmarks = ("hidden",)  # [B, L, D], what the softmax takes: engines may get another one there
+
     def __init__(
         self,
         config: ModelConfig,
@@ -103,7 +105,8 @@ class Step(Network):
         batch, length = self.shape.batch_size, self.shape.segment_length
         counts = torch.zeros(2, batch, dtype=torch.int32)
         tokens = torch.zeros(batch, length, dtype=torch.int32)
-        return (tokens, counts[0], counts[1], *(torch.zeros(shape) for shape in memory_shapes(self.config, self.shape)))
+        memory = (torch.zeros(shape, dtype=self.dtype) for shape in memory_shapes(self.config, self.shape))
+        return (tokens, counts[0], counts[1], *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """One step; see the module's table for names, shapes and dtypes."""
@@ -127,8 +130,9 @@ class Step(Network):
             after.extend(kept)
         if self.config.final_norm:
             hidden = self.norm("final_norm", hidden)
+        marks = (hidden,) if self.marking else ()
         flat = hidden.flatten(end_dim=1)  # [B·L, D], so that a tied table is used untransposed (Gemm)
-        return (self.logprobs(flat).reshape(self.shape.batch_size, self.shape.segment_length, -1), *after)
+        return (self.logprobs(flat).reshape(self.shape.batch_size, self.shape.segment_length, -1), *after, *marks)
 
     def _add_positions(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor

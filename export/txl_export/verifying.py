@@ -15,9 +15,10 @@ from txl_runtime.vocabulary import read_vocabulary
 
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.overrides import recorded_overrides
+from txl_export.emulation import EMULATED, runnable
 from txl_export.evaluation import Requested, resolve
 from txl_export.exporting import reference_for
-from txl_export.folding import unfold
+from txl_export.folding import HALF, unfold
 from txl_export.listener import Listener, Silent
 from txl_export.parity import Parity, openers, verify_models
 from txl_export.quantising import dequantise
@@ -70,13 +71,20 @@ def verify(
     else:
         state, source = _state_from(Path(checkpoint), manifest), "the checkpoint"
     reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
-    runs = openers(Path(bundle), manifest, backend, threads)
-    return verify_models(runs, reference, source, ids, segments, heard)
+    emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
+    if emulated:
+        backend = "cpu"
+        heard.warn("bf16 on the CPU is indicative: a float32 copy that rounds to bf16; --backend rtx runs the real one")
+    with runnable(Path(bundle), manifest, backend) as folder:
+        runs = openers(folder, manifest, backend, threads)
+        stand_in = manifest.precision if emulated else None
+        return verify_models(runs, reference, source, ids, segments, heard, stand_in_for=stand_in)
 
 
 def _state_of(path: Path, manifest: Manifest) -> State:
     own = (".table.", "initial.")
-    folded = {name: tensor for name, tensor in load_file(path).items() if not any(part in name for part in own)}
+    stored = ((name, tensor) for name, tensor in load_file(path).items() if not any(part in name for part in own))
+    folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in stored}
     return check_state(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
 
 
