@@ -1,21 +1,16 @@
-"""Small ONNX graphs with the programs that describe them, and bundles' graphs in half precision."""
+"""Small ONNX graphs with the programs that describe them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import msgspec
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from txl_runtime.manifest import Program, TensorSpec
 
 FLOAT, HALF, BF16, INT32 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT32
 NAMES = {FLOAT: "float32", HALF: "float16", BF16: "bfloat16", INT32: "int32", TensorProto.DOUBLE: "float32"}
-HALVES = {"fp16": (HALF, np.float16), "bf16": (BF16, ml_dtypes.bfloat16)}
 
 
 def value(name: str, shape: Sequence[Any], dtype: int = FLOAT) -> onnx.ValueInfoProto:
@@ -85,35 +80,3 @@ def ring(dtype: int = HALF, length: int = 4) -> onnx.ModelProto:
         value("new_memory.value", slots, dtype),
     ]
     return model(nodes, inputs, outputs, opset=24)
-
-
-def in_half(bundle: Path, described: Program, precision: str) -> tuple[bytes, Program]:
-    """A bundle's fp32 graph as one of half precision throughout, its weights inside, and the program it is."""
-    kind, dtype = HALVES[precision]
-    graph = onnx.load(bundle / described.file)
-
-    def halve(tensor: onnx.TensorProto) -> None:
-        if tensor.data_type == FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
-
-    for tensor in graph.graph.initializer:
-        halve(tensor)
-    del graph.graph.value_info[:]
-    for node in graph.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == FLOAT:
-                attribute.i = kind
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                halve(attribute.t)
-    for item in (*graph.graph.input, *graph.graph.output):
-        if item.type.tensor_type.elem_type == FLOAT:
-            item.type.tensor_type.elem_type = kind
-    name = NAMES[kind]
-    specs = {
-        side: tuple(
-            msgspec.structs.replace(spec, dtype=name if spec.dtype == "float32" else spec.dtype)
-            for spec in getattr(described, side)
-        )
-        for side in ("inputs", "outputs")
-    }
-    return graph.SerializeToString(), msgspec.structs.replace(described, **specs)

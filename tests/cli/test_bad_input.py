@@ -462,7 +462,7 @@ def test_a_graph_that_is_none_is_refused_when_it_is_opened(run, here, bundle, ve
     ("options", "parts"),
     [
         (("--backend", "abacus"), ("'abacus'", "expected one of auto, cpu")),
-        (("--backend", "cuda"), ("'cuda'", "not in this version", "--backend cpu")),
+        (("--backend", "rtx"), ("backend rtx", "cannot run here", "no engines", "--backend cpu")),
         (("--threads", 0), ("threads is 0", "at least 1")),
         (("--threads", "many"), ("--threads", "integer")),
     ],

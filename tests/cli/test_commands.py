@@ -116,10 +116,15 @@ def test_export_of_a_checkpoint_alone_makes_a_bundle_beside_it(folder, exported)
     stages = [line.partition(":")[0] for line in told[2:]]
     assert stages == [
         "read the checkpoint",
-        "trace and check logprobs-64",
         "trace and check logprobs-1",
+        "trace and check logprobs-64",
+        "trace and check head",
+        "trace and check hidden-ring",
         "compute self-test vectors",
-        "verify against PyTorch",
+        "load the bundle",
+        "verify against PyTorch, ring memory",
+        "load the bundle",
+        "verify against PyTorch, rolled memory",
         "self-test",
     ]
 
@@ -163,6 +168,8 @@ def test_inspect_of_a_bundle(run, bundle):
         "model.pt (torch zip)",
         "vocabulary.json",
         "logprobs-64.onnx",
+        "hidden-ring.onnx",
+        "head.onnx",
     ):
         assert expected in shown.stdout
     document = run("inspect", bundle, "--json").document

@@ -18,7 +18,8 @@ from txl_runtime.bundle import open_bundle
 from txl_runtime.engines import bundle_engines, describe_engine
 from txl_runtime.engines.bridge import load_library
 from txl_runtime.engines.building import Ask, build_engine
-from txl_runtime.engines.bundles import KINDS, build_bundle, record_verification
+from txl_runtime.engines.bundles import build_bundle, record_verification
+from txl_runtime.engines.composing import KINDS, whole_programs
 from txl_runtime.engines.graphs import read_graph, restamp
 from txl_runtime.engines.layers import read_layers
 from txl_runtime.engines.sidecar import differences, read_sidecar
@@ -62,8 +63,10 @@ def test_every_whole_program_becomes_an_engine_that_the_manifest_lists(bundle: P
     before = open_bundle(bundle).manifest
     made = build_bundle(bundle, "rtx", gpus=(86, 89, 120), listener=heard)
     manifest = open_bundle(bundle).manifest
-    wanted = {program.name for program in manifest.programs if program.kind in KINDS and program.update == made.update}
-    assert {engine.program for engine in made.engines} == wanted
+    assert made.update == "ring"
+    wanted = [program.name for program in whole_programs(manifest, made.update)]
+    assert wanted == ["logprobs-ring-4", "logprobs-ring-1", "last-ring-4", "score-ring-4"]
+    assert [engine.program for engine in made.engines] == wanted
     assert before == msgspec.structs.replace(manifest, files=before.files), "nothing but the list of files changed"
     for engine in made.engines:
         assert engine.file == f"engines/rtx/{engine.program}.engine"
@@ -77,6 +80,7 @@ def test_every_whole_program_becomes_an_engine_that_the_manifest_lists(bundle: P
         assert sidecar.kernels is not None
         assert sidecar.kernels > 10
         assert sidecar.attention_layers == manifest.config.n_layer
+        assert sidecar.in_place == 2 * manifest.config.n_layer
         assert sidecar.verified_on
     assert [stage for stage in heard.stages if "building" in stage] == heard.stages
     assert heard.steps > 100, "the builder's own steps"
@@ -158,54 +162,73 @@ def test_differences_name_what_and_both_sides(bundle: Path):
     assert identity.key != other.key
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_attention_fuses_in_half_precision(make_bundle, tmp_path, precision: str, batch: int):
-    bundle = open_bundle(make_bundle(config=WIDE, batch_size=batch, verify=False))
+FUSED = {"_gemm_mha_v2", "_gemv_mha_v1"}
+HALF: dict[str, tuple[str, int, str]] = {
+    f"{precision}, {update}, B {batch}": (precision, batch, update)
+    for precision in ("fp16", "bf16")
+    for batch in (1, 3)
+    for update in ("ring", "rolled")
+}
+
+
+@pytest.mark.parametrize(
+    "half", [name if name == "fp16, ring, B 1" else pytest.param(name, marks=pytest.mark.slow) for name in HALF]
+)
+def test_attention_fuses_in_half_precision(make_bundle, tmp_path, half: str):
+    precision, batch, update = HALF[half]
+    path = tmp_path / "half.txl"
+    shutil.copytree(make_bundle(config=WIDE, batch_size=batch, precision=precision, verify=False), path)
     heard = Heard()
-    for described in bundle.manifest.programs:
-        if described.kind != "logprobs" or described.update != "rolled":
-            continue
-        data, halved = small_graphs.in_half(bundle.path, described, precision)
-        ask = Ask(load_library("rtx"), precision, gpus=(86, 89, 120))
-        built = build_engine(data, halved, ask, tmp_path / "half.engine", heard, folder=bundle.path)
-        assert built.layers.fused_attention == bundle.manifest.config.n_layer, built.layers
+    made = build_bundle(path, "rtx", gpus=(86, 89, 120), update=update, listener=heard)
+    layers = open_bundle(path).manifest.config.n_layer
+    assert {engine.sidecar.identity.kind for engine in made.engines} == set(KINDS)
+    for engine in made.engines:
+        assert engine.sidecar.identity.precision == precision
+        assert engine.sidecar.attention_layers == engine.sidecar.fused_attention == layers, engine
+        assert set(engine.sidecar.fused_kernels) <= FUSED
+        assert engine.sidecar.in_place == (2 * layers if update == "ring" else 0)
     assert heard.warnings == []
 
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "keys and values": {},
     "hidden memory": {"memory": "hidden"},
     "learned positions": {"config": {"attn_type": 1, "position_rows": 9}},
-    "learned absolute positions": {"config": {"attn_type": 3, "position_rows": 12}},
+    "learned positions, hidden memory": {"config": {"attn_type": 1, "position_rows": 9}, "memory": "hidden"},
     "absolute positions": {"config": {"attn_type": 2}},
+    "learned absolute positions": {"config": {"attn_type": 3, "position_rows": 12}},
     "odd heads": {"config": {"d_head": 41}},
     "adaptive softmax": {"config": {"cutoffs": (20, 40)}},
     "no memory": {"config": {"memory_length": 0}},
     "window and clamp": {"config": {"same_length": True, "clamp_length": 3}},
+    "zeros, pre-norm": {"config": {"memory_start": "zeros", "pre_lnorm": True}},
 }
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_kind_of_model_builds(make_bundle, tmp_path, shape: str):
+def test_every_kind_of_model_builds(make_bundle, tmp_path, shape: str, precision: str):
     path = tmp_path / "small.txl"
-    shutil.copytree(make_bundle(verify=False, **SHAPES[shape]), path)
-    made = build_bundle(path, "rtx", gpus=(86, 89, 120))
-    assert {engine.sidecar.attention_layers for engine in made.engines} == {2}
-    bundle = open_bundle(path)
-    for described in (p for p in bundle.manifest.programs if p.kind in KINDS and p.update == "rolled"):
-        data, halved = small_graphs.in_half(path, described, "fp16")
-        ask = Ask(load_library("rtx"), "fp16", gpus=(86,))
-        built = build_engine(data, halved, ask, tmp_path / "half.engine", folder=path)
-        assert built.layers.kernels
+    options = {"config": {}, **SHAPES[shape]}
+    # Heads as wide as engines are made for, but where the width is what is tried.
+    options["config"] = {"d_head": 16, **options["config"]}
+    shutil.copytree(make_bundle(verify=False, precision=precision, **options), path)
+    for update in open_bundle(path).manifest.updates:
+        heard = Heard()
+        made = build_bundle(path, "rtx", gpus=(86, 89, 120), update=update, listener=heard)
+        assert {engine.sidecar.identity.kind for engine in made.engines} == set(KINDS)
+        assert {engine.sidecar.attention_layers for engine in made.engines} == {2}
+        if precision != "fp32":
+            assert {engine.sidecar.fused_attention for engine in made.engines} == {2}
+            assert heard.warnings == []
 
 
 def test_attention_that_did_not_fuse_is_told(bundle: Path):
     heard = Heard()
     build_bundle(bundle, "rtx", listener=heard)
     told = [warning for warning in heard.warnings if "attention layers became one kernel" in warning]
-    assert told[0].startswith("logprobs-4: 0 of 2 attention layers became one kernel: in fp32")
+    assert told[0].startswith("logprobs-ring-4: 0 of 2 attention layers became one kernel: in fp32")
     assert "--precision fp16 or bf16" in told[0]
 
 
@@ -326,11 +349,11 @@ def test_the_command(bundle: Path):
     done = cli("build", bundle, "--target", "rtx", "--sm", "8.6,120", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["update"] in ("ring", "rolled")
+    assert document["update"] == "ring"
     for entry in document["programs"]:
         assert {"program", "file", "bytes", "seconds", "kernels", "attention_layers", "fused_attention"} <= set(entry)
         assert entry["bytes"] == (bundle / entry["file"]).stat().st_size
-    assert "building logprobs-4 with tensorrt_rtx" in done.stderr
+    assert "building logprobs-ring-4 with tensorrt_rtx" in done.stderr
     looked = cli("inspect", bundle / document["programs"][0]["file"], "--json")
     assert json.loads(looked.stdout)["compute_capabilities"] == [86, 120]
     assert json.loads(cli("inspect", bundle, "--json").stdout)["engines"][0]["kernels"] > 10

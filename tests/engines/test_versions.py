@@ -13,11 +13,10 @@ from fake_tensorrt import VERSIONS, fake
 from txl_runtime.engines import bridge
 from txl_runtime.engines.bridge import Library, load_library
 from txl_runtime.engines.building import bindings_of, check_gpus, check_precision, ring_works
-from txl_runtime.engines.bundles import choose_programs
+from txl_runtime.engines.bundles import choose_update
 from txl_runtime.engines.graphs import read_graph
 from txl_runtime.engines.worker import Outcome, Request, check_engine, compile_graph
 from txl_runtime.errors import BackendError, BundleError, UsageError
-from txl_runtime.manifest import Program
 
 
 def library(name: str) -> tuple[Library, SimpleNamespace]:
@@ -108,34 +107,22 @@ def test_the_ring_is_taken_where_it_is_in_place(name: str, walk):
             walk(lib, graph, "fp16", update="ring")
 
 
-def _programs(*rules: str, kinds=("logprobs",)) -> list[Program]:
-    graph = small_graphs.product()
-    made = []
-    for rule in rules:
-        for kind in kinds:
-            described = small_graphs.program(graph, update=rule, name=f"{kind}-{rule}")
-            made.append(Program(**{f: getattr(described, f) for f in described.__struct_fields__} | {"kind": kind}))
-    return made
-
-
-def test_programs_are_chosen_by_what_library_and_bundle_have():
+def test_the_update_rule_is_chosen_by_what_library_and_bundle_have():
     new, _ = library("trt10.16.1.11")
     old, _ = library("trt10.0.1")
-    both = _programs("rolled", "ring", kinds=("logprobs", "score", "tail.0", "hidden"))
-    rule, chosen = choose_programs(both, None, new.facts, new.title)
-    assert (rule, [p.name for p in chosen]) == ("ring", ["logprobs-ring", "score-ring"]), "pieces are for the CPU"
-    assert choose_programs(both, "rolled", new.facts, new.title)[0] == "rolled"
-    assert choose_programs(both, None, old.facts, old.title)[0] == "rolled"
+    both = ("rolled", "ring")
+    assert choose_update(both, None, new.facts, new.title) == "ring"
+    assert choose_update(both, "rolled", new.facts, new.title) == "rolled"
+    assert choose_update(("rolled",), None, new.facts, new.title) == "rolled"
+    assert choose_update(both, None, old.facts, old.title) == "rolled"
     with pytest.raises(BackendError, match=r"--update is ring, which tensorrt 10\.0\.1 cannot do.*--update rolled"):
-        choose_programs(both, "ring", old.facts, old.title)
+        choose_update(both, "ring", old.facts, old.title)
     with pytest.raises(UsageError, match="--update is ring, but the bundle's programs are rolled"):
-        choose_programs(_programs("rolled"), "ring", new.facts, new.title)
-    with pytest.raises(BackendError, match="the bundle holds ring, expected programs"):
-        choose_programs(_programs("ring"), None, old.facts, old.title)
-    with pytest.raises(BackendError, match="the bundle holds no whole program"):
-        choose_programs(_programs("rolled", kinds=("tail.1",)), None, new.facts, new.title)
+        choose_update(("rolled",), "ring", new.facts, new.title)
+    with pytest.raises(BackendError, match="the bundle's programs are ring, expected an update rule that tensorrt"):
+        choose_update(("ring",), None, old.facts, old.title)
     with pytest.raises(UsageError, match="--update is 'wheel', expected ring or rolled"):
-        choose_programs(both, "wheel", new.facts, new.title)
+        choose_update(both, "wheel", new.facts, new.title)
 
 
 def test_gpus_are_for_libraries_that_build_anywhere():

@@ -51,16 +51,28 @@ def bundle(request: pytest.FixtureRequest, make_bundle: Callable[..., Path]) -> 
 
 
 def graphs(bundle: Path) -> Iterator[tuple[Any, onnx.ModelProto]]:
-    """Each program of a bundle and its file, weights left where they are."""
-    for program in open_bundle(bundle).manifest.programs:
+    """Each file of a bundle and its program, of several the one of the longest segment; weights left where they are."""
+    programs = open_bundle(bundle).manifest.programs
+    for program in sorted({program.file: program for program in reversed(programs)}.values(), key=programs.index):
+        assert program.segment_length == max(p.segment_length for p in programs if p.file == program.file)
         yield program, onnx.load(bundle / program.file, load_external_data=False)
 
 
-def spec(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int, ...]]:
+def spec(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int | str, ...]]:
+    """Name, dtype and shape; every size is a number or has a name."""
     kind = value.type.tensor_type
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
-    assert all(dim.HasField("dim_value") for dim in kind.shape.dim)
-    return value.name, dtype, tuple(dim.dim_value for dim in kind.shape.dim)
+    assert all(dim.WhichOneof("value") for dim in kind.shape.dim)
+    return value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
+
+
+def promised(program: Any, tensor: Any) -> tuple[str, str, tuple[int | str, ...]]:
+    """A tensor as the manifest has it; the segment is open in the ring, the rows in the softmax, nothing else."""
+    shape = tensor.shape
+    if program.update == "ring" and tensor.name in ("tokens", "hidden"):
+        assert shape[1] == program.segment_length
+        shape = (shape[0], "segment" if program.segment_length > 1 else 1, *shape[2:])
+    return tensor.name, tensor.dtype, shape
 
 
 def strings(message: Message) -> Iterator[str]:
@@ -75,31 +87,36 @@ def strings(message: Message) -> Iterator[str]:
 
 def test_inputs_and_outputs_are_the_manifests_in_its_order(bundle):
     for program, model in graphs(bundle):
-        assert [spec(value) for value in model.graph.input] == [(s.name, s.dtype, s.shape) for s in program.inputs]
-        assert [spec(value) for value in model.graph.output] == [(s.name, s.dtype, s.shape) for s in program.outputs]
+        assert [spec(value) for value in model.graph.input] == [promised(program, s) for s in program.inputs]
+        assert [spec(value) for value in model.graph.output] == [promised(program, s) for s in program.outputs]
         assert model.graph.name == program.name
         (fact,) = model.metadata_props
         assert fact.key == "txl-deploy.program"
         assert msgspec.json.decode(fact.value, type=type(program)) == program
 
 
-def test_opset_18_of_the_standard_alone_and_an_ir_that_old_readers_know(bundle):
-    for _, model in graphs(bundle):
-        assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
-        assert model.ir_version <= 10
+def test_one_opset_of_the_standard_alone_and_the_oldest_ir_that_has_it(bundle):
+    for program, model in graphs(bundle):
+        opset, ir_version = (24, 12) if program.update == "ring" else (18, 10)
+        assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
+        assert model.ir_version <= ir_version
         assert not model.functions
+        scatters = [node for node in model.graph.node if node.op_type == "TensorScatter"]
+        assert len(scatters) == (len(program.outputs) - 1 if program.update == "ring" else 0)
+        assert {node.input[0] for node in scatters} <= {value.name for value in model.graph.input}
+        assert {node.output[0] for node in scatters} <= {value.name for value in model.graph.output}
         assert not {node.domain for node in model.graph.node} - {""}
 
 
 def test_integers_that_come_in_and_indices_are_int32(bundle):
-    for _, model in graphs(bundle):
+    for program, model in graphs(bundle):
         assert {spec(value)[1] for value in model.graph.input} <= {"int32", "float32"}
         inferred = onnx.shape_inference.infer_shapes(model).graph
         kinds = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.input)}
         kinds |= {tensor.name: tensor.data_type for tensor in inferred.initializer}
         gathers = [node for node in inferred.node if node.op_type in ("Gather", "GatherElements")]
-        assert {node.op_type for node in gathers} == {"Gather", "GatherElements"}
-        assert {kinds[node.input[1]] for node in gathers} == {onnx.TensorProto.INT32}
+        assert {node.op_type for node in gathers} == ({"Gather", "GatherElements"} if program.segment_length else set())
+        assert {kinds[node.input[1]] for node in gathers} <= {onnx.TensorProto.INT32}
 
 
 def test_nothing_of_the_exporting_machine_is_in_a_file(bundle):
@@ -121,7 +138,7 @@ def test_all_programs_read_one_weight_file_and_nothing_large_stands_in_a_graph(b
     for program, model in graphs(bundle):
         inside = [tensor for tensor in model.graph.initializer if not uses_external_data(tensor)]
         outside = [tensor for tensor in model.graph.initializer if uses_external_data(tensor)]
-        assert len(outside) > 20
+        assert len(outside) > (20 if program.segment_length else 0)
         for tensor in outside:
             where = {entry.key: entry.value for entry in tensor.external_data}
             assert where["location"] == WEIGHTS
@@ -136,9 +153,10 @@ def test_all_programs_read_one_weight_file_and_nothing_large_stands_in_a_graph(b
 
 
 @pytest.mark.parametrize("memory", ["kv", "hidden"])
-def test_state_names_sort_alike_and_none_begins_another(memory):
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+def test_state_names_sort_alike_and_none_begins_another(memory, update):
     config = msgspec.convert(small_config(n_layer=12), ModelConfig)
-    states = expected_states(config, memory, 1, 7)
+    states = expected_states(config, memory, 1, 7, (update,), 4)
     assert len(states) == (24 if memory == "kv" else 12)
     for names in ([s.name for s in states], [s.input for s in states], [s.output for s in states]):
         assert names == sorted(names)
@@ -151,18 +169,19 @@ def test_state_names_sort_alike_and_none_begins_another(memory):
 
 @pytest.fixture
 def broken(make_bundle: Callable[..., Path], tmp_path: Path) -> Callable[..., None]:
-    """Break the graph of L = 4 with a function and check it."""
+    """Break the graph of a program with a function and check it."""
     source = make_bundle()
     folder = shutil.copytree(source, tmp_path / "broken.txl")
-    program = open_bundle(source).manifest.programs[0]
-    path = folder / program.file
-    check_graph(path, program)
+    programs = {program.name: program for program in open_bundle(source).manifest.programs}
 
-    def check(change: Callable[[onnx.ModelProto], None]) -> None:
+    def check(change: Callable[[onnx.ModelProto], None], name: str) -> None:
+        path, program = folder / programs[name].file, programs[name]
+        opset = 24 if program.update == "ring" else 18
+        check_graph(path, program, opset)
         model = onnx.load(path, load_external_data=False)
         change(model)
         path.write_bytes(model.SerializeToString())
-        check_graph(path, program)
+        check_graph(path, program, opset)
 
     return check
 
@@ -171,6 +190,7 @@ def rename_output(model: onnx.ModelProto) -> None:
     old = model.graph.output[1].name
     for node in model.graph.node:
         node.output[:] = ["another" if name == old else name for name in node.output]
+        node.input[:] = ["another" if name == old else name for name in node.input]
     model.graph.output[1].name = "another"
 
 
@@ -188,8 +208,20 @@ def unknown_dimension(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "length"
 
 
+def open_segment(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "segment"
+
+
+def open_rows(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "rows"
+
+
+def fixed_rows(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+
+
 def newer_opset(model: onnx.ModelProto) -> None:
-    model.opset_import[0].version = 19
+    model.opset_import[0].version += 1
 
 
 def second_domain(model: onnx.ModelProto) -> None:
@@ -219,23 +251,37 @@ def other_file(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("name", "change", "reason"),
     [
-        (rename_output, "outputs are .*another"),
-        (wrong_shape, "61"),
-        (inner_shape, "61"),
-        (unknown_dimension, "inputs are"),
-        (newer_opset, "opsets.*19"),
-        (second_domain, "com.example"),
-        (unknown_operator, "Sbu"),
-        (missing_node, "logprobs-4.onnx"),
-        (wide_index, "gather by other indices than int32"),
-        (other_file, "selftest.npz"),
+        ("logprobs-4", rename_output, "outputs are .*another"),
+        ("logprobs-4", wrong_shape, "61"),
+        ("logprobs-4", inner_shape, "61"),
+        ("logprobs-4", unknown_dimension, "inputs are"),
+        ("logprobs-4", open_segment, "inputs are .*segment"),
+        ("logprobs-4", open_rows, "inputs are .*rows"),
+        ("logprobs-4", newer_opset, "opset.*18"),
+        ("logprobs-4", second_domain, "com.example"),
+        ("logprobs-4", unknown_operator, "Sbu"),
+        ("logprobs-4", missing_node, "logprobs-4.onnx"),
+        ("logprobs-4", wide_index, "gather by other indices than int32"),
+        ("logprobs-4", other_file, "selftest.npz"),
+        ("hidden-ring-4", rename_output, "outputs are .*another"),
+        ("hidden-ring-4", wrong_shape, "61"),
+        ("hidden-ring-4", unknown_dimension, "inputs are .*length"),
+        ("hidden-ring-4", open_rows, "inputs are .*rows"),
+        ("hidden-ring-4", newer_opset, "opset.*24"),
+        ("hidden-ring-4", second_domain, "com.example"),
+        ("hidden-ring-4", unknown_operator, "Sbu"),
+        ("hidden-ring-4", missing_node, "hidden-ring.onnx"),
+        ("hidden-ring-4", other_file, "selftest.npz"),
+        ("head", fixed_rows, "head.onnx"),
+        ("head", newer_opset, "opset.*18"),
+        ("head", other_file, "selftest.npz"),
     ],
 )
-def test_a_broken_graph_is_refused(broken, change, reason):
+def test_a_broken_graph_is_refused(broken, name, change, reason):
     with pytest.raises(TxlError, match=reason) as refused:
-        broken(change)
+        broken(change, name)
     assert "\n" not in str(refused.value)
 
 

@@ -1,8 +1,10 @@
 """The verification: a good bundle passes, and every kind of fault fails at the gate that is there for it."""
 
+import gc
 import json
 import math
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +15,24 @@ import onnx
 import pytest
 import torch
 import txl_export
-import txl_runtime
 from support import random_state, save_checkpoint, small_config
 from txl_export.exporting import reference_for
 from txl_export.graph import WeightFile
-from txl_export.parity import ChainResult, Parity, _compare, _judge, verify_model
+from txl_export.parity import ChainResult, Parity, _compare, _judge, openers, verify_models
 from txl_runtime import ladder
 from txl_runtime.bundle import MANIFEST, WEIGHTS, open_bundle
 from txl_runtime.encoding import file_sha256
 from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.model import Model
+from txl_runtime.stream import Stream
 
 from txl_deploy.main import main
 
 # With a window of M = 7 keys and a clamp, so that an error in either can be made.
 WINDOWED = {"same_length": True, "clamp_length": 4}
 LOGPROBS, MEMORY = "log-probs max abs", "memory max abs (relative)"
+KINDS = ("segments of 4", "segments of 1", "mixed partial segments")
+CHAINS = [f"{kind}, {rule}" for rule in ("ring", "rolled") for kind in KINDS]
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +87,16 @@ def seal(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def edit_graphs(folder: Path, change: Callable[[onnx.GraphProto], None]) -> None:
-    for path in folder.glob("*.onnx"):
+def edit_graphs(folder: Path, output: str, change: Callable[[onnx.GraphProto], None], files: str = "*.onnx") -> None:
+    """Change the graphs that have an output of that name."""
+    edited = []
+    for path in folder.glob(files):
         model = onnx.load(path, load_external_data=False)
-        change(model.graph)
-        path.write_bytes(model.SerializeToString())
+        if output in {value.name for value in model.graph.output}:
+            change(model.graph)
+            path.write_bytes(model.SerializeToString())
+            edited.append(path)
+    assert edited
     seal(folder)
 
 
@@ -98,6 +108,13 @@ def scale_weight(folder: Path, name: str, factor: float) -> None:
     data[offset : offset + length] = values.tobytes()
     (folder / WEIGHTS).write_bytes(data)
     seal(folder)
+
+
+def halves(parity: Parity) -> tuple[tuple[ChainResult, ...], tuple[ChainResult, ...]]:
+    """The chains of the ring, and those of rolled memory."""
+    return tuple(
+        tuple(chain for chain in parity.chains if chain.name.endswith(f", {rule}")) for rule in ("ring", "rolled")
+    )
 
 
 def verdicts(parity: Parity) -> dict[str, str]:
@@ -135,13 +152,11 @@ def test_a_good_bundle_passes_against_its_checkpoint_and_against_itself(bundle, 
             "KL mean": "not judged",
             "perplexity (relative)": "not judged",
         }
-        assert [chain.name for chain in parity.chains] == [
-            "segments of 4",
-            "segments of 1",
-            "mixed partial segments",
-        ]
-        (stage,) = [total for title, total in heard.stages if title == "verify against PyTorch"]
-        assert heard.steps == stage == sum(chain.segments for chain in parity.chains)
+        assert [chain.name for chain in parity.chains] == CHAINS
+        stages = {title: total for title, total in heard.stages if title.startswith("verify against PyTorch")}
+        assert list(stages) == ["verify against PyTorch, ring memory", "verify against PyTorch, rolled memory"]
+        assert list(stages.values()) == [sum(chain.segments for chain in half) for half in halves(parity)]
+        assert heard.steps == sum(stages.values())
         not_again = [line for line in heard.warnings if "not proven again" in line]
         assert bool(not_again) == (not options)
 
@@ -158,10 +173,61 @@ def test_every_row_and_every_state_of_memory_is_compared(make_bundle):
     assert all(chain.max_logprobs > 0 and chain.max_memory > 0 for chain in parity.chains)
 
 
+def test_every_way_to_run_a_bundle_is_compared(make_bundle):
+    parity = txl_export.verify(make_bundle(batch_size=3, config={}))
+    assert parity.passed
+    ring, rolled = halves(parity)
+    assert len(ring) == len(rolled) == 4
+    for longest, single, _, alone in (ring, rolled):
+        assert longest.positions == 3 * 4 * longest.segments
+        assert longest.full_from == math.ceil(7 / 4)
+        assert longest.segments - longest.full_from >= 8, "filled and rolled over"
+        assert single.segments > 7
+        assert alone.streams == 1
+    assert all(chain.max_logprobs > 0 and chain.max_memory > 0 for chain in parity.chains)
+    assert ring[0].max_per_segment != rolled[0].max_per_segment, "two ways, two roundings"
+
+
+def test_one_way_is_open_at_a_time_and_the_first_alone_runs_the_text(bundle):
+    opened: list[weakref.ref[Model]] = []
+    scored: list[str] = []
+
+    def noting(opener: Callable[[], Model]) -> Callable[[], Model]:
+        def opening() -> Model:
+            gc.collect()
+            assert not [model for model in opened if model() is not None], "each holds its weights"
+            model = opener()
+            opened.append(weakref.ref(model))
+            score = Stream.score
+            streams = model.stream
+
+            def stream(count: int | None = None) -> Stream:
+                made = streams(count)
+                made.score = lambda tokens: (scored.append(model_update), score(made, tokens))[1]
+                return made
+
+            model_update = model.update
+            model.stream = stream
+            return model
+
+        return opening
+
+    manifest = open_bundle(bundle).manifest
+    state = random_state(small_config(**WINDOWED))
+    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
+    ways = [noting(opener) for opener in openers(bundle, manifest)]
+    parity = verify_models(ways, reference, "the test", np.arange(100, dtype=np.int32) % 60)
+    assert parity.passed
+    assert len(opened) == 2
+    assert set(scored) == {"ring"}
+    assert parity.text.tokens == 100
+
+
 def test_two_hundred_chained_segments_stay_close_and_flat(bundle):
     parity = txl_export.verify(bundle, segments=200)
     longest = parity.chains[0]
     assert longest.segments == 200
+    assert [chain.segments < 40 for chain in halves(parity)[1]] == [True] * 3, "the other way is run in brief"
     assert longest.max_logprobs <= 1e-5
     assert len(longest.mean_logprobs) == len(longest.max_per_segment) == 200
     early, late = longest.early_and_late
@@ -184,7 +250,7 @@ def test_a_number_of_segments_that_makes_no_sense_is_refused(bundle, segments):
     [
         "layers.01.attention.query_key_value.weight",
         "layers.00.feed_forward.inner.weight",
-        "layers.01.attention.position.table.0004",
+        "layers.01.attention.position.table.00005",
         "embedding.tables.0",
     ],
 )
@@ -201,42 +267,66 @@ def test_weights_one_percent_off_fail_against_the_checkpoint(copy, checkpoint, n
 
 
 def test_a_folded_table_of_positions_is_proven_even_against_the_bundles_own_weights(copy):
-    scale_weight(copy, "layers.00.attention.position.table.0001", 1.01)
+    scale_weight(copy, "layers.00.attention.position.table.00005", 1.01)
     parity = txl_export.verify(copy)
     assert failing(parity) >= {LOGPROBS}
-    assert [chain.name for chain in parity.chains if chain.max_logprobs > 1e-4] == [
-        "segments of 1",
-        "mixed partial segments",
-    ]
+    assert [chain.name for chain in parity.chains if chain.max_logprobs > 1e-4] == CHAINS
+
+
+def set_aside(graph: onnx.GraphProto, name: str) -> str:
+    """Call an output by another name, within the graph too: a ring is attended to as it is written."""
+    before = f"{name}.before"
+    for node in graph.node:
+        node.output[:] = [before if output == name else output for output in node.output]
+        node.input[:] = [before if given == name else given for given in node.input]
+    return before
 
 
 def replace_output(graph: onnx.GraphProto, name: str, operator: str, *more: str) -> None:
     """Let the output `name` be `operator` of what it was."""
-    for node in graph.node:
-        node.output[:] = [f"{name}.before" if output == name else output for output in node.output]
-    graph.node.append(onnx.helper.make_node(operator, [f"{name}.before", *more], [name]))
+    graph.node.append(onnx.helper.make_node(operator, [set_aside(graph, name), *more], [name]))
 
 
 def swap_layers(graph: onnx.GraphProto) -> None:
-    names = {"new_memory.layers.00.key": "new_memory.layers.01.key"}
-    names |= {other: name for name, other in names.items()}
-    for node in graph.node:
-        node.output[:] = [names.get(output, output) for output in node.output]
+    names = ("new_memory.layers.00.key", "new_memory.layers.01.key")
+    aside = [set_aside(graph, name) for name in names]
+    for name, other in zip(names, reversed(aside), strict=True):
+        graph.node.append(onnx.helper.make_node("Identity", [other], [name]))
 
 
 def stale_state(graph: onnx.GraphProto) -> None:
     name = "new_memory.layers.01.value"
-    for node in graph.node:
-        node.output[:] = [f"{name}.unused" if output == name else output for output in node.output]
+    set_aside(graph, name)
     graph.node.append(onnx.helper.make_node("Identity", ["memory.layers.01.value"], [name]))
 
 
 def forget_oldest(graph: onnx.GraphProto) -> None:
     """Zero the oldest row of a state; within a window of M keys no later query sees it."""
-    name, mask = "new_memory.layers.01.key", np.ones((1, 1, 7, 1), np.float32)
-    mask[:, :, 0] = 0
-    graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
-    replace_output(graph, name, "Mul", "mask")
+    name = "new_memory.layers.01.key"
+    if "head" not in {value.name for value in graph.input}:
+        mask = np.ones((1, 1, 7, 1), np.float32)
+        mask[:, :, 0] = 0
+        graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+        replace_output(graph, name, "Mul", "mask")
+        return
+    constants = {
+        "seven": np.array(7, np.int32),
+        "eleven": np.array(11, np.int32),
+        "slot": np.arange(15, dtype=np.int32).reshape(1, 1, 15, 1),
+        "per stream": np.array([-1, 1, 1, 1], np.int64),
+        "nothing": np.zeros((), np.float32),
+    }
+    graph.initializer.extend(onnx.numpy_helper.from_array(array, own) for own, array in constants.items())
+    before = set_aside(graph, name)
+    for operator, inputs, output in (
+        ("Add", ["head", "valid"], "next"),
+        ("Sub", ["next", "seven"], "behind"),
+        ("Mod", ["behind", "eleven"], "oldest"),
+        ("Reshape", ["oldest", "per stream"], "oldest of each"),
+        ("Equal", ["slot", "oldest of each"], "forgotten"),
+        ("Where", ["forgotten", "nothing", before], name),
+    ):
+        graph.node.append(onnx.helper.make_node(operator, inputs, [output]))
 
 
 @pytest.mark.parametrize(
@@ -247,12 +337,15 @@ def forget_oldest(graph: onnx.GraphProto) -> None:
         (forget_oldest, {MEMORY}),
     ],
 )
-def test_a_fault_in_the_memory_alone_is_found(copy, fault, gates):
-    edit_graphs(copy, fault)
+@pytest.mark.parametrize(("files", "ill"), [("*.onnx", (0, 1)), ("hidden-ring.onnx", (0,)), ("logprobs-*.onnx", (1,))])
+def test_a_fault_in_the_memory_alone_is_found(copy, fault, gates, files, ill):
+    edit_graphs(copy, "new_memory.layers.01.value", fault, files)
     parity = txl_export.verify(copy)
     assert failing(parity) - {"drift (late mean abs)"} == gates
-    # The first segment meets no memory, so its log-probabilities are right; only what it leaves behind is not.
-    assert parity.chains[0].max_per_segment[0] <= 1e-5
+    for number, (longest, *_) in enumerate(halves(parity)):
+        # The first segment meets no memory, so its log-probabilities are right; only what it leaves behind is not.
+        assert longest.max_per_segment[0] <= 1e-5
+        assert (longest.max_memory > 1e-4) == (number in ill)
     with pytest.raises(CheckError) as refused:
         parity.require()
     message = str(refused.value)
@@ -270,12 +363,13 @@ def test_nan_fails_every_gate_it_touches(copy, output, gates):
         graph.initializer.append(onnx.numpy_helper.from_array(np.full((), np.nan, np.float32), "nan"))
         replace_output(graph, output, "Add", "nan")
 
-    edit_graphs(copy, spoil)
+    edit_graphs(copy, output, spoil)
     parity = txl_export.verify(copy, tokens=np.arange(200) % 60)
     assert failing(parity) >= gates
     assert (MEMORY in failing(parity)) == (MEMORY in gates)
-    assert parity.chains[0].max_logprobs == math.inf
-    assert (parity.chains[0].max_memory == math.inf) == (MEMORY in gates)
+    for longest, *_ in halves(parity):
+        assert longest.max_logprobs == math.inf
+        assert (longest.max_memory == math.inf) == (MEMORY in gates)
 
 
 # ---- faults in what the reference is told
@@ -285,13 +379,15 @@ def test_nan_fails_every_gate_it_touches(copy, output, gates):
     "change", [{"window": 6}, {"window": 8}, {"window": None}, {"clamp_length": 3}, {"clamp_length": 5}], ids=str
 )
 def test_a_reference_of_another_dialect_is_not_matched(bundle, change):
-    model, state = txl_runtime.load(bundle), random_state(small_config(**WINDOWED))
-    dialect = msgspec.structs.replace(model.manifest.dialect, **change)
-    reference = reference_for(model.manifest.config, dialect, model.memory_length, state)
-    parity = verify_model(model, reference, "another dialect")
+    manifest, state = open_bundle(bundle).manifest, random_state(small_config(**WINDOWED))
+    dialect = msgspec.structs.replace(manifest.dialect, **change)
+    reference = reference_for(manifest.config, dialect, manifest.memory_length, state)
+    parity = verify_models(openers(bundle, manifest), reference, "another dialect")
     assert LOGPROBS in failing(parity)
-    # Nothing tells them apart before there are keys that far away.
-    assert parity.chains[1].max_per_segment[0] <= 1e-5
+    for longest, single, _ in halves(parity):
+        assert longest.max_logprobs > 1e-4
+        # Nothing tells them apart before there are keys that far away.
+        assert single.max_per_segment[0] <= 1e-5
 
 
 # ---- which model it is
@@ -407,7 +503,7 @@ def test_drift_is_late_error_above_early_error(bundle, curve, verdict):
     chain = ChainResult("test", 1, full_from=2, mean_logprobs=before + curve, rows=rows, kl=[0.0])
     if verdict == "not judged":
         chain = replace(chain, rows=[4] * len(rows))
-    gates = {gate.name: gate for gate in _judge(txl_runtime.load(bundle), [chain], None)}
+    gates = {gate.name: gate for gate in _judge(open_bundle(bundle).manifest, "cpu", [chain], None)}
     assert gates["drift (late mean abs)"].verdict == verdict
 
 
@@ -416,18 +512,17 @@ def test_the_worst_chain_decides_the_drift(bundle):
         curve = [3e-6] * 20 + [late] * 20
         return ChainResult("test", 1, full_from=0, mean_logprobs=curve, rows=[16] * 40, kl=[0.0])
 
-    model = txl_runtime.load(bundle)
-    gates = {gate.name: gate for gate in _judge(model, [chain(3e-6), chain(9e-6), chain(3e-6)], None)}
+    manifest = open_bundle(bundle).manifest
+    gates = {gate.name: gate for gate in _judge(manifest, "cpu", [chain(3e-6), chain(9e-6), chain(3e-6)], None)}
     assert gates["drift (late mean abs)"].passed is False
     assert gates["drift (late mean abs)"].value == pytest.approx(9e-6)
 
 
 def test_a_low_precision_is_judged_by_distribution_and_best_token(bundle):
-    model = txl_runtime.load(bundle)
-    model.bundle = replace(model.bundle, manifest=msgspec.structs.replace(model.manifest, precision="fp16"))
+    manifest = msgspec.structs.replace(open_bundle(bundle).manifest, precision="fp16")
     chain = ChainResult("test", 1, max_logprobs=0.5, kl=[5e-5] * 10, agreeing=994, decided=1000)
     for text, verdict in ((None, "not judged"), (txl_export.parity.TextResult(10, 1.0, 1.00001), "FAILED")):
-        gates = {gate.name: gate for gate in _judge(model, [chain], text)}
+        gates = {gate.name: gate for gate in _judge(manifest, "cpu", [chain], text)}
         assert LOGPROBS not in gates
         assert gates["top-1 differing"].verdict == verdict
         assert gates["top-1 differing"].value == pytest.approx(0.006)

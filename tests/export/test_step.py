@@ -245,5 +245,5 @@ def test_folding_joins_the_projections_and_scales_the_queries():
 def test_positions_are_folded_into_one_table_per_layer_with_a_row_per_distance(dialect, rows):
     step = Both(**dialect).steps[4]
     tables = step.position_tables()
-    assert list(tables) == [f"layers.{i:02d}.attention.position.table.0004" for i in range(2)]
+    assert list(tables) == [f"layers.{i:02d}.attention.position.table.{rows:05d}" for i in range(2)]
     assert all(table.shape == (2, 8, rows) for table in tables.values())

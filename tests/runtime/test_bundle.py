@@ -22,7 +22,8 @@ from txl_runtime.encoding import file_sha256
 from txl_runtime.manifest import decode_manifest
 
 B = 3
-FILES = ["logprobs-1.onnx", "logprobs-4.onnx", "report.json", "selftest.npz", "weights.safetensors"]
+GRAPHS = ["head.onnx", "hidden-ring.onnx", "logprobs-1.onnx", "logprobs-4.onnx"]
+FILES = [*GRAPHS, "report.json", "selftest.npz", "weights.safetensors"]
 ADVICE = ("export", "copy", "upgrade", "make", "report", "expected")
 Manifest = dict[str, Any]
 
@@ -54,11 +55,12 @@ def accept(bundle: Path, name: str) -> None:
 
 
 def use(path: Path, **options: Any) -> None:
-    """Load a bundle and run each of its programs."""
-    model = load(path, **options)
-    for length in model.segment_lengths:
-        stream = model.stream()
-        stream.step(np.zeros((stream.batch_size, length), int))
+    """Load a bundle and run each of its programs, by either update rule."""
+    for update in ("ring", "rolled"):
+        model = load(path, update=update, **options)
+        for length in model.segment_lengths:
+            stream = model.stream()
+            stream.step(np.zeros((stream.batch_size, length), int))
 
 
 def refusal(path: Path, **options: Any) -> str:
@@ -200,22 +202,35 @@ def test_a_manifest_that_is_no_manifest_is_refused(bundle, data):
     assert_says(refusal(bundle), "manifest.json", "export the model again")
 
 
+def reach(node: Any, keys: tuple[Any, ...]) -> tuple[Any, Any]:
+    """What the last of some keys is in, and that key; an entry of a list may be given by its name.
+
+    Of states that have one name, ring and rolled, the first is meant, which is the ring's.
+    """
+    for depth, key in enumerate(keys):
+        place = key
+        if isinstance(node, list) and isinstance(key, str):
+            place = next(index for index, entry in enumerate(node) if entry["name"] == key)
+        if depth == len(keys) - 1:
+            return node, place
+        node = node[place]
+    raise AssertionError("no key")
+
+
 def put(*keys: Any, to: Any) -> Callable[[Manifest], None]:
     """Set one field, however deep."""
 
     def edit(manifest: Manifest) -> None:
-        for key in keys[:-1]:
-            manifest = manifest[key]
-        manifest[keys[-1]] = to
+        node, place = reach(manifest, keys)
+        node[place] = to
 
     return edit
 
 
 def drop(*keys: Any) -> Callable[[Manifest], None]:
     def edit(manifest: Manifest) -> None:
-        for key in keys[:-1]:
-            manifest = manifest[key]
-        del manifest[keys[-1]]
+        node, place = reach(manifest, keys)
+        del node[place]
 
     return edit
 
@@ -242,7 +257,46 @@ def same_program_twice(manifest: Manifest) -> None:
 
 
 def same_name_twice(manifest: Manifest) -> None:
-    manifest["programs"][1]["name"] = manifest["programs"][0]["name"]
+    manifest["programs"].append(dict(manifest["programs"][-1]))
+
+
+def one_more_length(manifest: Manifest) -> None:
+    """A further program of a longer segment, for which the ring has no room."""
+    node, place = reach(manifest, ("programs", "hidden-ring-4"))
+    longer = json.loads(json.dumps(node[place])) | {"name": "hidden-ring-8", "segment_length": 8}
+    longer["inputs"][0]["shape"], longer["outputs"][0]["shape"] = [3, 8], [3, 8, 16]
+    node.append(longer)
+
+
+def swap(*names: str) -> Callable[[Manifest], None]:
+    """Let two programs be called by each other's names."""
+
+    def edit(manifest: Manifest) -> None:
+        for program in manifest["programs"]:
+            if program["name"] in names:
+                program["name"] = names[1 - names.index(program["name"])]
+
+    return edit
+
+
+def start_as(state: str, tensor: str) -> Callable[[Manifest], None]:
+    """Let a state start as a tensor of the weight file, by every update rule."""
+
+    def edit(manifest: Manifest) -> None:
+        for entry in manifest["states"]:
+            if entry["name"] == state:
+                entry["initial"] = tensor
+
+    return edit
+
+
+def without_rule(rule: str) -> Callable[[Manifest], None]:
+    """Leave out the programs of one update rule, but not its states."""
+
+    def edit(manifest: Manifest) -> None:
+        manifest["programs"] = [program for program in manifest["programs"] if program["update"] != rule]
+
+    return edit
 
 
 DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
@@ -250,7 +304,7 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ("no format", drop("format"), ["`format`"]),
     ("format is a number", put("format", to=1), ["`str`", "`int`", "$.format"]),
     ("version is a number", put("format_version", to=1.0), ["`str`", "`float`", "$.format_version"]),
-    ("version is no version", put("format_version", to="latest"), ["format_version is 'latest'", "'1.0'"]),
+    ("version is no version", put("format_version", to="latest"), ["format_version is 'latest'", "'1.1'"]),
     ("version is empty", put("format_version", to=""), ["format_version is ''"]),
     ("newer major version", put("format_version", to="2.0"), ["format 2.0", "up to 1.x", "upgrade txl-deploy"]),
     ("much newer version", put("format_version", to="10.3.1"), ["format 10.3.1", "up to 1.x"]),
@@ -264,9 +318,20 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ("M is null", put("memory_length", to=None), ["`null`", "$.memory_length"]),
     ("M changed", put("memory_length", to=8), ["state table", "B 3, M 8"]),
     ("M is none", put("memory_length", to=0), ["state table", "M 0"]),
-    ("L is negative", put("programs", 0, "segment_length", to=-4), [">= 1", "$.programs[0].segment_length"]),
-    ("L is zero", put("programs", 0, "segment_length", to=0), [">= 1", "$.programs[0].segment_length"]),
-    ("L changed", put("programs", 0, "segment_length", to=5), ["inputs of program logprobs-4 do not fit"]),
+    ("L is negative", put("programs", 0, "segment_length", to=-4), [">= 0", "$.programs[0].segment_length"]),
+    (
+        "L is zero",
+        put("programs", "hidden-ring-4", "segment_length", to=0),
+        ["segment_length of program hidden-ring-4"],
+    ),
+    ("L changed", put("programs", "logprobs-1", "segment_length", to=2), ["program hidden-ring-2 is missing"]),
+    ("L is longer", put("programs", "logprobs-4", "segment_length", to=5), ["state table"]),
+    (
+        "L in a shared file",
+        put("programs", "hidden-ring-1", "segment_length", to=4),
+        ["length of program hidden-ring-1"],
+    ),
+    ("L of one rule alone", one_more_length, ["state table"]),
     ("other form of memory", put("memory", to="hidden"), ["state table", "hidden memory"]),
     ("unknown form of memory", put("memory", to="both"), ["'both'", "$.memory"]),
     ("unknown precision", put("precision", to="fp64"), ["'fp64'", "$.precision"]),
@@ -275,7 +340,7 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ("config is text", put("config", to="small"), ["`object`", "$.config"]),
     ("more layers", put("config", "n_layer", to=3), ["state table"]),
     ("no heads", put("config", "n_head", to=0), [">= 1", "$.config.n_head"]),
-    ("larger vocabulary", put("config", "vocab_size", to=61), ["outputs of program logprobs-4 do not fit"]),
+    ("larger vocabulary", put("config", "vocab_size", to=61), ["outputs of program head do not fit"]),
     ("cutoffs out of order", put("config", "cutoffs", to=[30, 20]), ["cutoffs [30, 20]", "vocabulary of 60"]),
     ("cutoffs too large", put("config", "cutoffs", to=[60]), ["cutoffs [60]", "vocabulary of 60"]),
     ("unknown start", put("dialect", "memory_start", to="noise"), ["'noise'", "$.dialect.memory_start"]),
@@ -285,28 +350,68 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ("state table shape", put("states", 0, "shape", to=[3, 2, 8, 8]), ["state table"]),
     ("state table axis", put("states", 0, "axis", to=1), ["state table"]),
     ("state table name", put("states", 0, "name", to="layers.09.key"), ["state table"]),
-    ("state dtype", put("states", 0, "dtype", to="float16"), ["'float16'", "$.states[0].dtype"]),
-    ("unknown update rule", put("states", 2, "update", to="spiral"), ["layers.01.key", "rule 'spiral'", "rolled"]),
-    ("no row of that name", put("states", 0, "initial", to="initial.nothing"), ["initial.nothing", "weights"]),
+    ("state dtype", put("states", 0, "dtype", to="float64"), ["'float64'", "$.states[0].dtype"]),
+    ("state of another precision", put("states", 0, "dtype", to="float16"), ["state table"]),
+    (
+        "unknown update rule",
+        put("states", 2, "update", to="spiral"),
+        ["layers.01.key", "rule 'spiral'", "ring, rolled"],
+    ),
+    ("a ring of other slots", put("states", 0, "slots", to=10), ["state table"]),
+    ("a ring without slots", put("states", 3, "slots", to=None), ["state table"]),
+    ("a ring of no slots", put("states", 3, "slots", to=0), [">= 1", "$.states[3].slots"]),
+    ("a ring without room to spill", put("states", 0, "shape", to=[3, 2, 11, 8]), ["state table"]),
+    ("slots of what is rolled", put("states", 4, "slots", to=7), ["state table"]),
+    ("a state of both rules twice", put("states", 0, "update", to="rolled"), ["state table"]),
+    ("no row of that name", start_as("layers.00.key", "initial.nothing"), ["initial.nothing", "weights"]),
+    (
+        "initial row of one rule alone",
+        put("states", 0, "initial", to="layers.00.attention.norm.weight"),
+        ["layers.00.key starts as layers.00.attention.norm.weight and as None"],
+    ),
     (
         "initial row of another shape",
-        put("states", 0, "initial", to="layers.00.attention.norm.weight"),
+        start_as("layers.00.key", "layers.00.attention.norm.weight"),
         ["layers.00.attention.norm.weight", "[16]", "[2, 8]"],
     ),
     ("programs are no list", put("programs", to={}), ["`array`", "$.programs"]),
     ("no programs", put("programs", to=[]), ["$.programs"]),
-    ("unknown program kind", put("programs", 1, "kind", to="tail.3"), ["logprobs-1", "'tail.3'", "logprobs"]),
-    ("unknown program rule", put("programs", 1, "update", to="spiral"), ["logprobs-1", "'spiral'", "rolled"]),
-    ("a program twice", same_program_twice, ["two programs are logprobs of segment length 4"]),
-    ("a program's name twice", same_name_twice, ["two programs are called logprobs-4"]),
+    ("unknown program kind", put("programs", "logprobs-1", "kind", to="tail.3"), ["kind of program logprobs-1"]),
+    ("unknown program rule", put("programs", 1, "update", to="spiral"), ["hidden-ring-1", "'spiral'", "ring, rolled"]),
+    ("a program's rule", put("programs", "logprobs-1", "update", to="ring"), ["update of program logprobs-1"]),
+    ("a softmax that keeps memory", put("programs", "head", "update", to="ring"), ["update of program head"]),
+    ("a program twice", same_program_twice, ["program another is 'hidden'", "hidden-ring-4, hidden-ring-1, head"]),
+    ("a program's name twice", same_name_twice, ["two programs are called logprobs-1"]),
+    ("programs in each other's place", swap("hidden-ring-4", "hidden-ring-1"), ["of program hidden-ring-1 do not fit"]),
+    ("a program missing", drop("programs", "logprobs-1"), ["program logprobs-1 is missing"]),
+    ("a program of the ring missing", drop("programs", "hidden-ring-1"), ["program hidden-ring-1 is missing"]),
+    ("no softmax", drop("programs", "head"), ["program head is missing"]),
+    ("a rule without programs", without_rule("ring"), ["state table"]),
+    ("a rule without its states", without_rule("rolled"), ["state table"]),
     (
         "program file not listed",
-        put("programs", 0, "file", to="other.onnx"),
+        put("programs", "hidden-ring-1", "file", to="other.onnx"),
         ["other.onnx is used but not in the list"],
     ),
-    ("an input missing", drop("programs", 0, "inputs", 2), ["inputs of program logprobs-4"]),
-    ("an input renamed", put("programs", 1, "inputs", 0, "name", to="ids"), ["inputs of program logprobs-1"]),
-    ("an output's shape", put("programs", 1, "outputs", 0, "shape", to=[3, 1, 61]), ["outputs of program logprobs-1"]),
+    ("an input missing", drop("programs", "logprobs-4", "inputs", "fill"), ["inputs of program logprobs-4"]),
+    ("no head", drop("programs", "hidden-ring-4", "inputs", "head"), ["inputs of program hidden-ring-4"]),
+    (
+        "an input renamed",
+        put("programs", "logprobs-1", "inputs", 0, "name", to="ids"),
+        ["inputs of program logprobs-1"],
+    ),
+    (
+        "an output's shape",
+        put("programs", "logprobs-1", "outputs", 0, "shape", to=[3, 1, 61]),
+        ["outputs of program logprobs-1"],
+    ),
+    ("rows that are fixed", put("programs", "head", "inputs", 0, "shape", to=[3, 16]), ["inputs of program head"]),
+    ("a size of words", put("programs", "head", "inputs", 0, "shape", to=["some", 16]), ["'some'", "shape"]),
+    (
+        "a batch of any size",
+        put("programs", 0, "inputs", 0, "shape", to=["rows", 4]),
+        ["inputs of program hidden-ring-4"],
+    ),
     ("weights not listed", put("weights", to="other.bin"), ["other.bin is used but not in the list"]),
     ("vocabulary not listed", put("vocabulary", to="vocabulary.json"), ["vocabulary.json is used but not in the list"]),
     ("files are a list", put("files", to=[]), ["`object`", "$.files"]),
@@ -380,7 +485,7 @@ def test_states_named_with_another_update_rule_are_refused_before_anything_else(
         state["update"] = "ring-7"
         state["shape"] = [3, 2, 11, 8]
     write_manifest(bundle, manifest)
-    assert_says(refusal(bundle), "layers.00.key has update rule 'ring-7', this version knows rolled")
+    assert_says(refusal(bundle), "layers.00.key has update rule 'ring-7', this version knows ring, rolled")
 
 
 # --- graphs -------------------------------------------------------------------------------------------------------
@@ -413,24 +518,85 @@ def free_axis(value: onnx.ValueInfoProto, axis: int) -> None:
     value.type.tensor_type.shape.dim[axis].dim_param = "any"
 
 
-GRAPH_DAMAGE: list[tuple[str, Callable[[onnx.ModelProto], None], list[str]]] = [
-    ("input renamed", lambda m: rename(m.graph, "tokens", "ids"), ["inputs, ids is int32 [3, 4]", "says absent"]),
-    ("output renamed", lambda m: rename(m.graph, "logprobs", "scores"), ["outputs, logprobs is absent"]),
-    ("input of another length", lambda m: other_shape(m.graph.input[3], 2, 8), ["logprobs-4.onnx"]),
-    ("input of any length", lambda m: free_axis(m.graph.input[1], 0), ["inputs, valid is int32 ['any']", "[3]"]),
-    ("output of another shape", lambda m: other_shape(m.graph.output[0], 2, 61), ["logprobs-4.onnx"]),
-    ("one more input", lambda m: m.graph.input.append(onnx.helper.make_tensor_value_info("more", 1, [1])), ["more is"]),
-    ("an output fewer", lambda m: m.graph.output.pop(), ["new_memory.layers.01.value is absent", "[3, 2, 7, 8]"]),
-    ("unknown operator", lambda m: setattr(m.graph.node[0], "op_type", "Imagine"), ["Imagine"]),
-    ("unknown opset", lambda m: setattr(m.opset_import[0], "version", 999), ["expected a graph ONNX Runtime can load"]),
-    ("no nodes", lambda m: m.graph.ClearField("node"), ["logprobs-4.onnx"]),
+ROLLED, RING, HEAD = "logprobs-4.onnx", "hidden-ring.onnx", "head.onnx"
+GRAPH_DAMAGE: list[tuple[str, str, Callable[[onnx.ModelProto], None], list[str]]] = [
+    (
+        "input renamed",
+        ROLLED,
+        lambda m: rename(m.graph, "tokens", "ids"),
+        ["inputs, ids is int32 [3, 4]", "says absent"],
+    ),
+    ("output renamed", ROLLED, lambda m: rename(m.graph, "logprobs", "scores"), ["outputs, logprobs is absent"]),
+    ("input of another length", ROLLED, lambda m: other_shape(m.graph.input[3], 2, 8), []),
+    (
+        "input of any length",
+        ROLLED,
+        lambda m: free_axis(m.graph.input[1], 0),
+        ["inputs, valid is int32 ['any']", "[3]"],
+    ),
+    ("output of another shape", ROLLED, lambda m: other_shape(m.graph.output[0], 2, 61), []),
+    (
+        "one more input",
+        ROLLED,
+        lambda m: m.graph.input.append(onnx.helper.make_tensor_value_info("more", 1, [1])),
+        ["more is"],
+    ),
+    (
+        "an output fewer",
+        ROLLED,
+        lambda m: m.graph.output.pop(),
+        ["new_memory.layers.01.value is absent", "[3, 2, 7, 8]"],
+    ),
+    ("unknown operator", ROLLED, lambda m: setattr(m.graph.node[0], "op_type", "Imagine"), ["Imagine"]),
+    (
+        "unknown opset",
+        ROLLED,
+        lambda m: setattr(m.opset_import[0], "version", 999),
+        ["expected a graph ONNX Runtime can load"],
+    ),
+    ("no nodes", ROLLED, lambda m: m.graph.ClearField("node"), []),
+    ("ring: no head", RING, lambda m: rename(m.graph, "head", "tail"), ["inputs, head is absent", "int32 [3]"]),
+    ("ring: other result", RING, lambda m: rename(m.graph, "hidden", "logprobs"), ["outputs, hidden is absent"]),
+    ("ring: other slots", RING, lambda m: other_shape(m.graph.input[4], 2, 11), []),
+    ("ring: any batch", RING, lambda m: free_axis(m.graph.input[1], 0), ["inputs, valid is int32 ['any']", "[3]"]),
+    ("ring: any slots", RING, lambda m: free_axis(m.graph.input[5], 2), []),
+    ("ring: a state fewer", RING, lambda m: m.graph.output.pop(), ["new_memory.layers.01.value is absent", "15, 8]"]),
+    ("head: other input", HEAD, lambda m: rename(m.graph, "hidden", "rows"), ["inputs, hidden is absent"]),
+    ("head: other width", HEAD, lambda m: other_shape(m.graph.input[0], 1, 15), []),
+    ("head: other vocabulary", HEAD, lambda m: other_shape(m.graph.output[0], 1, 61), []),
+    (
+        "head: rows of a number",
+        HEAD,
+        lambda m: other_shape(m.graph.input[0], 0, 3),
+        ["hidden is float32", "'rows', 16]"],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("edit", "words"), [row[1:] for row in GRAPH_DAMAGE], ids=[row[0] for row in GRAPH_DAMAGE])
-def test_a_graph_that_is_not_what_the_manifest_says_is_refused(bundle, edit, words):
-    rewrite(bundle, "logprobs-4.onnx", edit)
-    assert_says(refusal(bundle), "logprobs-4.onnx", *words)
+@pytest.mark.parametrize(
+    ("name", "edit", "words"), [row[1:] for row in GRAPH_DAMAGE], ids=[row[0] for row in GRAPH_DAMAGE]
+)
+def test_a_graph_that_is_not_what_the_manifest_says_is_refused(bundle, name, edit, words):
+    rewrite(bundle, name, edit)
+    assert_says(refusal(bundle), name, *words)
+
+
+@pytest.mark.parametrize(("axis", "length"), [(1, 1), (1, 4), (1, 3)])
+def test_a_ring_of_one_fixed_segment_length_does_for_no_other(bundle, axis, length):
+    """Programs that share a file are held against it one by one."""
+    rewrite(bundle, RING, lambda model: other_shape(model.graph.input[0], axis, length))
+    message = refusal(bundle)
+    assert_says(message, RING)
+    assert "tokens is int32" in message or "expected a graph ONNX Runtime can load" in message
+
+
+def test_only_what_is_run_is_opened(bundle):
+    """A broken graph of the other update rule is found by whoever asks for that."""
+    rewrite(bundle, RING, lambda model: model.graph.ClearField("node"))
+    model = load(bundle, update="rolled")
+    model.stream().step(np.zeros((B, 1), int))
+    with pytest.raises(BundleError, match=r"hidden-ring\.onnx"):
+        load(bundle)
 
 
 @pytest.mark.parametrize("data", [b"", b"not a graph", bytes(1000)], ids=["empty", "text", "zeros"])
@@ -475,7 +641,7 @@ def test_weights_of_other_sizes_are_refused(bundle):
 
 def test_initial_rows_that_cannot_be_read_are_refused(bundle):
     manifest = read_manifest(bundle)
-    manifest["states"][0]["initial"] = "initial.layers.00.key"
+    start_as("layers.00.key", "initial.layers.00.key")(manifest)
     write_manifest(bundle, manifest)
     (bundle / "weights.safetensors").write_bytes(b"not safetensors")
     accept(bundle, "weights.safetensors")
@@ -487,7 +653,7 @@ def test_initial_rows_of_another_kind_are_refused(bundle):
     save_file(load_file(path) | {"initial.layers.00.key": np.zeros((2, 8), np.float64)}, path)
     accept(bundle, path.name)
     manifest = read_manifest(bundle)
-    manifest["states"][0]["initial"] = "initial.layers.00.key"
+    start_as("layers.00.key", "initial.layers.00.key")(manifest)
     write_manifest(bundle, manifest)
     assert_says(refusal(bundle), "initial.layers.00.key", "float64 [2, 8]", "float32 [2, 8]")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from txl_runtime import BackendError, Stream, TxlError, UsageError, load
-from txl_runtime.backends import PLANNED
+from txl_runtime.backends import DEVICES, choosing
 
 B, L, V = 3, 4, 60
 GOOD = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
@@ -241,17 +241,18 @@ def test_a_bad_number_of_threads_is_refused(path, threads):
     assert message.startswith(f"threads is {threads!r}, expected a whole number of at least 1, or None")
 
 
-@pytest.mark.parametrize("backend", PLANNED)
-def test_a_planned_backend_is_refused_with_what_to_use_instead(path, backend):
+@pytest.mark.parametrize("backend", DEVICES)
+def test_a_device_that_is_not_there_is_refused_with_what_to_use_instead(path, backend, monkeypatch):
+    monkeypatch.setattr(choosing, "_has_gpu", lambda: False)
     message = refusal(BackendError, lambda: load(path, backend=backend))
-    assert message.startswith(f"backend {backend!r} is not in this version")
-    assert "auto or cpu" in message
+    assert message.startswith(f"backend {backend} cannot run here: ")
+    assert message.endswith("; or use --backend cpu")
 
 
 @pytest.mark.parametrize("backend", ["gpu", "", "CPU", "onnxruntime"])
 def test_an_unknown_backend_is_refused_with_those_there_are(path, backend):
     message = refusal(BackendError, lambda: load(path, backend=backend))
-    assert message == f"backend {backend!r} is unknown, expected one of auto, cpu"
+    assert message == f"backend {backend!r} is unknown, expected one of auto, cpu, rtx, tensorrt, cuda"
 
 
 def test_auto_is_the_cpu_and_any_number_of_threads_computes_the_same(path):

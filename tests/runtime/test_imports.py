@@ -125,6 +125,8 @@ def test_the_documented_interface_is_there():
         "backend": "auto",
         "threads": None,
         "verify_files": True,
+        "update": None,
+        "lean": False,
     }
 
 

@@ -33,22 +33,25 @@ def accept(bundle: Path, name: str) -> None:
     (bundle / "manifest.json").write_text(json.dumps(manifest), "utf-8")
 
 
+ZEROS = {"batch_size": B, "config": {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}}
+
+
 @pytest.mark.parametrize(
-    ("options", "streams"),
+    ("options", "streams", "update"),
     [
-        ({}, (1,)),
-        ({"batch_size": B, "config": {}}, (1, 2, 3)),
-        ({"batch_size": B, "config": {}, "memory": "hidden"}, (1, 2, 3)),
-        (
-            {"batch_size": B, "config": {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}},
-            (1, 2, 3),
-        ),
-        ({"batch_size": B, "config": {"memory_length": 0}}, (1, 2, 3)),
+        ({}, (1,), "ring"),
+        ({}, (1,), "rolled"),
+        ({"batch_size": B, "config": {}}, (1, 2, 3), "ring"),
+        ({"batch_size": B, "config": {}}, (1, 2, 3), "rolled"),
+        ({"batch_size": B, "config": {}, "memory": "hidden"}, (1, 2, 3), "rolled"),
+        (ZEROS, (1, 2, 3), "ring"),
+        (ZEROS, (1, 2, 3), "rolled"),
+        ({"batch_size": B, "config": {"memory_length": 0}}, (1, 2, 3), "rolled"),
     ],
     ids=str,
 )
-def test_an_exported_bundle_passes_with_one_to_all_live_streams(make_bundle, options, streams):
-    model = load(make_bundle(**options))
+def test_an_exported_bundle_passes_with_one_to_all_live_streams(make_bundle, options, streams, update):
+    model = load(make_bundle(**options), update=update)
     result = run_selftest(model)
     assert result.passed
     result.require()
@@ -77,16 +80,17 @@ def scale_tensor(path: Path, name: str, factor: float) -> None:
     [
         "embedding.tables.0",
         "layers.00.attention.query_key_value.weight",
-        "layers.00.attention.position.table.0004",
-        "layers.00.attention.position.table.0001",
+        "layers.00.attention.position.table.00011",
+        "layers.01.attention.position.table.00011",
         "layers.01.attention.output.weight",
         "layers.01.feed_forward.norm.bias",
     ],
 )
-def test_a_slightly_changed_weight_fails(bundle, name, factor):
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+def test_a_slightly_changed_weight_fails(bundle, name, factor, update):
     scale_tensor(bundle / "weights.safetensors", name, factor)
     accept(bundle, "weights.safetensors")
-    result = run_selftest(load(bundle))
+    result = run_selftest(load(bundle, update=update))
     assert not result.passed
     with pytest.raises(CheckError, match=r"self-test failed on ONNX Runtime .*; do not use this bundle here") as caught:
         result.require()

@@ -1,0 +1,252 @@
+"""Whole programs for engines, made of a bundle's pieces: the same numbers as the runtime's, over chained segments."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import txl_runtime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from txl_runtime.bundle import open_bundle
+from txl_runtime.engines.composing import KINDS, compose, whole_programs
+from txl_runtime.engines.facts import find_facts
+from txl_runtime.engines.graphs import read_graph
+from txl_runtime.engines.shapes import fix_sizes
+from txl_runtime.errors import BundleError
+from txl_runtime.manifest import Program
+from txl_runtime.memory import open_memory
+
+B, L = 3, 4
+ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])
+ADAPTIVE = {"config": {"cutoffs": (20, 40)}}
+SHAPES: dict[str, tuple[dict[str, Any], str]] = {
+    "ring": ({}, "ring"),
+    "rolled": ({}, "rolled"),
+    "ring, adaptive softmax": (ADAPTIVE, "ring"),
+    "rolled, adaptive softmax": (ADAPTIVE, "rolled"),
+    "ring, fp16, adaptive softmax": ({"precision": "fp16", **ADAPTIVE}, "ring"),
+    "rolled, fp16, adaptive softmax": ({"precision": "fp16", **ADAPTIVE}, "rolled"),
+    "rolled, hidden memory": ({"memory": "hidden"}, "rolled"),
+    "rolled, absolute positions": ({"config": {"attn_type": 2}}, "rolled"),
+    "no memory": ({"config": {"memory_length": 0}}, "rolled"),
+    "ring, zeros, pre-norm": ({"config": {"memory_start": "zeros", "pre_lnorm": True}}, "ring"),
+    "ring, window and clamp": ({"config": {"same_length": True, "clamp_length": 3}}, "ring"),
+    "ring, learned positions": ({"config": {"attn_type": 1, "position_rows": 9}}, "ring"),
+    "ring, divided embedding": ({"config": {"cutoffs": (20, 40), "div_val": 2}}, "ring"),
+}
+QUICK = ("ring", "rolled", "ring, adaptive softmax", "rolled, adaptive softmax")
+shapes = pytest.mark.parametrize(
+    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+)
+
+
+@pytest.fixture
+def bundle(make_bundle, tmp_path, shape: str) -> Path:
+    """A copy of a bundle, to write composed graphs beside its weights."""
+    options, _ = SHAPES[shape]
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False, batch_size=B, **options), path)
+    return path
+
+
+class Runner:
+    """A composed program in ONNX Runtime, with a memory of its own, kept as the runtime keeps it."""
+
+    def __init__(self, folder: Path, program: Program) -> None:
+        bundle = open_bundle(folder)
+        path = folder / f"composed-{program.file}"
+        path.write_bytes(compose(bundle, program))
+        self.program, model = program, txl_runtime.load(folder, update=program.update)
+        self.memory = open_memory(program.update, bundle.manifest, model.initial)
+        self.memory.clear(np.arange(B))
+        self.most = bundle.manifest.memory_length
+        self.fill = np.full(B, self.most if bundle.manifest.dialect.memory_start == "zeros" else 0, np.int32)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.strict_shape_type_inference", "1")
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        for side, found in ((program.inputs, self.session.get_inputs()), (program.outputs, self.session.get_outputs())):
+            assert [(spec.name, list(spec.shape)) for spec in side] == [(item.name, item.shape) for item in found]
+
+    def __call__(self, tokens: NDArray[Any], valid: NDArray[Any], targets: NDArray[Any] | None) -> NDArray[np.float32]:
+        """One segment; what the program returns, its memory goes on."""
+        bound, after = self.memory.bound()
+        given = {"tokens": tokens, "targets": targets, "valid": valid, "fill": self.fill, **bound}
+        result = np.full(self.program.outputs[0].fixed, np.nan, np.float32)
+        binding = self.session.io_binding()
+        wrap = onnxruntime.OrtValue.ortvalue_from_numpy
+        for spec in self.program.inputs:
+            array = given[spec.name]
+            assert array is not None
+            assert array.dtype == spec.dtype
+            binding.bind_ortvalue_input(spec.name, wrap(array))
+        for name, array in {self.program.outputs[0].name: result, **after}.items():
+            binding.bind_ortvalue_output(name, wrap(array))
+        self.session.run_with_iobinding(binding)
+        self.memory.advance(valid)
+        self.fill = np.minimum(self.fill + valid, self.most).astype(np.int32)
+        return result
+
+
+def segments(length: int, count: int = 9) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    """Full, partial and idle ones; memory is empty, filling and rolled over."""
+    draws = np.random.default_rng(length)
+    made = []
+    for number in range(count):
+        valid = draws.integers(0, length + 1, B) if number % 2 else np.full(B, length)
+        made.append((draws.integers(0, 60, (B, length + 1)).astype(np.int32), valid.astype(np.int32)))
+    return made
+
+
+def spoiled(ids: NDArray[np.int32], valid: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
+    """The same where it counts, anything in the padding."""
+    anything = np.random.default_rng(seed).choice(ANYTHING, ids.shape)
+    return np.where(np.arange(ids.shape[1]) < valid[:, None], ids, anything).astype(np.int32)
+
+
+@shapes
+def test_programs_compute_what_the_runtime_does_whatever_stands_in_padding(bundle: Path, shape: str):
+    manifest, (_, update) = open_bundle(bundle).manifest, SHAPES[shape]
+    close = {"rtol": 0, "atol": 0.03 if manifest.precision == "fp16" else 2e-5}
+    for program in whole_programs(manifest, update):
+        truth = txl_runtime.load(bundle, update=update).stream(B)
+        run, again = Runner(bundle, program), Runner(bundle, program)
+        for number, (ids, valid) in enumerate(segments(program.segment_length)):
+            tokens, targets = ids[:, :-1], ids[:, 1:]
+            wanted = truth.step(tokens, valid)
+            found, same = (
+                runner(spoiled(tokens, valid, 2 * number + seed), valid, spoiled(targets, valid, 7 * number + seed))
+                for seed, runner in enumerate((run, again))
+            )
+            counted = np.arange(program.segment_length) < valid[:, None]
+            if program.kind == "last":
+                counted, wanted = valid > 0, wanted[np.arange(B), np.maximum(valid, 1) - 1]
+            elif program.kind == "score":
+                wanted = -np.take_along_axis(wanted, targets[..., None], axis=2)[..., 0]
+            np.testing.assert_allclose(found[counted], wanted[counted], **close)
+            np.testing.assert_array_equal(found[counted], same[counted], err_msg="padding changed a bit")
+            for row in range(B):
+                rows, others = (runner.memory.newest(row, int(runner.fill[row])) for runner in (run, again))
+                assert len(rows) == len(manifest.states_of(update))
+                for name, values in rows.items():
+                    np.testing.assert_array_equal(values, others[name])
+
+
+@shapes
+def test_graphs_hold_nothing_but_what_is_needed(bundle: Path, shape: str):
+    opened, (options, update) = open_bundle(bundle), SHAPES[shape]
+    manifest = opened.manifest
+    programs = whole_programs(manifest, update)
+    middle = "-ring" if update == "ring" else ""
+    expected = {f"logprobs{middle}-4", f"logprobs{middle}-1", f"last{middle}-4", f"score{middle}-4"}
+    assert {program.name for program in programs} == expected
+    for program in programs:
+        data = compose(opened, program)
+        assert compose(opened, program) == data
+        path = bundle / "composed.onnx"
+        path.write_bytes(data)
+        onnx.checker.check_model(str(path), full_check=True)
+        model = onnx.load(path, load_external_data=False)
+        typed = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        shapes = {value.name: value.type.tensor_type.shape.dim for value in typed.graph.value_info}
+        assert all(size.HasField("dim_value") for dims in shapes.values() for size in dims), "every size is fixed"
+        operators = [node.op_type for node in model.graph.node]
+        assert not {"If", "Loop", "Scan", "Shape", "Range"} & set(operators)
+        in_place = len(manifest.states_of(update)) if update == "ring" else 0
+        assert operators.count("TensorScatter") == in_place
+        read = {name for node in model.graph.node for name in node.input}
+        assert {tensor.name for tensor in model.graph.initializer} <= read
+        if program.kind == "score" and "cutoffs" in options.get("config", {}):
+            widths = {dims[-1].dim_value for dims in shapes.values() if dims}
+            assert manifest.config.vocab_size not in widths
+        graph = read_graph(data, program, find_facts("tensorrt", "10.16.1"), folder=bundle)
+        assert (graph.attention_layers, graph.scatters) == (2, in_place)
+        assert set(graph.weights) == {"weights.safetensors"}
+
+
+def test_a_segment_of_one_has_no_last_program(make_bundle):
+    manifest = open_bundle(make_bundle(verify=False, segment_length=1)).manifest
+    assert [program.name for program in whole_programs(manifest, "ring")] == ["logprobs-ring-1", "score-ring-1"]
+    assert KINDS == ("logprobs", "last", "score")
+
+
+@pytest.mark.parametrize("shape", ["rolled, hidden memory"])
+def test_bundles_from_before_the_softmax_stood_apart_still_load_and_build_what_they_hold(bundle: Path):
+    document = json.loads((bundle / "manifest.json").read_text())
+    document["programs"] = [program for program in document["programs"] if program["update"] != "none"]
+    (bundle / "manifest.json").write_text(json.dumps(document))
+    opened = open_bundle(bundle)
+    programs = whole_programs(opened.manifest, "rolled")
+    assert [program.name for program in programs] == ["logprobs-4", "logprobs-1"]
+    assert compose(opened, programs[0]) == (bundle / "logprobs-4.onnx").read_bytes()
+    txl_runtime.load(bundle).stream().step([[1, 2, 3]] * B)
+
+
+@pytest.mark.parametrize("shape", ["rolled"])
+def test_graphs_that_are_not_what_the_manifest_says_are_told_by_name(bundle: Path):
+    opened = open_bundle(bundle)
+    programs = {program.name: program for program in whole_programs(opened.manifest, "rolled")}
+    path = bundle / "logprobs-4.onnx"
+    whole = onnx.load(path, load_external_data=False)
+
+    def with_changes(**changes: Any) -> None:
+        changed = onnx.ModelProto()
+        changed.CopyFrom(whole)
+        for node in changed.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [changes.get(name, name) for name in names]
+        path.write_bytes(changed.SerializeToString())
+
+    with_changes(hidden="other")
+    with pytest.raises(BundleError, match=r"logprobs-4\.onnx: no value is called hidden, expected what the softmax"):
+        compose(opened, programs["last-4"])
+    path.write_bytes(b"\xff" * 9)
+    with pytest.raises(BundleError, match=r"logprobs-4\.onnx: 9 bytes that are no ONNX graph"):
+        compose(opened, programs["score-4"])
+    path.write_bytes(whole.SerializeToString())
+    head = onnx.load(bundle / "head.onnx", load_external_data=False)
+    head.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 99
+    (bundle / "head.onnx").write_bytes(head.SerializeToString())
+    with pytest.raises(
+        BundleError, match=r"head\.onnx: one of its inputs is hidden float32\[rows, 99\], expected hidden"
+    ):
+        compose(opened, programs["last-4"])
+    head.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
+    for entry in head.graph.initializer[0].external_data:
+        if entry.key == "offset":
+            entry.value = "8"
+    (bundle / "head.onnx").write_bytes(head.SerializeToString())
+    with pytest.raises(BundleError, match=r"embedding\.tables\.0 is another tensor than in logprobs-4\.onnx"):
+        compose(opened, programs["last-4"])
+
+
+def test_open_sizes_become_numbers_and_shapes_constants():
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], start=1, end=2),
+        helper.make_node("Squeeze", ["shape"], ["length"]),
+        helper.make_node("Cast", ["length"], ["count"], to=TensorProto.INT32),
+        helper.make_node("Range", ["zero", "count", "one"], ["places"]),
+        helper.make_node("Add", ["places", "head"], ["moved"]),
+        helper.make_node("Mul", ["x", "x"], ["y"]),
+    ]
+    constants = [onnx.numpy_helper.from_array(np.array(n, np.int32), name) for name, n in (("zero", 0), ("one", 1))]
+    inputs = [value("x", TensorProto.FLOAT, [2, "segment", "rest"]), value("head", TensorProto.INT32, [1])]
+    outputs = [value("moved", TensorProto.INT32, ["segment"]), value("y", TensorProto.FLOAT, [2, "segment", "rest"])]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    before = model.SerializeToString()
+    fixed = fix_sizes(model, {"segment": 5})
+    assert model.SerializeToString() == before
+    assert [node.op_type for node in fixed.graph.node] == ["Add", "Mul"]
+    found = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in fixed.graph.initializer}
+    np.testing.assert_array_equal(found["places"], np.arange(5, dtype=np.int32))
+    assert fixed.graph.output[0].type.tensor_type.shape.dim[0].dim_value == 5
+    assert fixed.graph.input[0].type.tensor_type.shape.dim[2].dim_param == "rest"
