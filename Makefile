@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
 
-.PHONY: demo test quick lint wheel clean
+.PHONY: demo test quick lint gpu-check wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test    lint, types and all tests"
 	@echo "make quick   the tests that take seconds"
 	@echo "make lint    ruff and mypy --strict"
+	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run"
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,8 +42,11 @@ test: lint
 quick: $(VENV)/ready
 	$(BIN)/python -m pytest -m "not slow"
 
+gpu-check: $(VENV)/ready
+	$(BIN)/python benchmarks/gpu_check.py --out gpu-check
+
 wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,20 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from txl_runtime.bundle import Bundle
+from txl_runtime.bundle import Bundle, open_bundle
 from txl_runtime.errors import BackendError, BundleError
 from txl_runtime.manifest import Program
 
+from txl_export.exporting import reference_for
 from txl_export.reference import Reference
 from txl_export.weights import layer_name
 
-__all__ = ["LIMITS", "Bisection", "Place", "bisect_against_reference", "marked_graph"]
+__all__ = [
+    "LIMITS",
+    "Bisection",
+    "Place",
+    "bisect",
+    "bisect_against_reference",
+    "first_feeds",
+    "mark",
+    "marked_graph",
+    "segment_of",
+]
 
 LIMITS = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """Largest |Δ| relative to max(1, largest |value|) that is rounding, per precision; a wrong weight gives far more."""
@@ -62,20 +74,49 @@ class Bisection:
         return asdict(self) | {"first": self.first}
 
 
+def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:
+    """Which layer of a bundle differs first.
+
+    Args:
+        bundle: its folder.
+        checkpoint: what it was exported from. Without it the reference is made of the bundle's own weights, in which
+            a wrong weight is as wrong.
+        backend: "rtx" or "tensorrt" for the engine against ONNX Runtime; else ONNX Runtime against the reference.
+
+    Raises:
+        TxlError: the bundle, the checkpoint or the backend cannot be used.
+    """
+    from txl_export.verifying import _state_from, _state_of
+
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
+    if backend in ("rtx", "tensorrt"):
+        from txl_export.bisecting_engines import bisect_engine
+
+        return bisect_engine(opened, backend)
+    if checkpoint is None:
+        state = _state_of(opened.file(manifest.weights), manifest)
+    else:
+        state = _state_from(Path(checkpoint), manifest)
+    return bisect_against_reference(
+        opened, reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
+    )
+
+
 def bisect_against_reference(bundle: Bundle, reference: Reference, seed: int = 0) -> Bisection:
     """Run some segments through a rolled or ring graph and through the reference, from empty memory on.
 
     Raises:
         BundleError: the graph has no layer norms where they are looked for.
     """
-    program = _program(bundle)
+    program = segment_of(bundle)
     session, names = _session(bundle, program)
     length, batch = program.segment_length, bundle.manifest.batch_size
     draws = np.random.default_rng(seed)
     worst: dict[str, float] = dict.fromkeys(names, 0.0)
     largest: dict[str, float] = dict.fromkeys(names, 0.0)
     memory = reference.initial_memory(batch)
-    feeds = _first_feeds(bundle, program)
+    feeds = first_feeds(bundle, program)
     for _ in range(SEGMENTS):
         tokens = draws.integers(0, bundle.manifest.config.vocab_size, (batch, length)).astype(np.int32)
         wanted = [*names.values(), *(spec.name for spec in program.outputs[1:])]
@@ -133,27 +174,33 @@ def _end_of_layer(model: Any, before: str, source: str) -> str:
     return str(sums[0].output[0])
 
 
-def _program(bundle: Bundle) -> Program:
+def segment_of(bundle: Bundle) -> Program:
+    """The program to look into: of the longest segments, rolled where there is one."""
     held = [program for program in bundle.manifest.programs if program.kind in ("logprobs", "hidden")]
     longest = max(program.segment_length for program in held)
     fitting = [program for program in held if program.segment_length == longest]
     return next((program for program in fitting if program.update == "rolled"), fitting[0])
 
 
+def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
+    """`marked_graph` of a bundle's program."""
+    config, path = bundle.manifest.config, bundle.file(program.file)
+    return marked_graph(path.read_bytes(), config.n_layer, config.pre_lnorm, str(path))
+
+
 def _session(bundle: Bundle, program: Program) -> tuple[Any, dict[str, str]]:
     import onnxruntime
 
-    path, config = bundle.file(program.file), bundle.manifest.config
     if bundle.manifest.precision == "bf16":
         raise BackendError(f"{bundle.path}: its precision is bf16, which ONNX Runtime cannot run here; bisect fp16")
-    data, names = marked_graph(path.read_bytes(), config.n_layer, config.pre_lnorm, str(path))
+    data, names = mark(bundle, program)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), names
 
 
-def _first_feeds(bundle: Bundle, program: Program) -> dict[str, NDArray[Any]]:
+def first_feeds(bundle: Bundle, program: Program) -> dict[str, NDArray[Any]]:
     """What goes in before anything was seen: memory as it starts, and all rows counting."""
     from txl_runtime.model import Model
 

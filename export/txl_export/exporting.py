@@ -26,6 +26,7 @@ from txl_runtime.manifest import (
     FORMAT,
     FORMAT_VERSION,
     Manifest,
+    Precision,
     Program,
     StateTensor,
     expected_programs,
@@ -59,7 +60,7 @@ from txl_export.writing import check_destination, publishing
 __all__ = ["ExportResult", "export", "reference_for"]
 
 VOCABULARY = "vocabulary.json"
-PRECISIONS = ("fp32", *HALF, *QUANTISED)
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "int8", "int4")
 FOLDED = (".attention.position.",)
 """Parameters that graphs do not read: what they read is computed from these, in float32."""
 FLOAT64_PARAMETERS = 16_000_000
@@ -138,7 +139,8 @@ def export(
     target, heard = Path(out), listener or Silent()
     if memory not in (None, "kv", "hidden"):
         raise UsageError(f"memory is {memory!r}, expected kv or hidden; check --memory")
-    if precision not in PRECISIONS:
+    chosen = next((known for known in PRECISIONS if known == precision), None)
+    if chosen is None:
         raise UsageError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}; check --precision")
     check_destination(target, force)
     if isinstance(segment_length, str) or not isinstance(checkpoint_or_state, str | PathLike | Mapping):
@@ -172,7 +174,7 @@ def export(
         heard.warn(f"attn_type {imported.config.attn_type} keeps positions in its memory: hidden memory")
 
     with publishing(target, force) as folder:
-        builder = _Builder(folder, imported.config, dialect, sizes, form, state, precision, tuple(keep))
+        builder = _Builder(folder, imported.config, dialect, sizes, form, state, chosen, tuple(keep))
         programs, quantised = builder.graphs(heard)
         if imported.vocabulary:
             (folder / VOCABULARY).write_bytes(imported.vocabulary)
@@ -234,7 +236,7 @@ class _Builder:
     sizes: Sizes
     memory: MemoryForm
     state: State
-    precision: str
+    precision: Precision
     keep: tuple[str, ...]
 
     def graphs(self, heard: Listener) -> tuple[list[Program], State]:

@@ -147,8 +147,8 @@ class Network(nn.Module):
 
     def heads(self, joined: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]; one transpose for all of them."""
-        heads, c = joined.unflatten(-1, (parts * self.config.n_head, self.config.d_head)), self.config
-        return heads.transpose(1, 2).split(c.n_head, dim=1) if parts > 1 else (heads.transpose(1, 2),)
+        heads, c = torch.unflatten(joined, -1, (parts * self.config.n_head, self.config.d_head)), self.config
+        return torch.split(heads.transpose(1, 2), c.n_head, dim=1) if parts > 1 else (heads.transpose(1, 2),)
 
     def mix(
         self,

@@ -119,7 +119,7 @@ class RingStep(Network):
         for i in range(c.n_layer):
             name = f"{layer_name(i)}.attention"
             source = self.norm(f"{name}.norm", hidden) if c.pre_lnorm else hidden
-            joined = self.linear(f"{name}.query_key_value", source).unflatten(0, (self.shape.batch_size, -1))
+            joined = torch.unflatten(self.linear(f"{name}.query_key_value", source), 0, (self.shape.batch_size, -1))
             query, key, value = self.heads(joined, 3)
             key = tensor_scatter(memory[2 * i], key, write)
             value = tensor_scatter(memory[2 * i + 1], value, write)
@@ -127,4 +127,4 @@ class RingStep(Network):
             after += key, value
         if c.final_norm:
             hidden = self.norm("final_norm", hidden)
-        return (hidden.float().unflatten(0, (self.shape.batch_size, -1)), *after)
+        return (torch.unflatten(hidden.float(), 0, (self.shape.batch_size, -1)), *after)

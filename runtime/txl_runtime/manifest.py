@@ -20,8 +20,11 @@ from txl_runtime.errors import BundleError
 __all__ = [
     "FORMAT",
     "FORMAT_VERSION",
+    "STATE_DTYPES",
+    "UPDATE_RULES",
     "FileRecord",
     "Manifest",
+    "Precision",
     "Program",
     "StateTensor",
     "TensorSpec",
@@ -29,6 +32,7 @@ __all__ = [
     "expected_programs",
     "expected_states",
     "ring_slots",
+    "segment_program",
 ]
 
 FORMAT = "txl-deploy.bundle"
@@ -36,7 +40,11 @@ FORMAT_VERSION = "1.1"
 UPDATE_RULES = ("ring", "rolled")
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-DType = Literal["int32", "float32"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+Floating = Literal["float32", "float16", "bfloat16"]
+DType = Literal["int32", "float32", "float16", "bfloat16"]
+STATE_DTYPES: dict[str, Floating] = {"fp16": "float16", "bf16": "bfloat16"}
+"""What memory is kept in, where it is not float32."""
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
@@ -69,7 +77,7 @@ class StateTensor(Struct, frozen=True, kw_only=True):
     name: str
     input: str
     output: str
-    dtype: Literal["float32"] = "float32"
+    dtype: Floating = "float32"
     shape: tuple[Count, ...]
     axis: Index
     initial: str | None = None
@@ -83,7 +91,8 @@ class Program(Struct, frozen=True, kw_only=True):
     Attributes:
         name: of the program; unique.
         kind: what it computes. "logprobs": log-probabilities of a segment. "hidden": what the softmax takes, of a
-            segment. "head", "tail.<c>": parts of the softmax, of any number of rows (`txl_runtime.softmax`).
+            segment. "head", "tail.<c>": parts of the softmax, of any number of rows (`txl_export.softmax`). Only
+            engines have "last", log-probabilities after a stream's last valid row, and "score", those of targets.
         segment_length: L; 0 for the softmax programs, which know no segments.
         update: what becomes of the memory, "rolled" or "ring"; "none" for the softmax programs.
         file: the graph. Programs that differ in L alone may share one.
@@ -134,7 +143,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     memory_length: Index
     batch_size: Count
     memory: Literal["kv", "hidden"]
-    precision: Literal["fp32", "int8", "int4"]
+    precision: Precision
     states: tuple[StateTensor, ...]
     programs: Annotated[tuple[Program, ...], Meta(min_length=1)]
     weights: str
@@ -162,7 +171,10 @@ class Manifest(Struct, frozen=True, kw_only=True):
     @property
     def state_bytes(self) -> int:
         """Bytes of memory that one stream holds: M rows per tensor, however they are laid out."""
-        return sum(4 * _product(state.shape) for state in self.states_of("rolled")) // self.batch_size
+        states = self.states_of(self.updates[0])
+        rows = (_product(state.shape) // state.shape[state.axis] for state in states)
+        size = 2 if self.precision in STATE_DTYPES else 4
+        return size * self.memory_length * sum(rows) // self.batch_size
 
     @property
     def context(self) -> int:
@@ -189,7 +201,13 @@ def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:
 
 
 def expected_states(
-    config: ModelConfig, memory: str, batch_size: int, memory_length: int, updates: tuple[str, ...], longest: int
+    config: ModelConfig,
+    memory: str,
+    batch_size: int,
+    memory_length: int,
+    updates: tuple[str, ...],
+    longest: int,
+    precision: str = "fp32",
 ) -> tuple[StateTensor, ...]:
     """The state table that a config implies, for some update rules and a longest segment; none when M is 0."""
     if not memory_length:
@@ -207,6 +225,7 @@ def expected_states(
                 name=name,
                 input=f"memory.{name}",
                 output=f"new_memory.{name}",
+                dtype=STATE_DTYPES.get(precision, "float32"),
                 shape=shape,
                 axis=axis,
                 update=update,
@@ -220,10 +239,19 @@ def expected_states(
 def segment_program(
     config: ModelConfig, states: tuple[StateTensor, ...], batch_size: int, length: int, kind: str, update: str
 ) -> Program:
-    """A program of segments: "logprobs" or "hidden", rolled or ring."""
+    """A program of segments: "logprobs" or "hidden", or an engine's "last" or "score"; rolled or ring.
+
+    What the softmax takes and what it returns is float32 in every precision.
+    """
     mine = [state for state in states if state.update == update]
     counts = ("valid", "fill", "head") if update == "ring" else ("valid", "fill")
-    width = config.vocab_size if kind == "logprobs" else config.d_model
+    results = {
+        "logprobs": TensorSpec(name="logprobs", dtype="float32", shape=(batch_size, length, config.vocab_size)),
+        "hidden": TensorSpec(name="hidden", dtype="float32", shape=(batch_size, length, config.d_model)),
+        "last": TensorSpec(name="logprobs", dtype="float32", shape=(batch_size, config.vocab_size)),
+        "score": TensorSpec(name="nll", dtype="float32", shape=(batch_size, length)),
+    }
+    read = ("tokens", "targets") if kind == "score" else ("tokens",)
     name = f"{kind}-{length}" if update == "rolled" else f"{kind}-{update}-{length}"
     return Program(
         name=name,
@@ -232,12 +260,12 @@ def segment_program(
         update=update,
         file=f"{name}.onnx" if update == "rolled" else f"{kind}-{update}.onnx",
         inputs=(
-            TensorSpec(name="tokens", dtype="int32", shape=(batch_size, length)),
+            *(TensorSpec(name=ids, dtype="int32", shape=(batch_size, length)) for ids in read),
             *(TensorSpec(name=count, dtype="int32", shape=(batch_size,)) for count in counts),
             *(TensorSpec(name=state.input, dtype=state.dtype, shape=state.shape) for state in mine),
         ),
         outputs=(
-            TensorSpec(name=kind, dtype="float32", shape=(batch_size, length, width)),
+            results[kind],
             *(TensorSpec(name=state.output, dtype=state.dtype, shape=state.shape) for state in mine),
         ),
     )
@@ -266,11 +294,11 @@ def expected_programs(
     lengths: tuple[int, ...],
     updates: tuple[str, ...],
 ) -> tuple[Program, ...]:
-    """The programs of a bundle: whole ones that are rolled; for the ring layers and softmax apart."""
+    """The programs of a bundle: whole ones that are rolled; for the ring, and for engines, layers and softmax apart."""
     programs = []
     if "ring" in updates:
         programs += [segment_program(config, states, batch_size, length, "hidden", "ring") for length in lengths]
-        programs += [softmax_program(config, cluster) for cluster in range(len(config.clusters))]
+    programs += [softmax_program(config, cluster) for cluster in range(len(config.clusters))]
     if "rolled" in updates:
         programs += [segment_program(config, states, batch_size, length, "logprobs", "rolled") for length in lengths]
     return tuple(programs)
@@ -329,10 +357,16 @@ def _contradictions(manifest: Manifest) -> list[str]:
     lengths = m.segment_lengths
     if not lengths or not m.updates:
         return ["no program runs segments"]
-    plain = expected_states(m.config, m.memory, m.batch_size, m.memory_length, m.updates, lengths[0])
+    plain = expected_states(m.config, m.memory, m.batch_size, m.memory_length, m.updates, lengths[0], m.precision)
     if [msgspec.structs.replace(state, initial=None) for state in m.states] != list(plain):
         found.append(f"the state table does not fit {m.memory} memory with B {m.batch_size}, M {m.memory_length}")
         return found
+    initial = {state.name: state.initial for state in m.states}
+    found.extend(
+        f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected one row for all update rules"
+        for state in m.states
+        if state.initial != initial[state.name]
+    )
     for path in [m.weights, *([m.vocabulary] if m.vocabulary else []), *(p.file for p in m.programs)]:
         if path not in m.files:
             found.append(f"{path} is used but not in the list of files")
@@ -340,7 +374,9 @@ def _contradictions(manifest: Manifest) -> list[str]:
     names = [program.name for program in m.programs]
     found.extend(f"two programs are called {name}" for name in sorted(set(names)) if names.count(name) > 1)
     known = {p.name: p for p in expected_programs(m.config, m.states, m.batch_size, lengths, m.updates)}
-    missing = sorted(set(known) - set(names))
+    # Rolled programs are whole: only engines are composed of them and a softmax apart, which format 1.0 did not write.
+    optional = {name for name, program in known.items() if program.update == "none" and "ring" not in m.updates}
+    missing = sorted(set(known) - set(names) - optional)
     found.extend(f"program {name} is missing" for name in missing)
     for program in m.programs:
         if program.update not in (*UPDATE_RULES, "none"):

@@ -2,7 +2,7 @@
 
 Both forms hold `fill` rows per sequence and show them oldest first. What they differ in is what a step moves: rolled
 memory is written anew by every step, from one set of arrays into the other; a ring stays where it is and takes the
-segment's rows in place.
+segment's rows in place. Arrays are of the programs' type, float32 or float16; rows come out as float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from txl_runtime.backends import Arrays
 from txl_runtime.manifest import Manifest
 
-__all__ = ["Memory", "RingMemory", "RolledMemory", "open_memory"]
+__all__ = ["Initial", "Memory", "RingMemory", "RolledMemory", "Rows", "open_memory", "ring_rows"]
 
 Rows = NDArray[np.float32]
 Initial = Mapping[str, NDArray[np.float32]]
@@ -38,8 +38,8 @@ class Memory(Protocol):
         """A step is done: of the segment's rows, `valid` [B] became memory."""
         ...
 
-    def newest(self, name: str, row: int, count: int) -> Rows:
-        """A copy of the newest rows of one sequence, oldest first: [count, ...]."""
+    def newest(self, row: int, count: int) -> dict[str, Rows]:
+        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class RolledMemory:
     def __init__(self, manifest: Manifest, initial: Initial) -> None:
         self._states = manifest.states_of("rolled")
         self._initial, self._batch = initial, manifest.batch_size
-        self._sides = tuple({s.name: np.zeros(s.shape, np.float32) for s in self._states} for _ in range(2))
+        self._sides = tuple({s.name: np.zeros(s.shape, np.dtype(s.dtype)) for s in self._states} for _ in range(2))
         self._axes = {state.name: state.axis for state in self._states}
         self.side = 0
 
@@ -79,10 +79,10 @@ class RolledMemory:
         """See `Memory`."""
         self.side = 1 - self.side
 
-    def newest(self, name: str, row: int, count: int) -> Rows:
+    def newest(self, row: int, count: int) -> dict[str, Rows]:
         """See `Memory`."""
-        slots = self._slots(name, self.side)[row]
-        return np.array(slots[len(slots) - count :], order="C")
+        slots = {name: self._slots(name, self.side)[row] for name in self._axes}
+        return {name: np.array(rows[len(rows) - count :], np.float32, order="C") for name, rows in slots.items()}
 
     @property
     def heads(self) -> NDArray[np.int32]:
@@ -108,7 +108,7 @@ class RolledMemory:
         for name, array in kept.items():
             self._sides[self.side][name][: len(rows)] = array
 
-    def _slots(self, name: str, side: int) -> Rows:
+    def _slots(self, name: str, side: int) -> NDArray[Any]:
         """A view [B, M, ...] of one tensor."""
         return np.moveaxis(self._sides[side][name], self._axes[name], 1)
 
@@ -129,7 +129,7 @@ class RingMemory:
         assert first.slots is not None
         self._ring = first.slots
         # All tensors have one shape [B, H, C, d_head]: rows of all of them move in one copy.
-        self._all = np.zeros((len(self._states), *first.shape), np.float32)
+        self._all: NDArray[Any] = np.zeros((len(self._states), *first.shape), np.dtype(first.dtype))
         self._tensors = {state.name: self._all[i] for i, state in enumerate(self._states)}
         self._head = np.zeros(self._batch, np.int32)
 
@@ -151,10 +151,13 @@ class RingMemory:
             rows[:, :, :spilled] = rows[:, :, ring : ring + spilled]
             head[row] = spilled
 
-    def newest(self, name: str, row: int, count: int) -> Rows:
+    def newest(self, row: int, count: int) -> dict[str, Rows]:
         """See `Memory`."""
-        slots = np.arange(self._head[row] - count, self._head[row]) % self._ring
-        return np.ascontiguousarray(self._tensors[name][row][:, slots].swapaxes(0, 1))
+        slots = ring_rows(int(self._head[row]), count, self._ring)
+        return {
+            name: np.ascontiguousarray(tensor[row][:, slots].swapaxes(0, 1), np.float32)
+            for name, tensor in self._tensors.items()
+        }
 
     @property
     def heads(self) -> NDArray[np.int32]:
@@ -165,7 +168,7 @@ class RingMemory:
         """See `Memory`."""
         self._head[row] = head % self._ring
         for name, values in rows.items():
-            slots = np.arange(self._head[row] - len(values), self._head[row]) % self._ring
+            slots = ring_rows(int(self._head[row]), len(values), self._ring)
             self._tensors[name][row][:, slots] = values.swapaxes(0, 1)
 
     def clear(self, rows: NDArray[np.int64]) -> None:
@@ -180,6 +183,11 @@ class RingMemory:
         kept, heads = self._all[:, rows], self._head[rows]
         self.clear(np.arange(self._batch))
         self._all[:, : len(rows)], self._head[: len(rows)] = kept, heads
+
+
+def ring_rows(head: int, count: int, ring: int) -> NDArray[np.int64]:
+    """The slots of the newest `count` rows of a ring whose next row goes to slot `head`, oldest first."""
+    return np.arange(head - count, head) % ring
 
 
 def open_memory(update: str, manifest: Manifest, initial: Initial) -> Memory:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.backends import Backend, open_backend
+from txl_runtime.backends import Backend, check_choice, open_backend
 from txl_runtime.bundle import Bundle, open_bundle
 from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.manifest import Manifest, Program
 from txl_runtime.stream import Stream
 from txl_runtime.vocabulary import Vocabulary, read_vocabulary
 
+if TYPE_CHECKING:
+    from txl_runtime.backends.device_backend import DeviceBackend
+
 __all__ = ["Model", "load"]
 
 
 class Model:
-    """A loaded bundle. Threads may share it; each needs a stream of its own."""
+    """A loaded bundle. Threads may share it; each needs a stream of its own.
+
+    Attributes:
+        backend: the engine; `backend.description` says which.
+        device: the same where memories live on a device, None on the CPU.
+        backend_notes: of "auto", why the backends that would be better do not run here.
+        update, kind: the update rule of its memory, and what its segment programs return.
+    """
 
     def __init__(
         self,
@@ -28,17 +39,25 @@ class Model:
         update: str | None = None,
         lean: bool = False,
     ) -> None:
+        check_choice(backend, threads)
         self.bundle = bundle
         self.update = _update(bundle.manifest, update)
         # What a memory row is before anything was seen, per state tensor; broadcasts over streams and rows.
         self.initial = _initial_rows(bundle)
+        self.backend: Backend
+        self._by_length: dict[int, Program] = {}
+        device, self.backend_notes = _device(backend, bundle, update)
+        self.device = device
+        if device is not None:
+            self.update, self.kind, self.backend = device.update, device.kind, device
+            self._programs = [program for program in device.programs if program.kind == device.kind]
+            return
         segments = [program for program in bundle.manifest.programs if program.update == self.update]
         self.kind = segments[0].kind
         self._programs = sorted(segments, key=lambda program: program.segment_length)
-        self._by_length: dict[int, Program] = {}
         softmax = [program for program in bundle.manifest.programs if program.update == "none"]
         used = (*segments, *(softmax if self.kind == "hidden" else ()))
-        self.backend: Backend = open_backend(backend, bundle, used, threads, lean)
+        self.backend = open_backend(bundle, used, threads, lean)
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -86,7 +105,7 @@ class Model:
             raise UsageError(
                 f"batch_size is {b}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
             )
-        return Stream(self, int(b))
+        return Stream(self, int(b)) if self.device is None else self.device.stream(self, int(b))
 
     def program(self, length: int) -> Program:
         """The smallest program that holds a segment of that many tokens."""
@@ -109,7 +128,8 @@ def load(
 
     Args:
         path: the bundle's folder.
-        backend: auto or cpu.
+        backend: cpu, cuda (ONNX Runtime), tensorrt or rtx (engines that `txl-deploy build` made); auto for the best
+            that runs here, `Model.backend_notes` says why others do not.
         threads: of the engine; None for one per physical core.
         verify_files: check every file's SHA-256 (sizes are always checked).
         update: rolled or ring, which of a bundle's programs to run; None for the best the backend has.
@@ -121,6 +141,15 @@ def load(
         UsageError: the bundle has no programs of that update rule.
     """
     return Model(open_bundle(path, verify_files), backend, threads, update, lean)
+
+
+def _device(name: str, bundle: Bundle, update: str | None) -> tuple[DeviceBackend | None, dict[str, str]]:
+    """The device's backend that was asked for or found, if any; and why others were not taken."""
+    if name == "cpu":
+        return None, {}
+    from txl_runtime.backends.choosing import choose_device, open_device
+
+    return choose_device(bundle, update) if name == "auto" else (open_device(name, bundle, update), {})
 
 
 def _update(manifest: Manifest, asked: str | None) -> str:

@@ -72,13 +72,14 @@ class _Rows:
     """One softmax program on any number of rows: arrays for the most there were, bound once per number of rows.
 
     What a row gets does not depend on the others: ONNX Runtime's products and softmax give the same bits for a row
-    whatever their number (tested), so sequences stay independent though they are computed together.
+    whatever their number (tested), or from `Backend.least_rows` on; fewer are filled up with older ones. So sequences
+    stay independent though they are computed together.
     """
 
     KEPT = 8
 
     def __init__(self, backend: Backend, program: Program) -> None:
-        self._backend, self._program = backend, program
+        self._backend, self._program, self._least = backend, program, backend.least_rows
         self._widths = tuple(int(spec.shape[1]) for spec in (program.inputs[0], program.outputs[0]))
         self._arrays = tuple(np.zeros((0, width), np.float32) for width in self._widths)
         self._bound: dict[int, tuple[Floats, Floats, Call]] = {}
@@ -87,11 +88,12 @@ class _Rows:
         """[n, F] → [n, columns]; good until the next call."""
         found = self._bound.get(len(features))
         taken, given, call = self._bind(len(features)) if found is None else found
-        taken[...] = features
+        taken[: len(features)] = features
         call()
-        return given
+        return given[: len(features)]
 
-    def _bind(self, count: int) -> tuple[Floats, Floats, Call]:
+    def _bind(self, rows: int) -> tuple[Floats, Floats, Call]:
+        count = max(rows, self._least)
         if count > len(self._arrays[0]):
             self._bound.clear()
             self._arrays = tuple(np.zeros((count, width), np.float32) for width in self._widths)
@@ -99,8 +101,8 @@ class _Rows:
             del self._bound[next(iter(self._bound))]
         taken, given = (array[:count] for array in self._arrays)
         inputs, outputs = {self._program.inputs[0].name: taken}, {self._program.outputs[0].name: given}
-        self._bound[count] = taken, given, self._backend.bind(self._program, inputs, outputs)
-        return self._bound[count]
+        self._bound[rows] = taken, given, self._backend.bind(self._program, inputs, outputs)
+        return self._bound[rows]
 
 
 class SplitOutput:

@@ -19,6 +19,7 @@ What is drawn is what the full distribution and the same random number give, to 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,7 @@ class DrawCount:
 class _Known:
     """What is known of one row's distribution: the head, and the clusters computed so far."""
 
+    stream: int
     output: Output
     features: NDArray[np.float32]
     head: Floats
@@ -73,6 +75,7 @@ class _Known:
         """Log-probabilities of a cluster's words, given the cluster."""
         if cluster not in self.tails:
             self.tails[cluster] = self.output.tail(self.features, cluster)[0].astype(np.float64)
+            _refuse_nan(self.stream, self.tails[cluster])
             self.count.tails += 1
         return self.tails[cluster]
 
@@ -129,13 +132,12 @@ class Sampler:
         """
         head = output.head(features)
         for stream in np.flatnonzero(running).tolist():
-            if np.isnan(head[stream]).any():
-                raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
+            _refuse_nan(stream, head[stream])
             count.tokens += 1
             if self.temperature == 0 and len(output.clusters) == 1:
                 tokens[stream] = head[stream].argmax()  # as it is: the usual case, and the shortest
                 continue
-            known = _Known(output, features[stream : stream + 1], head[stream].astype(np.float64), count)
+            known = _Known(stream, output, features[stream : stream + 1], head[stream].astype(np.float64), count)
             tokens[stream] = self._draw(known, self._draws[stream])
 
     def _draw(self, known: _Known, draws: np.random.Generator) -> int:
@@ -160,11 +162,13 @@ class Sampler:
         best = int(known.words.argmax())
         value = float(known.words[best])
         for cluster in known.pending():
-            if known.cluster(cluster) > value:
+            first = known.output.clusters[cluster][0]
+            if (known.cluster(cluster), -first) > (value, -best):  # of words that tie the first is the best
                 tail = known.compute(cluster)
                 found = int(tail.argmax())
-                if known.cluster(cluster) + tail[found] > value:
-                    best, value = known.output.clusters[cluster][0] + found, known.cluster(cluster) + float(tail[found])
+                candidate = known.cluster(cluster) + float(tail[found])
+                if (candidate, -first) > (value, -best):
+                    best, value = first + found, candidate
         return best
 
     def _by_cluster(self, known: _Known, uniform: float) -> int:
@@ -215,6 +219,11 @@ def _place(cumulative: Floats, uniform: float) -> int:
     """Where a uniform number in [0, 1) falls among cumulative weights."""
     at = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(at, len(cumulative) - 1)
+
+
+def _refuse_nan(stream: int, values: NDArray[Any]) -> None:
+    if np.isnan(values).any():
+        raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
 
 
 def _whole(value: object) -> bool:

@@ -24,7 +24,7 @@ from txl_runtime.errors import BundleError, CheckError
 from txl_runtime.ladder import rung
 from txl_runtime.model import Model
 
-__all__ = ["SelftestResult", "run_selftest"]
+__all__ = ["SelftestResult", "record_pass", "run_selftest"]
 
 FURTHER = 2.0
 """How many times as far from the reference a quantised bundle may be as where it was made."""
@@ -82,6 +82,8 @@ def run_selftest(model: Model) -> SelftestResult:
     streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
     try:
         errors = [_replay(model, vectors, b) for b in streams]
+        if model.device is not None:
+            errors.append((_shortcuts(model, vectors), 0.0))
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
@@ -117,6 +119,37 @@ def _replay(model: Model, vectors: dict[str, NDArray[Any]], b: int) -> tuple[flo
         ends = np.stack([_oldest(rows, stream.fill), rows[:, -1]], axis=1)
         worst_memory = max(worst_memory, _largest(ends, expected) / scale)
     return worst, worst_memory
+
+
+def _shortcuts(model: Model, vectors: dict[str, NDArray[Any]]) -> float:
+    """Engines have programs of their own for scores and for prompts: largest difference from what the others say."""
+    tokens = vectors["tokens"][int(np.argmax(vectors["length"]))]
+    one, other, worst = model.stream(), model.stream(), 0.0
+    if tokens.shape[1] > 1:
+        logprobs = one.feed(tokens[:, :-1])
+        expected = -np.take_along_axis(logprobs, tokens[:, 1:, None].astype(np.int64), axis=2)[..., 0]
+        worst = _largest(other.score(tokens), expected)
+    if model.kind == "logprobs":
+        counts = np.full(len(tokens), tokens.shape[1], np.int32)
+        worst = max(worst, _largest(other._last(tokens.astype(np.int32), counts), one.step(tokens)[:, -1]))
+    return worst
+
+
+def record_pass(model: Model) -> tuple[str, ...]:
+    """Note in the sidecars of the engines that ran that they passed on this device; names of the programs.
+
+    Raises:
+        TxlError: the bundle cannot be written.
+    """
+    backend = model.device
+    if backend is None or backend.name == "cuda":
+        return ()
+    from txl_runtime.engines.bundles import record_verification
+
+    for program in backend.programs:
+        where = f"self-test on {backend.device.title}"
+        record_verification(model.bundle.path, "rtx" if backend.name == "rtx" else "tensorrt", program.name, where)
+    return tuple(program.name for program in backend.programs)
 
 
 def _oldest(rows: NDArray[np.float32], fill: NDArray[np.int32]) -> NDArray[np.float32]:

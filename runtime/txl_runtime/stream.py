@@ -12,7 +12,7 @@ from txl_runtime.backends import Call
 from txl_runtime.checks import as_array, check_lengths, check_rows, check_stop_tokens, check_tokens
 from txl_runtime.errors import UsageError
 from txl_runtime.manifest import Program
-from txl_runtime.memory import open_memory
+from txl_runtime.memory import Memory, open_memory
 from txl_runtime.outputs import open_output
 from txl_runtime.sampling import DrawCount, Sampler
 from txl_runtime.state import StreamState
@@ -37,7 +37,7 @@ class Stream:
         self._model, self._manifest, self._backend = model, model.manifest, model.backend
         self._b = batch_size
         full = self._manifest.batch_size
-        self._memory = open_memory(model.update, self._manifest, model.initial)
+        self._memory = self._open_memory()
         self._output = open_output(model.kind, self._manifest, self._backend)
         self._fill = np.zeros(full, np.int32)
         self._valid = np.zeros(full, np.int32)
@@ -111,9 +111,7 @@ class Stream:
         steps = ids.shape[1] - 1
         result = np.empty((self._b, steps), np.float32)
         for first, last, counts in self._cuts(steps, check_lengths(None, self._b, steps)):
-            targets = ids[:, first + 1 : last + 1].ravel()
-            features = self._run(ids[:, first:last], counts)
-            result[:, first:last] = self._output.nll(features.reshape(len(targets), -1), targets).reshape(self._b, -1)
+            result[:, first:last] = self._nll(ids[:, first:last], ids[:, first + 1 : last + 1], counts)
         return result
 
     def generate(
@@ -169,11 +167,11 @@ class Stream:
     ) -> Iterator[NDArray[np.int32]]:
         latest: NDArray[np.float32] | None = None  # [b, F], of each sequence's last position
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
-            features = self._run(ids[:, first:last], segment_counts)
+            found = self._last(ids[:, first:last], segment_counts)
             if latest is None:
-                latest = np.zeros((self._b, features.shape[2]), np.float32)
-            for row in np.flatnonzero(segment_counts):
-                latest[row] = features[row, segment_counts[row] - 1]
+                latest = np.zeros((self._b, found.shape[1]), np.float32)
+            counted = segment_counts > 0
+            latest[counted] = found[counted]
         assert latest is not None
         token = np.zeros(self._b, np.int32)
         running, replaced = np.ones(self._b, np.bool_), self._replaced
@@ -201,9 +199,11 @@ class Stream:
         taken = {}
         for state in self._manifest.states_of(self._model.update):
             shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
-            copy = taken[state.name] = np.zeros((self._b, rows, *shape), np.float32)
-            for row, count in enumerate(self._fill[: self._b].tolist()):
-                copy[row, rows - count :] = self._memory.newest(state.name, row, count)
+            taken[state.name] = np.zeros((self._b, rows, *shape), np.float32)
+        for row, count in enumerate(self._fill[: self._b].tolist()):
+            if count:
+                for name, newest in self._memory.newest(row, count).items():
+                    taken[name][row, rows - count :] = newest
         return taken
 
     def reset(self, rows: ArrayLike | None = None) -> None:
@@ -225,6 +225,7 @@ class Stream:
         self._replaced += 1
         self._memory.reorder(which)
         self._b = len(which)
+        self._valid[:] = 0  # of sequences that are gone: a shorter program could not hold what counted last
         self._fill[:] = self._fresh_fill
         self._fill[: self._b] = fill
 
@@ -256,6 +257,11 @@ class Stream:
         fill = state.fill
         if (fill < 0).any() or (fill > m.memory_length).any():
             raise UsageError(f"the state's fill is {fill.tolist()}, expected 0 … {m.memory_length}; take it again")
+        head = state.head
+        if head is not None and (head.shape != fill.shape or not np.issubdtype(head.dtype, np.integer)):
+            raise UsageError(
+                f"the state's head is {head.dtype} {list(head.shape)}, expected int32 {list(fill.shape)}; take it again"
+            )
         rows = int(fill.max(initial=0))
         for spec in m.states_of(self._model.update):
             found = state.memory.get(spec.name)
@@ -269,7 +275,7 @@ class Stream:
         self.reset()
         for row, count in enumerate(fill.tolist()):
             newest = {name: memory[row, rows - count :] for name, memory in state.memory.items()}
-            self._memory.place(row, 0 if state.head is None else int(state.head[row]), newest)
+            self._memory.place(row, 0 if head is None else int(head[row]), newest)
         self._fill[: self._b] = fill
 
     def _cuts(self, length: int, counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
@@ -281,12 +287,28 @@ class Stream:
             if inside.any():
                 yield first, last, inside
 
+    def _open_memory(self) -> Memory:
+        return open_memory(self._model.update, self._manifest, self._model.initial)
+
     def _logprobs(self, ids: NDArray[np.int32], counts: NDArray[np.int32], out: Logprobs) -> None:
         """One segment of checked tokens; log-probabilities of counted rows into out [b, T, V], which holds zeros."""
         features = self._run(ids, counts)
         for row, count in enumerate(counts.tolist()):
             if count:
                 self._output.logprobs(features[row, :count], out[row, :count])
+
+    def _nll(
+        self, ids: NDArray[np.int32], targets: NDArray[np.int32], counts: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """One segment; negative log-likelihoods of its targets, [b, T] → [b, T]. All rows count."""
+        features = self._run(ids, counts)
+        return self._output.nll(features.reshape(targets.size, -1), targets.ravel()).reshape(targets.shape)
+
+    def _last(self, ids: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.float32]:
+        """One segment; what its program returned for the last counted position of each sequence, [b, F]."""
+        features = self._run(ids, counts)
+        last: NDArray[np.float32] = features[np.arange(self._b), np.maximum(counts, 1) - 1]
+        return last
 
     def _run(self, ids: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.float32]:
         """One segment of checked tokens; a view [b, T, F] of what its program returned, good until its next run."""

@@ -43,7 +43,8 @@ def run(
         ),
     ] = None,
     precision: Annotated[
-        Literal["fp32", "fp16", "bf16", "int8", "int4"], typer.Option("--precision", help="Of weights and arithmetic.")
+        Literal["fp32", "fp16", "bf16", "int8", "int4"],
+        typer.Option("--precision", help="Of weights and arithmetic; int8 and int4 are for the CPU."),
     ] = "fp32",
     keep: Annotated[
         list[str] | None,

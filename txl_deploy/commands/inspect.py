@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from txl_runtime.backends import DEVICES
+from txl_runtime.backends.choosing import missing
 from txl_runtime.bundle import MANIFEST, open_bundle
 from txl_runtime.config import ModelConfig
 from txl_runtime.engines.reading import bundle_engines, describe_engine, engine_facts
@@ -41,7 +43,7 @@ def run(
             raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
         bundle = open_bundle(path)
         manifest, engines = bundle.manifest, bundle_engines(bundle)
-        document = describe_bundle(manifest)
+        document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
         if json:
             built = [{"file": name} | engine_facts(sidecar) for name, sidecar in engines]
             print_json(document | {"engines": built, "manifest": manifest})
@@ -115,6 +117,7 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         "dialect": f"{dialect.family}, memory starts {dialect.memory_start}",
         "shapes": f"B {manifest.batch_size}, L {lengths}, M {manifest.memory_length}",
         "memory": f"{manifest.memory}, {quantity(manifest.state_bytes)} per stream",
+        "backends": _backends(facts["backends"]),
         "effective context": f"{manifest.context} tokens (layers × memory + segment)",
         "vocabulary": manifest.vocabulary or "none: token ids only",
     }
@@ -129,6 +132,12 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         stdout.print(rows_table(("\nparity reached at export", ""), reached))
     else:
         stdout.print("\nparity: NOT verified when it was exported; `txl-deploy verify` does it")
+
+
+def _backends(found: dict[str, str]) -> str:
+    """What could run it here; whether it really does, `selftest` says."""
+    lines = ["cpu", *(name if not why else f"not {name}: {why}" for name, why in found.items())]
+    return "\n".join(lines)
 
 
 def _print_engines(engines: list[tuple[str, Sidecar]]) -> None:

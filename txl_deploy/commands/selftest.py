@@ -7,17 +7,22 @@ import time
 import txl_runtime
 import typer
 from rich.text import Text
-from txl_runtime.selftest import run_selftest
+from txl_runtime.errors import TxlError
+from txl_runtime.model import Model
+from txl_runtime.selftest import record_pass, run_selftest
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
-from txl_deploy.console import facts_table, number, print_json, stdout
+from txl_deploy.console import facts_table, number, print_json, stderr, stdout
 
 
 def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json: Json = False) -> None:
     """Replay stored vectors on this machine; exit code 1 when they differ."""
     started = time.monotonic()
-    result = run_selftest(txl_runtime.load(bundle, backend=backend, threads=threads))
+    model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    result = run_selftest(model)
     seconds = time.monotonic() - started
+    if result.passed:
+        _record(model)
     if json:
         names = (
             "backend",
@@ -29,7 +34,8 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
             "limit_memory",
             "passed",
         )
-        print_json({name: getattr(result, name) for name in names} | {"seconds": seconds})
+        document = {name: getattr(result, name) for name in names}
+        print_json(document | {"seconds": seconds, "backend_notes": model.backend_notes})
     else:
         streams = ", ".join(map(str, result.streams))
         facts = {
@@ -39,6 +45,15 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
             "memory max abs": f"{number(result.max_memory)} (limit {number(result.limit_memory)})",
             "verdict": Text("passed", "green") if result.passed else Text("FAILED", "bold red"),
         }
+        facts |= {f"not {name}": note for name, note in model.backend_notes.items()}
         stdout.print(facts_table(facts))
     if not result.passed:
         raise typer.Exit(1)
+
+
+def _record(model: Model) -> None:
+    """Have the engines that passed say so; a bundle that cannot be written passes all the same."""
+    try:
+        record_pass(model)
+    except TxlError as error:
+        stderr.print(f"note: the engines' sidecars do not say that they passed: {error}", soft_wrap=True)

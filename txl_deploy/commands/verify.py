@@ -9,7 +9,7 @@ import typer
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Text, Threads, Tokens
 from txl_deploy.commands.report import print_parity
-from txl_deploy.console import Display, print_json
+from txl_deploy.console import Display, number, print_json, rows_table, stdout
 from txl_deploy.extras import lean_heap, require_export
 
 
@@ -23,12 +23,24 @@ def run(
     segments: Annotated[int | None, typer.Option("--segments", help="Segments of the longest chain.")] = None,
     backend: Backend = "auto",
     threads: Threads = None,
+    bisect: Annotated[
+        bool,
+        typer.Option(
+            "--bisect",
+            help="Instead: which layer differs first? ONNX Runtime against PyTorch; with --backend rtx or tensorrt the "
+            "engine against ONNX Runtime.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails."""
     require_export("verify")
     lean_heap()
     import txl_export
+
+    if bisect:
+        _bisect(bundle, checkpoint, backend, json)
+        return
 
     with Display() as display:
         parity = txl_export.verify(
@@ -47,4 +59,20 @@ def run(
     else:
         print_parity(document)
     if not parity.passed:
+        raise typer.Exit(1)
+
+
+def _bisect(bundle: Path, checkpoint: Path | None, backend: str, json: bool) -> None:
+    """Layer by layer; exit code 1 when one differs."""
+    from txl_export.bisecting import bisect
+
+    found = bisect(bundle, checkpoint, backend)
+    if json:
+        print_json(found.document())
+    else:
+        stdout.print(f"{found.found}, against {found.reference}; more than {found.limit:g} is no rounding")
+        rows = [(place.name, number(place.difference), number(place.largest)) for place in found.places]
+        stdout.print(rows_table(("after", "max abs, relative", "largest value"), rows))
+        stdout.print("no layer differs" if found.first is None else f"the first that differs: {found.first}")
+    if found.first is not None:
         raise typer.Exit(1)

@@ -16,17 +16,27 @@ from txl_runtime.bundle import Bundle
 from txl_runtime.errors import BackendError
 from txl_runtime.manifest import Program
 
-__all__ = ["BACKENDS", "Arrays", "Backend", "Call", "open_backend"]
+__all__ = ["DEVICES", "NAMES", "Arrays", "Backend", "Call", "check_choice", "open_backend"]
+
+DEVICES = ("rtx", "tensorrt", "cuda")
+"""Backends that keep the memory on a device, the best first."""
+NAMES = ("auto", "cpu", *DEVICES)
 
 Arrays = Mapping[str, NDArray[Any]]
 Call = Callable[[], None]
 
 
 class Backend(Protocol):
-    """An engine that has opened a bundle."""
+    """An engine that has opened a bundle.
+
+    Attributes:
+        name, description: of the engine, for programs and for people.
+        least_rows: from this many rows on, what a softmax program gives a row does not depend on how many there are.
+    """
 
     name: str
     description: str
+    least_rows: int
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         """Tie a program to C-contiguous arrays of the program's shapes and dtypes.
@@ -37,29 +47,26 @@ class Backend(Protocol):
         ...
 
 
-def _cpu(bundle: Bundle, programs: Sequence[Program], threads: int | None, lean: bool) -> Backend:
+def open_backend(
+    bundle: Bundle, programs: Sequence[Program], threads: int | None = None, lean: bool = False
+) -> Backend:
+    """Open some programs of a bundle on the CPU. Devices are `txl_runtime.backends.choosing`'s.
+
+    Raises:
+        BackendError: the engine is not installed, or cannot run the bundle.
+    """
     from txl_runtime.backends.onnxruntime_cpu import OnnxRuntimeCpu
 
     return OnnxRuntimeCpu(bundle, programs, threads, lean)
 
 
-BACKENDS: dict[str, Callable[[Bundle, Sequence[Program], int | None, bool], Backend]] = {"cpu": _cpu}
-PLANNED = ("cuda", "tensorrt", "rtx")
-
-
-def open_backend(
-    name: str, bundle: Bundle, programs: Sequence[Program], threads: int | None = None, lean: bool = False
-) -> Backend:
-    """Open some programs of a bundle with the named engine; "auto" takes the best there is.
+def check_choice(name: str, threads: int | None) -> None:
+    """What a caller asks of a backend, checked before anything is opened.
 
     Raises:
-        BackendError: the engine is unknown, not installed, or cannot run the bundle.
+        BackendError: there is no such backend, or no such number of threads.
     """
-    chosen = "cpu" if name == "auto" else name
-    if chosen in PLANNED:
-        raise BackendError(f"backend {name!r} is not in this version, expected auto or cpu; use --backend cpu")
-    if chosen not in BACKENDS:
-        raise BackendError(f"backend {name!r} is unknown, expected one of auto, {', '.join(BACKENDS)}")
+    if name not in NAMES:
+        raise BackendError(f"backend {name!r} is unknown, expected one of {', '.join(NAMES)}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
-    return BACKENDS[chosen](bundle, programs, threads, lean)

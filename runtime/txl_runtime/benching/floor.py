@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from txl_runtime.bundle import Bundle
 from txl_runtime.errors import BundleError
-from txl_runtime.manifest import Manifest
+from txl_runtime.manifest import STATE_DTYPES, Manifest
 
 __all__ = ["Bandwidth", "Bytes", "bytes_of_step", "position_rows"]
 
@@ -101,9 +101,10 @@ def position_rows(manifest: Manifest, length: int) -> int:
 
 def _position_bytes(m: Manifest, length: int) -> int:
     c, rows = m.config, position_rows(m, length)
+    item = 2 if m.precision in STATE_DTYPES else 4
     if c.attn_type in (0, 1):
-        return 4 * c.n_layer * rows * c.n_head * c.d_head
-    return 4 * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)
+        return item * c.n_layer * rows * c.n_head * c.d_head
+    return item * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)
 
 
 def _stored_bytes(path: Path) -> dict[str, int]:

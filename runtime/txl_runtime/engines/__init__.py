@@ -2,6 +2,8 @@
 
     facts        what each version of the two libraries has: the one table
     bridge       the only module that touches their objects
+    composing    whole programs, made of a bundle's graphs
+    shapes       open sizes fixed, and what follows from them
     graphs       an ONNX file, held against its program before a library sees it
     worker       one engine, in a process of its own
     building     one graph → one engine, with progress, cancellation and errors that say what to do

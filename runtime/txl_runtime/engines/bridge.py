@@ -77,7 +77,7 @@ class Library:
 
     Attributes:
         target, module, version, facts: what it is.
-        journal: what it said so far.
+        journal, logger: what it said so far, and what it says it to.
     """
 
     def __init__(self, target: Target, module: Any) -> None:
@@ -87,7 +87,7 @@ class Library:
         self.version = str(trt.__version__)
         self.facts: Facts = find_facts(target, self.version)
         self.journal = Journal()
-        self._logger = _logger(trt, self.journal)
+        self.logger = _logger(trt, self.journal)
 
     @property
     def title(self) -> str:
@@ -103,7 +103,7 @@ class Library:
         else:
             flags = 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
         network = builder.create_network(flags)
-        parser = trt.OnnxParser(network, self._logger)
+        parser = trt.OnnxParser(network, self.logger)
         if not parser.parse(data, path):
             return Network(builder, network, tuple(self._complaints(parser)))
         layers = [network.get_layer(i) for i in range(network.num_layers)]
@@ -145,7 +145,7 @@ class Library:
     def examine(self, engine_bytes: Any) -> Examined:
         """Check finished bytes as far as this machine can: the header, and by loading them where a GPU is."""
         trt = self.module
-        runtime = trt.Runtime(self._logger)
+        runtime = trt.Runtime(self.logger)
         if self.facts.portable:
             header = bytes(memoryview(engine_bytes)[: runtime.engine_header_size])
             validity, bits = runtime.get_engine_validity(header)
@@ -175,7 +175,7 @@ class Library:
     def _builder(self) -> Any:
         trt = self.module
         try:
-            builder = trt.Builder(self._logger)
+            builder = trt.Builder(self.logger)
         except TypeError:  # how the bindings put that the library returned no builder
             builder = None
         if builder is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from txl_runtime.engines.building import (
     check_precision,
     ring_works,
 )
+from txl_runtime.engines.composing import compose, whole_programs
 from txl_runtime.engines.device import gpu_name, platform_name
 from txl_runtime.engines.facts import MODULES, TARGETS, Facts, Target
 from txl_runtime.engines.graphs import Graph, read_graph
@@ -33,23 +34,16 @@ from txl_runtime.engines.sidecar import (
     sidecar_path,
 )
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
-from txl_runtime.manifest import Program
+from txl_runtime.manifest import UPDATE_RULES, Program
 
 __all__ = [
-    "KINDS",
-    "UPDATES",
     "BundleBuild",
     "EngineResult",
     "build_bundle",
-    "choose_programs",
+    "choose_update",
     "identity_of",
     "record_verification",
 ]
-
-KINDS = ("logprobs", "last", "score")
-"""Whole programs of fixed shape; the others are pieces for the CPU."""
-UPDATES = ("ring", "rolled")
-"""Update rules, the better first."""
 
 
 @dataclass(frozen=True)
@@ -104,56 +98,51 @@ def build_bundle(
     library = load_library(known)
     check_precision(precision, library.facts, library.title)
     ask = Ask(library, precision, check_gpus(gpus, precision, library))
-    chosen_update, programs = choose_programs(bundle.manifest.programs, update, library.facts, library.title)
+    rule = choose_update(bundle.manifest.updates, update, library.facts, library.title)
     with staging(bundle.path) as stage:
         engines = []
-        for program in programs:
+        for program in whole_programs(bundle.manifest, rule):
             graph = _graph(bundle, program, library)
             identity = identity_of(bundle, program, graph, ask)
             there = None if force else _reusable(bundle, program, identity, known, listener)
             if there is not None:
                 _list_again(stage, bundle, program, known)
             sidecar = there or _build(stage, program, graph, identity, ask, listener)
-            engines.append(EngineResult(program.name, engine_path(known, program), sidecar, there is not None))
+            engines.append(EngineResult(program.name, engine_path(known, program.name), sidecar, there is not None))
         stage.publish()
-    return BundleBuild(bundle.path, known, library.title, chosen_update, tuple(engines))
+    return BundleBuild(bundle.path, known, library.title, rule, tuple(engines))
 
 
-def choose_programs(
-    programs: Iterable[Program], update: str | None, facts: Facts, title: str
-) -> tuple[str, tuple[Program, ...]]:
-    """The update rule, and the programs of it: each kind and segment length once, of one rule, since they share memory.
+def choose_update(held: Sequence[str], update: str | None, facts: Facts, title: str) -> str:
+    """The update rule of all engines of a bundle, since they share memory: the better one that it and the library have.
+
+    Args:
+        held: the bundle's update rules.
+        update: what was asked for, if anything.
+        facts, title: the library's.
 
     Raises:
         UsageError: the rule that was asked for is unknown or not in the bundle.
         BackendError: the library does not have it.
     """
-    if update is not None and update not in UPDATES:
-        raise UsageError(f"--update is {update!r}, expected {' or '.join(UPDATES)}")
-    whole = [program for program in programs if program.kind in KINDS]
-    shapes = {(program.kind, program.segment_length) for program in whole}
-    complete = [
-        rule for rule in UPDATES if shapes and {(p.kind, p.segment_length) for p in whole if p.update == rule} == shapes
-    ]
+    if update is not None and update not in UPDATE_RULES:
+        raise UsageError(f"--update is {update!r}, expected {' or '.join(UPDATE_RULES)}")
     if update == "ring" and not ring_works(facts):
         raise BackendError(
             f"--update is ring, which {title} cannot do in place, expected TensorRT 10.15 or TensorRT-RTX; "
             "use --update rolled"
         )
-    usable = [rule for rule in complete if rule == "rolled" or ring_works(facts)]
-    if update is not None and update not in usable:
-        held = ", ".join(complete) or "none"
+    if update is not None and update not in held:
         raise UsageError(
-            f"--update is {update}, but the bundle's programs are {held}; leave --update out or export again"
+            f"--update is {update}, but the bundle's programs are {', '.join(held)}; leave --update out or export again"
         )
+    usable = [rule for rule in UPDATE_RULES if rule in held and (rule == "rolled" or ring_works(facts))]
     if not usable:
-        found = ", ".join(sorted({p.update for p in whole})) or "no whole program"
         raise BackendError(
-            f"the bundle holds {found}, expected programs of kinds {', '.join(KINDS)} with an update rule that "
-            f"{title} has, for every segment length; export the model again"
+            f"the bundle's programs are {', '.join(held)}, expected an update rule that {title} has; "
+            "export the model again"
         )
-    rule = update or usable[0]
-    return rule, tuple(p for p in whole if p.update == rule)
+    return update or usable[0]
 
 
 def identity_of(bundle: Bundle, program: Program, graph: Graph, ask: Ask) -> Identity:
@@ -193,14 +182,14 @@ def _named(bundle: Bundle, precision: str) -> UsageError:
 
 def _graph(bundle: Bundle, program: Program, library: Library) -> Graph:
     hashes = {name: record.sha256 for name, record in bundle.manifest.files.items()}
-    return read_graph(bundle.file(program.file), program, library.facts, hashes=hashes)
+    return read_graph(compose(bundle, program), program, library.facts, folder=bundle.path, hashes=hashes)
 
 
 def _reusable(
     bundle: Bundle, program: Program, identity: Identity, target: Target, listener: Listener
 ) -> Sidecar | None:
     """The facts of an engine that is there and is the one wanted; else why it is not is told."""
-    name = engine_path(target, program)
+    name = engine_path(target, program.name)
     path = bundle.file(name)
     if not path.exists():
         return None
@@ -219,7 +208,7 @@ def _reusable(
 
 def _list_again(stage: Staging, bundle: Bundle, program: Program, target: Target) -> None:
     """An engine that a killed build left unlisted is good; the manifest only has to hear of it."""
-    name = engine_path(target, program)
+    name = engine_path(target, program.name)
     for file in (name, sidecar_path(name)):
         if file not in bundle.manifest.files:
             stage.place(file, bundle.file(file).read_bytes())
@@ -227,7 +216,7 @@ def _list_again(stage: Staging, bundle: Bundle, program: Program, target: Target
 
 def _build(stage: Staging, program: Program, graph: Graph, identity: Identity, ask: Ask, listener: Listener) -> Sidecar:
     """Build an engine on its way into the bundle, and write its facts beside it."""
-    name = engine_path(ask.library.target, program)
+    name = engine_path(ask.library.target, program.name)
     made = build_graph(graph, program, ask, stage.reserve(name), listener)
     sidecar = Sidecar(
         key=identity.key,
@@ -254,10 +243,11 @@ def record_verification(path: str | Path, target: Target, program: str, where: s
         TxlError: there is no such engine, or the bundle cannot be written.
     """
     bundle = open_bundle(path, verify_files=False)
-    found = next((p for p in bundle.manifest.programs if p.name == program), None)
-    if found is None:
-        raise TxlError(f"{bundle.path}: has no program {program!r}, expected one of the manifest's; check the name")
-    name = sidecar_path(engine_path(target, found))
+    name = sidecar_path(engine_path(target, program))
+    if name not in bundle.manifest.files:
+        raise TxlError(
+            f"{bundle.path}: has no engine of {program!r} for {target}, expected one; check the name, or build it"
+        )
     sidecar = read_sidecar(bundle.file(name))
     if where in sidecar.verified_on:
         return

@@ -17,7 +17,7 @@ from txl_runtime.engines.facts import Facts
 from txl_runtime.errors import BackendError, BundleError
 from txl_runtime.manifest import Program
 
-__all__ = ["Graph", "read_graph", "restamp"]
+__all__ = ["Graph", "check_bindings", "import_onnx", "load_graph", "read_graph", "restamp"]
 
 OLDEST_OPSET = 9
 MOST_BYTES = 1 << 31
@@ -71,7 +71,7 @@ def read_graph(
     found = data = _read(source) if isinstance(source, Path) else source
     model = _decode(data, path)
     opset = _check_opset(model, path, facts)
-    _check_bindings(model, path, program)
+    check_bindings(model, path, program)
     files = _check_weights(model, path)
     known = hashes or {}
     weights = {name: known.get(name) or file_sha256(path.parent / name) for name in files}
@@ -91,7 +91,12 @@ def read_graph(
     )
 
 
-def _onnx() -> Any:
+def import_onnx() -> Any:
+    """The onnx module.
+
+    Raises:
+        BackendError: it is not installed.
+    """
     try:
         import onnx
     except ModuleNotFoundError:
@@ -109,7 +114,7 @@ def _read(path: Path) -> bytes:
 
 
 def _decode(data: bytes, path: Path) -> Any:
-    onnx = _onnx()
+    onnx = import_onnx()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
     if not data:
@@ -140,7 +145,21 @@ def _check_opset(model: Any, path: Path, facts: Facts) -> int:
     return opset
 
 
-def _check_bindings(model: Any, path: Path, program: Program) -> None:
+def load_graph(path: Path) -> Any:
+    """A graph without its external weights.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    return _decode(_read(path), path)
+
+
+def check_bindings(model: Any, path: Path, program: Program) -> None:
+    """Hold a graph's inputs and outputs against its program's; sizes called "rows" may stay open in both.
+
+    Raises:
+        BundleError: they differ.
+    """
     names = {tensor.name for tensor in model.graph.initializer}
     found = {
         "inputs": [_spec(value) for value in model.graph.input if value.name not in names],
@@ -160,7 +179,7 @@ def _check_bindings(model: Any, path: Path, program: Program) -> None:
 
 
 def _spec(value: Any) -> tuple[str, str, tuple[Any, ...]]:
-    onnx = _onnx()
+    onnx = import_onnx()
     kind = value.type.tensor_type
     dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in kind.shape.dim)
@@ -202,7 +221,7 @@ def _separate(model: Any, path: Path) -> bool:
     Graphs share rows of one weight file, but the parsers know weights by where they start, and take no two of
     different length ("Weights of same values but of different counts").
     """
-    onnx = _onnx()
+    onnx = import_onnx()
     places: dict[tuple[str, int], list[Any]] = {}
     for tensor in model.graph.initializer:
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -230,7 +249,7 @@ def _whole(text: str, path: Path) -> int:
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    onnx = _onnx()
+    onnx = import_onnx()
     yield from graph.initializer
     for node in graph.node:
         yield from (attribute.t for attribute in node.attribute if attribute.type == onnx.AttributeProto.TENSOR)
@@ -262,7 +281,7 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
     Raises:
         BackendError: an operator is newer or means something else.
     """
-    onnx = _onnx()
+    onnx = import_onnx()
     found = next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     for node in model.graph.node:
         try:

@@ -16,7 +16,7 @@ from txl_runtime.config import Count, Index
 from txl_runtime.encoding import canonical_json, file_sha256
 from txl_runtime.engines.facts import Target
 from txl_runtime.errors import BundleError
-from txl_runtime.manifest import Program, Sha256, TensorSpec
+from txl_runtime.manifest import Sha256, TensorSpec
 
 __all__ = [
     "FORMAT",
@@ -44,7 +44,7 @@ class Identity(Struct, frozen=True, kw_only=True):
         compute_capabilities: GPUs it was asked for; empty for the library's default or the GPU at hand.
         device: the GPU it was built on, where engines are for that one only; None where any will do.
         platform: operating system and processor.
-        program, kind, segment_length, update, inputs, outputs: the manifest's program.
+        program, kind, segment_length, update, inputs, outputs: the `Program`.
         precision: of the bundle.
         onnx: SHA-256 of the graph file.
         weights: SHA-256 of each file of external weights.
@@ -104,9 +104,9 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     verified_on: tuple[str, ...] = ()
 
 
-def engine_path(target: Target, program: Program) -> str:
-    """Where a program's engine lies in a bundle."""
-    return f"engines/{target}/{program.name}.engine"
+def engine_path(target: Target, program: str) -> str:
+    """Where the engine of a program of that name lies in a bundle."""
+    return f"engines/{target}/{program}.engine"
 
 
 def sidecar_path(engine: str) -> str:

@@ -1,0 +1,92 @@
+"""Reading DLPack's description of someone else's array, so that tokens which are on the device already stay there.
+
+Only what tokens need: int32, two dimensions, rows whose values stand side by side. The capsule is kept as long as the
+memory is used; it gives the memory back to its owner when it goes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from txl_runtime.errors import UsageError
+
+__all__ = ["DeviceTokens", "device_tokens"]
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor, the first member of both kinds of capsule's content before version 1."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+INT = 0
+WIDTH = 4
+
+
+@dataclass(frozen=True)
+class DeviceTokens:
+    """Token ids [b, T] in a device's memory.
+
+    Attributes:
+        address: of the first id.
+        shape: b and T.
+        pitch: bytes from one row to the next.
+        owner: what keeps the memory alive.
+    """
+
+    address: int
+    shape: tuple[int, int]
+    pitch: int
+    owner: Any
+
+    def columns(self, first: int, last: int) -> DeviceTokens:
+        """Some columns; nothing is copied."""
+        return DeviceTokens(self.address + WIDTH * first, (self.shape[0], last - first), self.pitch, self.owner)
+
+
+def device_tokens(tokens: Any, device: tuple[int, int], queue: int) -> DeviceTokens | None:
+    """Tokens that lie in the memory of this very device; None for everything else.
+
+    Args:
+        tokens: anything.
+        device: kind and number of the device, in DLPack's numbers.
+        queue: handle of the queue that will read them: whoever writes them has to be done before that.
+
+    Raises:
+        UsageError: they lie there, but not as int32 [b, T].
+    """
+    where, export = getattr(tokens, "__dlpack_device__", None), getattr(tokens, "__dlpack__", None)
+    if where is None or export is None or tuple(map(int, where())) != device:
+        return None
+    capsule = export(stream=queue)
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _Tensor.from_address(get(capsule, b"dltensor"))
+    kind = (int(tensor.dtype.code), int(tensor.dtype.bits), int(tensor.dtype.lanes))
+    shape = tuple(int(tensor.shape[i]) for i in range(tensor.ndim))
+    if kind != (INT, 8 * WIDTH, 1) or len(shape) != 2:
+        raise UsageError(
+            f"tokens on the device are of type {kind} and shape {list(shape)}, expected int32 [b, T]; convert them"
+        )
+    strides = tuple(int(tensor.strides[i]) for i in range(2)) if tensor.strides else (shape[1], 1)
+    if shape[1] > 1 and strides[1] != 1:
+        raise UsageError(f"tokens on the device have strides {list(strides)}, expected rows in one piece; copy them")
+    pitch = WIDTH * (strides[0] if shape[0] > 1 else shape[1])
+    if pitch < WIDTH * shape[1]:
+        raise UsageError(f"tokens on the device have strides {list(strides)}, expected rows apart; copy them")
+    return DeviceTokens(int(tensor.data) + int(tensor.byte_offset), (shape[0], shape[1]), pitch, (tokens, capsule))
