@@ -5,13 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
 
-.PHONY: demo test quick lint gpu-check wheel clean
+.PHONY: demo test sweep lint gpu-check wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
-	@echo "make test    lint, types and all tests"
-	@echo "make quick   the tests that take seconds"
+	@echo "make test    lint, types and the tests"
+	@echo "make sweep   the tests that take minutes: every oracle case exported, engines of every kind, benchmarks"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run"
 
@@ -37,10 +37,10 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest
-
-quick: $(VENV)/ready
 	$(BIN)/python -m pytest -m "not slow"
+
+sweep: $(VENV)/ready
+	$(BIN)/python -m pytest -m slow
 
 gpu-check: $(VENV)/ready
 	$(BIN)/python benchmarks/gpu_check.py --out gpu-check

@@ -56,12 +56,19 @@ def export_case(case: str, memory: str, folder: Path) -> tuple[Any, dict[str, An
 def oracle_errors(case: str, memory: str, folder: Path) -> tuple[float, float]:
     """Largest differences of log-probabilities and of memory from the original's float64, over four segments.
 
-    Hidden memory is held against the original's entries, K/V memory against the reference's projections.
+    Hidden memory is held against the original's entries, K/V memory against the reference's projections. Each of the
+    bundle's update rules is run, and the largest of all is returned.
     """
+    exported = export_case(case, memory, folder)
+    found = [_errors_of_rule(case, memory, exported, update) for update in exported[2].manifest.updates]
+    return max(logprobs for logprobs, _ in found), max(remembered for _, remembered in found)
+
+
+def _errors_of_rule(case: str, memory: str, exported: tuple[Any, Any, Any], update: str) -> tuple[float, float]:
     facts = facts_of(case)
     values, truth = np.load(ORACLE / f"{case}.npz"), np.load(ORACLE / f"{case}.f64.npz")
-    checkpoint, config, result = export_case(case, memory, folder)
-    stream, manifest = txl_runtime.load(result.path).stream(), result.manifest
+    checkpoint, config, result = exported
+    stream, manifest = txl_runtime.load(result.path, update=update).stream(), result.manifest
     imported, _ = read_checkpoint(checkpoint, config=config or None)
     state = check_state(imported.config, imported.state, case)
     reference = Reference(manifest.config, manifest.dialect, manifest.memory_length, state, torch.float64)

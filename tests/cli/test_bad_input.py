@@ -290,7 +290,11 @@ EXPORTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "unknown family": (("--family", "gpt"), ("gpt", "kimiyoung")),
     "another family": (("--family", "hf"), ("txl", "hf", "leave it out")),
     "unknown precision": (("--precision", "fp7"), ("fp7", "fp32")),
-    "a precision of a later version": (("--precision", "int8"), ("int8", "not in this version", "fp32")),
+    "a matrix to keep that is not there": (
+        ("--precision", "int8", "--keep", "layers.09"),
+        ("--keep layers.09 names no matrix", "expected e.g. layers.00"),
+    ),
+    "half of a name to keep": (("--precision", "int4", "--keep", "layers.0"), ("--keep layers.0 names no matrix",)),
     "unknown memory": (("--memory", "paper"), ("paper", "hidden")),
     "unknown initial memory": (("--initial-memory", "ones"), ("--initial-memory", "zeros")),
     "unknown cluster order": (("--cluster-order", "random"), ("--cluster-order", "ascending")),
@@ -407,9 +411,9 @@ def edited(**fields: object) -> Callable[[Path], None]:
     return edit
 
 
-def wrong_graph(bundle: Path) -> None:
+def wrong_graph(bundle: Path, name: str) -> None:
     """A graph that is none, with the right hash."""
-    path, manifest = bundle / "logprobs-4.onnx", json.loads((bundle / MANIFEST).read_bytes())
+    path, manifest = bundle / name, json.loads((bundle / MANIFEST).read_bytes())
     path.write_bytes(b"not a graph")
     manifest["files"][path.name] = {"size": 11, "sha256": file_sha256(path)}
     (bundle / MANIFEST).write_text(json.dumps(manifest))
@@ -418,6 +422,10 @@ def wrong_graph(bundle: Path) -> None:
 BUNDLES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "weights altered": (altered, ("weights.safetensors", "SHA-256", "copy the bundle again")),
     "graph missing": (lambda path: (path / "logprobs-1.onnx").unlink(), ("logprobs-1.onnx: missing",)),
+    "graph of the ring missing": (
+        lambda path: (path / "hidden-ring.onnx").unlink(),
+        ("hidden-ring.onnx: missing", "copy the bundle again"),
+    ),
     "graph cut off": (lambda path: os.truncate(path / "logprobs-1.onnx", 100), ("logprobs-1.onnx: 100 bytes",)),
     "manifest missing": (lambda path: (path / MANIFEST).unlink(), ("manifest.json",)),
     "manifest cut off": (lambda path: os.truncate(path / MANIFEST, 50), ("manifest.json", "export the model again")),
@@ -448,13 +456,23 @@ def test_a_damaged_bundle_is_refused_by_every_verb(run, here, bundle, verb, dama
         assert all(part in error for part in parts), error
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "inspect"])
-def test_a_graph_that_is_none_is_refused_when_it_is_opened(run, here, bundle, verb):
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        # Verification opens every graph, the others those of the ring and the softmax.
+        *((verb, name) for verb in VERBS if verb != "inspect" for name in ("hidden-ring.onnx", "head.onnx")),
+        ("verify", "logprobs-4.onnx"),
+        ("verify", "logprobs-1.onnx"),
+    ],
+)
+def test_a_graph_that_is_none_is_refused_when_it_is_opened(run, here, bundle, verb, name):
     copy = shutil.copytree(bundle, here / "copy.txl")
-    wrong_graph(copy)
+    wrong_graph(copy, name)
     np.save(here / "ids.npy", np.arange(10))
     options = ("--prompt-tokens", "1,2,3") if verb == "generate" else VERBS[verb]
-    assert "expected a graph ONNX Runtime can load" in run(verb, "copy.txl", *options).error
+    error = run(verb, "copy.txl", *options).error
+    assert name in error
+    assert "expected a graph ONNX Runtime can load" in error
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "inspect"])

@@ -239,5 +239,5 @@ class _Weaver:
 
     def _declare(self, spec: TensorSpec) -> Any:
         kinds = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "int32": "INT32"}
-        kind = getattr(self.onnx.TensorProto, kinds[spec.dtype])
+        kind = self.onnx.TensorProto.DataType.Value(kinds[spec.dtype])
         return self.onnx.helper.make_tensor_value_info(spec.name, kind, spec.fixed)
