@@ -45,7 +45,7 @@ from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.listener import Listener, Silent
 from txl_export.network import MemoryForm, Network, count_distances
 from txl_export.parity import Parity, openers, verify_models
-from txl_export.quantising import QUANTISED, quantise
+from txl_export.quantising import QUANTISED, gain_error, quantise
 from txl_export.reference import Reference
 from txl_export.ring import RingStep
 from txl_export.sealing import seal
@@ -205,7 +205,7 @@ def export(
                 length = sizes.segment_lengths[0]
                 parity = replace(
                     parity, sensitivity=layer_sensitivity(make, state, quantised, text_or_not, length, heard)
-                )
+                ).with_gain(gain_error(fold(imported.config, state), quantised))
             (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
             parity.require()
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,9 @@ DISTINCT_IDS = 4096
 
 CHUNK = 1_000_000
 """Log-probabilities compared at a time: large vocabularies would otherwise need gigabytes of float64."""
+
+GAIN = 0.02
+"""How far a quantised matrix may be from its original in size; 4 bits reach some thousandths."""
 
 CHEAP_MEMORY, SPARSE_MEMORY = 8_000_000, 8
 """A memory of more bytes than this per stream is compared at every eighth segment and the last, instead of at each."""
@@ -152,6 +155,11 @@ class Parity:
     def passed(self) -> bool:
         """Whether no gate failed."""
         return all(gate.passed is not False for gate in self.gates)
+
+    def with_gain(self, error: float) -> Parity:
+        """The same with a gate on how faithfully matrices were quantised."""
+        gate = Gate("quantised weights (gain)", error, GAIN, error <= GAIN)
+        return replace(self, gates=(*self.gates, gate))
 
     def require(self) -> None:
         """Raise ParityError, naming the failing gates, unless all passed."""

@@ -26,7 +26,7 @@ from txl_runtime.errors import UsageError
 
 from txl_export.weights import State
 
-__all__ = ["MICROSOFT", "QUANTISED", "dequantise", "is_quantised", "multiply_quantised", "quantise"]
+__all__ = ["MICROSOFT", "QUANTISED", "dequantise", "gain_error", "is_quantised", "multiply_quantised", "quantise"]
 
 QUANTISED = ("int8", "int4")
 BITS = {"int8": 8, "int4": 4}
@@ -38,6 +38,24 @@ MATRICES = (
     ".feed_forward.inner.weight",
     ".feed_forward.outer.weight",
 )
+
+
+def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> float:
+    """How far quantised matrices are from standing for the originals at full size: the largest |gain - 1|.
+
+    The gain is the slope of a line through the origin from original to quantised values. Rounding cancels out in it
+    and a wrong scale does not, which the loose limits of few bits would let pass.
+    """
+    worst = 0.0
+    for name, found in dequantise({name: part for name, part in parts.items() if _is_part(name)}).items():
+        original = folded[name].double()
+        slope = float((found.double() * original).sum() / original.square().sum().clamp_min(1e-30))
+        worst = max(worst, abs(slope - 1))
+    return worst
+
+
+def _is_part(name: str) -> bool:
+    return _is_matrix(name.rpartition(".")[0])
 
 
 def is_quantised(name: str) -> bool:

@@ -18,10 +18,10 @@ from txl_export.checkpoints.overrides import recorded_overrides
 from txl_export.emulation import EMULATED, runnable
 from txl_export.evaluation import Requested, resolve
 from txl_export.exporting import reference_for
-from txl_export.folding import HALF, unfold
+from txl_export.folding import HALF, fold, unfold
 from txl_export.listener import Listener, Silent
 from txl_export.parity import Parity, openers, verify_models
-from txl_export.quantising import dequantise
+from txl_export.quantising import QUANTISED, dequantise, gain_error
 from txl_export.text import read_tokens
 from txl_export.weights import State, check_state, model_id
 
@@ -78,7 +78,11 @@ def verify(
     with runnable(Path(bundle), manifest, backend) as folder:
         runs = openers(folder, manifest, backend, threads)
         stand_in = manifest.precision if emulated else None
-        return verify_models(runs, reference, source, ids, segments, heard, stand_in_for=stand_in)
+        parity = verify_models(runs, reference, source, ids, segments, heard, stand_in_for=stand_in)
+    if checkpoint is not None and manifest.precision in QUANTISED:
+        stored = load_file(opened.file(manifest.weights))
+        parity = parity.with_gain(gain_error(fold(manifest.config, state), stored))
+    return parity
 
 
 def _state_of(path: Path, manifest: Manifest) -> State:
