@@ -503,7 +503,7 @@ def test_drift_is_late_error_above_early_error(bundle, curve, verdict):
     chain = ChainResult("test", 1, full_from=2, mean_logprobs=before + curve, rows=rows, kl=[0.0])
     if verdict == "not judged":
         chain = replace(chain, rows=[4] * len(rows))
-    gates = {gate.name: gate for gate in _judge(open_bundle(bundle).manifest, "cpu", [chain], None)}
+    gates = {gate.name: gate for gate in _judge(open_bundle(bundle).manifest, "fp32", "cpu", [chain], None)}
     assert gates["drift (late mean abs)"].verdict == verdict
 
 
@@ -513,7 +513,7 @@ def test_the_worst_chain_decides_the_drift(bundle):
         return ChainResult("test", 1, full_from=0, mean_logprobs=curve, rows=[16] * 40, kl=[0.0])
 
     manifest = open_bundle(bundle).manifest
-    gates = {gate.name: gate for gate in _judge(manifest, "cpu", [chain(3e-6), chain(9e-6), chain(3e-6)], None)}
+    gates = {gate.name: gate for gate in _judge(manifest, "fp32", "cpu", [chain(3e-6), chain(9e-6), chain(3e-6)], None)}
     assert gates["drift (late mean abs)"].passed is False
     assert gates["drift (late mean abs)"].value == pytest.approx(9e-6)
 
@@ -522,7 +522,7 @@ def test_a_low_precision_is_judged_by_distribution_and_best_token(bundle):
     manifest = msgspec.structs.replace(open_bundle(bundle).manifest, precision="fp16")
     chain = ChainResult("test", 1, max_logprobs=0.5, kl=[5e-5] * 10, agreeing=994, decided=1000)
     for text, verdict in ((None, "not judged"), (txl_export.parity.TextResult(10, 1.0, 1.00001), "FAILED")):
-        gates = {gate.name: gate for gate in _judge(manifest, "cpu", [chain], text)}
+        gates = {gate.name: gate for gate in _judge(manifest, "fp16", "cpu", [chain], text)}
         assert LOGPROBS not in gates
         assert gates["top-1 differing"].verdict == verdict
         assert gates["top-1 differing"].value == pytest.approx(0.006)

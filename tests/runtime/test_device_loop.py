@@ -20,6 +20,8 @@ from txl_runtime.manifest import ring_slots
 
 B, V = 3, 60
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"config": {}},
     "zeros": {"config": {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}},
