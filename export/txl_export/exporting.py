@@ -22,6 +22,7 @@ from torch import Tensor
 from txl_runtime.bundle import REPORT, SELFTEST, WEIGHTS
 from txl_runtime.config import Dialect, ModelConfig
 from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.manifest import (
     FORMAT,
     FORMAT_VERSION,
@@ -42,7 +43,6 @@ from txl_export.emulation import EMULATED, runnable
 from txl_export.evaluation import Requested, Sizes, resolve
 from txl_export.folding import HALF, fold, tied_rows, to_precision
 from txl_export.graph import WeightFile, check_graph, write_graph
-from txl_export.listener import Listener, Silent
 from txl_export.network import MemoryForm, Network, count_distances
 from txl_export.parity import Parity, openers, verify_models
 from txl_export.quantising import QUANTISED, gain_error, quantise

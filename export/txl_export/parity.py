@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import NEAR_TIE, no_drift_limit, rung
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.manifest import Manifest
 from txl_runtime.model import Model, load
 from txl_runtime.stream import Stream
 
-from txl_export.listener import Listener, Silent
 from txl_export.reference import Memory, Reference
 
 __all__ = [

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from txl_runtime.listener import Listener
 
 from txl_export.folding import unfold
-from txl_export.listener import Listener
 from txl_export.quantising import dequantise, is_quantised
 from txl_export.reference import Reference
 from txl_export.weights import State, layer_name

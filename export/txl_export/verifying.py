@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from txl_runtime.bundle import open_bundle
 from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.manifest import Manifest
 from txl_runtime.vocabulary import read_vocabulary
 
@@ -19,7 +20,6 @@ from txl_export.emulation import EMULATED, runnable
 from txl_export.evaluation import Requested, resolve
 from txl_export.exporting import reference_for
 from txl_export.folding import HALF, fold, unfold
-from txl_export.listener import Listener, Silent
 from txl_export.parity import Parity, openers, verify_models
 from txl_export.quantising import QUANTISED, dequantise, gain_error
 from txl_export.text import read_tokens

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from txl_runtime.bundle import open_bundle
 from txl_runtime.engines import building, publishing
-from txl_runtime.engines.building import Silent
 from txl_runtime.engines.bundles import build_bundle
 from txl_runtime.errors import TxlError
+from txl_runtime.listener import Silent
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
 

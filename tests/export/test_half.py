@@ -19,9 +19,9 @@ from safetensors import safe_open
 from support import cli, random_state, save_checkpoint, small_config
 from txl_export.emulation import in_float32, runnable
 from txl_export.folding import to_precision
-from txl_export.listener import Silent
 from txl_runtime.bundle import open_bundle
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.listener import Silent
 from txl_runtime.selftest import run_selftest
 
 KINDS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}

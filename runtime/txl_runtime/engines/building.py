@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import msgspec
 
@@ -22,12 +22,11 @@ from txl_runtime.engines.graphs import Graph, read_graph
 from txl_runtime.engines.messages import explain_build, explain_parse
 from txl_runtime.engines.worker import Compiled, Outcome, Request, Steps
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.manifest import Program, TensorSpec
 
 __all__ = [
     "Ask",
-    "Listener",
-    "Silent",
     "bindings_of",
     "build_engine",
     "build_graph",
@@ -39,32 +38,6 @@ __all__ = [
 COMMAND = ("-m", "txl_runtime.engines.worker")
 PATIENCE = 30
 """Seconds that a build process may take to end after its last word."""
-
-
-class Listener(Protocol):
-    """Hears of stages, progress and warnings."""
-
-    def stage(self, title: str, total: int | None = None) -> None:
-        """A new stage begins; `total` is its number of steps, if they can be counted."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Some steps of the stage are done."""
-
-    def warn(self, message: str) -> None:
-        """Something a user should know, in one line."""
-
-
-class Silent:
-    """Listens and says nothing."""
-
-    def stage(self, title: str, total: int | None = None) -> None:
-        """See `Listener`."""
-
-    def advance(self, steps: int = 1) -> None:
-        """See `Listener`."""
-
-    def warn(self, message: str) -> None:
-        """See `Listener`."""
 
 
 @dataclass(frozen=True)

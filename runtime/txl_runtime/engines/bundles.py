@@ -12,8 +12,6 @@ from txl_runtime.bundle import Bundle, open_bundle
 from txl_runtime.engines.bridge import Library, load_library
 from txl_runtime.engines.building import (
     Ask,
-    Listener,
-    Silent,
     build_graph,
     check_gpus,
     check_precision,
@@ -34,6 +32,7 @@ from txl_runtime.engines.sidecar import (
     sidecar_path,
 )
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.manifest import UPDATE_RULES, Program
 
 __all__ = [
