@@ -4,7 +4,7 @@ Quantised are the four matrices of every layer: they are what a decode step read
 relative positions, attention and memory stay float32.
 
 Both are ONNX Runtime's MatMulNBits, weights by its own quantiser: blocks along the input, a scale and a zero point
-each; 8 bits in blocks of 128 where the width allows, 4 bits in blocks of 64. Activations become int8 per row (token)
+each, in blocks of 128 where the width allows. Activations become int8 per row (token)
 and block, so that no row's result depends on another's. Tried instead: ONNX Runtime's dynamic quantiser takes one scale
 for a whole tensor, and then padding and neighbours change what a stream gets; scales per row written out around an
 integer product are exact in that, faster for whole segments and slower for single tokens (docs/performance.md).
@@ -30,7 +30,7 @@ __all__ = ["MICROSOFT", "QUANTISED", "dequantise", "gain_error", "is_quantised",
 
 QUANTISED = ("int8", "int4")
 BITS = {"int8": 8, "int4": 4}
-BLOCKS = {"int8": (128, 64, 32), "int4": (64, 32)}
+BLOCKS = (128, 64, 32)
 MICROSOFT = "com.microsoft"
 MATRICES = (
     ".attention.query_key_value.weight",
@@ -127,14 +127,14 @@ def _product(graph: ir.Graph, node: ir.Node, name: str, precision: str, parts: M
     size, width = (int(n) for n in parts[f"{name}.shape"])
     inputs = [node.inputs[0], *(_parameter(graph, f"{name}.{part}", parts) for part in (precision, "scale", "zero"))]
     # accuracy_level 4: products of integers, the activations' scales per row and block.
-    attributes = {"K": size, "N": width, "bits": BITS[precision], "block_size": _block(size, precision)}
+    attributes = {"K": size, "N": width, "bits": BITS[precision], "block_size": _block(size)}
     graph.opset_imports[MICROSOFT] = 1
     return ir.node("MatMulNBits", inputs, attributes=attributes | {"accuracy_level": 4}, domain=MICROSOFT)
 
 
-def _block(size: int, precision: str) -> int:
+def _block(size: int) -> int:
     """How many inputs share a scale: as many as divide them all, or else as few as there can be."""
-    return next((block for block in BLOCKS[precision] if size % block == 0), BLOCKS[precision][-1])
+    return next((block for block in BLOCKS if size % block == 0), BLOCKS[-1])
 
 
 def _parameter(graph: ir.Graph, name: str, parts: Mapping[str, Tensor]) -> ir.Value:
@@ -162,7 +162,7 @@ def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     quantiser = MatMulNBitsQuantizer(
-        model, bits=BITS[precision], block_size=_block(size, precision), is_symmetric=False, accuracy_level=4
+        model, bits=BITS[precision], block_size=_block(size), is_symmetric=False, accuracy_level=4
     )
     with _quiet_logging():
         quantiser.process()

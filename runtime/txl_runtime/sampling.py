@@ -8,10 +8,12 @@ have is known only once its tail is computed: log p(word) = log p(c) + tail[word
 * **One draw at temperature 1, nothing cut off**: with u uniform in [0, total), the inverse of the cumulative
   distribution in vocabulary order falls on a head word or into a cluster, by the head alone, because the words of a
   cluster sum to p(c). Only that cluster's tail is computed, to place the rest of u in it.
+* **One draw at another temperature T**: the weights p^(1/T) of a cluster's n words sum to something between p(c)^(1/T)
+  and n^(1-1/T) p(c)^(1/T) (all on one word; spread evenly), so the total has bounds too, and so has the point at which
+  u falls. Clusters are computed from the most probable on until both bounds of it fall on the same word.
 * **top-k**: the k best are known as soon as k known words are above p(c) of every cluster that is not computed, at any
-  temperature, because it keeps the order. **top-p** at temperature 1 (the total is the head's): as soon as the known
-  words above every such p(c) reach the mass p. Clusters are computed from the most probable on until that is so.
-* **Anything else** (a temperature with no top-k) needs a sum over all words: every tail is computed.
+  temperature, because it keeps the order. **top-p**: as soon as the known words above every such p(c) reach the share p
+  of the total, with as many words for either bound of it. Clusters are computed from the most probable on until so.
 
 What is drawn is what the full distribution and the same random number give, to the rounding of sums.
 """
@@ -143,20 +145,12 @@ class Sampler:
     def _draw(self, known: _Known, draws: np.random.Generator) -> int:
         if self.temperature == 0:
             return self._best(known)
-        uncut = self.top_k is None and self.top_p is None
-        if uncut and self.temperature == 1:
-            return self._by_cluster(known, draws.random())
-        total = None
-        if self.top_k is not None or (self.top_p is not None and self.temperature == 1):
-            total = self._compute_until_decided(known)
-        else:
-            for cluster in known.pending():
-                known.compute(cluster)
-        ids, values = known.gather()
-        with np.errstate(over="ignore"):  # close to temperature 0 all but the best go to -inf, as they should
-            ids, scores = self._candidates(ids, (values - values.max()) / self.temperature, total)
-        cumulative = np.cumsum(np.exp(scores - scores.max()))
-        return int(ids[_place(cumulative, draws.random())])
+        uniform = draws.random()
+        with np.errstate(over="ignore", under="ignore"):  # near temperature 0 all but the best go to 0, as they should
+            if self.top_k is None and self.top_p is None:
+                return self._by_cluster(known, uniform) if self.temperature == 1 else self._between(known, uniform)
+            ids, weights = self._candidates(known)
+        return int(ids[_place(np.cumsum(weights), uniform)])
 
     def _best(self, known: _Known) -> int:
         best = int(known.words.argmax())
@@ -183,36 +177,66 @@ class Sampler:
         tail = known.compute(cluster)
         return known.output.clusters[cluster][0] + _place(np.cumsum(np.exp(tail)), inside)
 
-    def _compute_until_decided(self, known: _Known) -> float | None:
-        """Compute clusters until the candidates are known; the total of all weights, relative to the best known."""
+    def _between(self, known: _Known, uniform: float) -> int:
+        """One draw at a temperature, from bounds of the total."""
         while True:
             pending = known.pending()
-            _, values = known.gather()
-            bound = known.cluster(pending[0]) if pending else -np.inf
-            above = values[values > bound]  # no word that is not known can be among or before these
-            total = float(np.exp(known.head - values.max()).sum())
-            if self.top_k is not None:
-                decided = len(above) >= self.top_k
-            else:
-                assert self.top_p is not None
-                decided = bool(np.exp(above - values.max()).sum() >= self.top_p * total)
-            if decided or not pending:
-                return total
+            ids, values = known.gather()
+            best = float(values.max())
+            unknown = min((known.output.clusters[c][0] for c in pending), default=int(ids[-1]) + 1)
+            cumulative = np.cumsum(self._weights(values[ids < unknown], best))
+            if not pending:
+                return int(ids[_place(cumulative, uniform)])
+            low, high = np.searchsorted(cumulative, uniform * self._total(known, best), side="right").tolist()
+            if low == high < len(cumulative):
+                return int(ids[low])
             known.compute(pending[0])
 
-    def _candidates(self, ids: Ids, scores: Floats, total: float | None) -> tuple[Ids, Floats]:
-        """Token ids and scores that may be drawn; best first where anything was cut."""
-        if self.top_k is None and self.top_p is None:
-            return ids, scores
-        order = np.argsort(-scores, kind="stable")
-        if self.top_k is not None:
-            order = order[: self.top_k]
-        if self.top_p is not None:
-            weights = np.exp(scores[order] - scores[order[0]])
-            before = np.cumsum(weights) - weights
-            whole = total if total is not None and self.top_k is None else weights.sum()
-            order = order[before < self.top_p * whole]
-        return ids[order], scores[order]
+    def _candidates(self, known: _Known) -> tuple[Ids, Floats]:
+        """Token ids that may be drawn and their weights, best first; clusters are computed until they are known."""
+        while True:
+            pending = known.pending()
+            ids, values = known.gather()
+            best = float(values.max())
+            bound = known.cluster(pending[0]) if pending else -np.inf
+            above = values > bound  # no word that is not known can be among or before these
+            total = self._total(known, best)
+            enough = (
+                np.count_nonzero(above) >= self.top_k
+                if self.top_k is not None
+                else self._weights(values[above], best).sum() >= (self.top_p or 1) * total[1]
+            )
+            if enough or not pending:
+                order = np.argsort(-values, kind="stable")[: self.top_k]
+                weights = self._weights(values[order], best)
+                counts = [len(order)] * 2 if self.top_p is None else self._nucleus(weights, total)
+                if counts[0] == counts[1] or not pending:
+                    return ids[order[: counts[1]]], weights[: counts[1]]
+            known.compute(pending[0])
+
+    def _nucleus(self, weights: Floats, total: Floats) -> list[int]:
+        """How many of the best words reach top_p of either bound of the total, or of the k best."""
+        assert self.top_p is not None
+        before = np.cumsum(weights) - weights
+        whole = total if self.top_k is None else np.full(2, weights.sum())
+        return [int((before < self.top_p * bound).sum()) for bound in whole]
+
+    def _weights(self, values: Floats, best: float) -> Floats:
+        weights: Floats = np.exp((values - best) / self.temperature)
+        return weights
+
+    def _total(self, known: _Known, best: float) -> Floats:
+        """The least and the most that all weights can sum to, relative to the best word known: [2]."""
+        bounds = np.full(2, self._weights(known.words, best).sum())
+        for cluster in range(1, len(known.output.clusters)):
+            first, last = known.output.clusters[cluster]
+            if cluster in known.tails:
+                bounds += self._weights(known.cluster(cluster) + known.tails[cluster], best).sum()
+            else:
+                all_of_it, words = known.cluster(cluster) - best, np.log(last - first)
+                on_one, evenly = all_of_it / self.temperature, (all_of_it - words) / self.temperature + words
+                bounds += np.exp(sorted((on_one, evenly)))
+        return bounds
 
 
 def _place(cumulative: Floats, uniform: float) -> int:

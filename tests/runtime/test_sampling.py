@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -260,11 +259,31 @@ def test_top_p_computes_tails_until_the_words_above_the_others_reach_it(top_p, a
     assert [cluster for _, cluster in output.asked] == asked
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.9}, {"temperature": 1.1, "top_p": 0.001}])
-def test_a_temperature_without_top_k_needs_every_tail(options):
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.25, 3.0])
+def test_a_draw_at_a_temperature_computes_tails_only_where_bounds_leave_the_word_open(temperature):
+    # p of words: 0.6, 0.3; of clusters: 0.02 and 0.08
+    head = np.log(np.array([[0.6, 0.3, 0.02, 0.08]])).astype(np.float32)
+    tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
+    output = Known(head, tails)
+    sampler, needed = Sampler(**DEFAULTS | {"temperature": temperature}), 0
+    draws = np.random.default_rng(np.random.SeedSequence(1).spawn(1)[0])
+    for _ in range(200):
+        output.asked.clear()
+        uniform = draws.random()
+        assert draw(sampler, output) == [by_the_whole(output.whole(0), uniform, temperature, None, None)]
+        powers = np.exp(head[0].astype(np.float64) / temperature)
+        even = powers[2:] * 2 ** (1 - 1 / temperature)
+        totals = powers[:2].sum() + np.array([bound(powers[2:], even).sum() for bound in (np.minimum, np.maximum)])
+        words = np.searchsorted(np.cumsum(powers[:2]), uniform * totals, side="right").tolist()
+        assert bool(output.asked) == (words[0] != words[1] or words[0] == 2)
+        needed += bool(output.asked)
+    assert 0 < needed < 100
+
+
+def test_top_p_at_a_temperature_computes_no_tail_of_clusters_too_small_to_matter():
     output = adaptive(0, *SHAPES["nothing in tails"])
-    draw(Sampler(**DEFAULTS | options | {"streams": STREAMS}), output)
-    assert sorted(output.asked) == list(itertools.product(range(STREAMS), (1, 2, 3)))
+    draw(Sampler(**DEFAULTS | {"temperature": 1.1, "top_p": 0.5, "streams": STREAMS}), output)
+    assert output.asked == []
 
 
 # --- ties ---------------------------------------------------------------------------------------------------------

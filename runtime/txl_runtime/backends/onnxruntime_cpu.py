@@ -14,6 +14,9 @@ from txl_runtime.manifest import Program
 
 __all__ = ["OnnxRuntimeCpu"]
 
+SMALL = 2**18
+"""Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
+
 # ONNX Runtime's names of the dtypes a program may have.
 DTYPES = {"tensor(int32)": "int32", "tensor(float)": "float32", "tensor(float16)": "float16"}
 _Tensor = tuple[str, tuple[int | str, ...]]
@@ -42,6 +45,8 @@ class OnnxRuntimeCpu:
             )
         self._ort = onnxruntime
         self._bundle, self._threads, self._lean = bundle, threads, lean
+        config = bundle.manifest.config
+        self._small_softmax = config.d_model * config.vocab_size <= SMALL
         # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
         self._sessions: dict[str, Any] = {}
         for program in programs:
@@ -78,15 +83,19 @@ class OnnxRuntimeCpu:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.inter_op_num_threads = 1
-        if self._threads is not None:
+        if program.kind != "hidden" and self._small_softmax:
+            options.intra_op_num_threads = 1
+        elif self._threads is not None:
             options.intra_op_num_threads = self._threads
         # An arena makes a decode step 8 % faster and holds on to the peak of a segment: worth it for the layers; the
         # softmax would hold on to whole vocabularies.
         options.enable_cpu_mem_arena = program.kind == "hidden" and not self._lean
         # Shapes in the file must be the ones inference finds; without this a wrong declaration only warns.
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
-        # Several sessions share the cores: a pool that goes on spinning after its run slows the others.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # A pool goes on spinning for a moment after its run. The next step then starts at once (5 % of a decode step),
+        # but a softmax with a pool of its own has to share the cores with it (a whole one then takes 40 % longer).
+        if self._lean or not self._small_softmax:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         if self._lean:
             options.add_session_config_entry("session.disable_prepacking", "1")
         path = self._bundle.file(program.file)

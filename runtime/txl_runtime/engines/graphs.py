@@ -276,14 +276,21 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
     """The same graph as one of an older opset, when each of its operators means the same there.
 
     An operator does when its definition is the same one, or when the older definition has every input and attribute
-    that is used.
+    that is used. A Split into equal parts says so by having no sizes (before opset 18) or by their number (since).
 
     Raises:
         BackendError: an operator is newer or means something else.
     """
     onnx = import_onnx()
     found = next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    for node in model.graph.node:
+    older_model = onnx.ModelProto()
+    older_model.CopyFrom(model)
+    lengths = _lengths(older_model.graph)
+    for node in older_model.graph.node:
+        if node.op_type == "Split" and opset < 18 and _splits_evenly(node, lengths):
+            kept = [attribute for attribute in node.attribute if attribute.name != "num_outputs"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
         try:
             newer = onnx.defs.get_schema(node.op_type, max_inclusive_version=found, domain="")
             older = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset, domain="")
@@ -300,9 +307,22 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
                 f"{source}: node {node.name!r} is {node.op_type} with {what}, which opset {opset} does not have; "
                 "use a newer TensorRT"
             )
-    older_model = onnx.ModelProto()
-    older_model.CopyFrom(model)
     del older_model.opset_import[:]
     older_model.opset_import.append(onnx.helper.make_opsetid("", opset))
     older_model.ir_version = min(older_model.ir_version, 8)
     return older_model
+
+
+def _lengths(graph: Any) -> dict[str, list[int]]:
+    """The lengths of every value whose shape the graph states; 0 stands for a length that is open."""
+    return {
+        value.name: [int(dimension.dim_value) for dimension in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output, *graph.value_info)
+    }
+
+
+def _splits_evenly(node: Any, lengths: dict[str, list[int]]) -> bool:
+    """Whether a Split without sizes makes equal parts; False where the graph does not tell."""
+    axis = next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0)
+    parts = [lengths[name][axis] if lengths.get(name) else 0 for name in node.output]
+    return len(node.input) == 1 and parts[0] > 0 and len(set(parts)) == 1
