@@ -34,6 +34,9 @@ __all__ = ["DrawCount", "Sampler"]
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
+FEW = 1024
+"""So many words are sorted first, where a nucleus is sought; mostly it is within."""
+
 
 @dataclass
 class DrawCount:
@@ -194,32 +197,40 @@ class Sampler:
 
     def _candidates(self, known: _Known) -> tuple[Ids, Floats]:
         """Token ids that may be drawn and their weights, best first; clusters are computed until they are known."""
+        if self.top_k is None:
+            return self._nucleus(known)
+        ids, weights = self._k_best(known, self.top_k)
+        count = len(ids) if self.top_p is None else _reaching(weights, self.top_p * weights.sum())
+        return ids[:count], weights[:count]
+
+    def _k_best(self, known: _Known, count: int) -> tuple[Ids, Floats]:
+        while True:
+            pending = known.pending()
+            ids, values = known.gather()
+            if not pending or np.count_nonzero(values > known.cluster(pending[0])) >= count:
+                order = _best_first(values, count)
+                return ids[order], self._weights(values[order], values[order[0]])
+            known.compute(pending[0])
+
+    def _nucleus(self, known: _Known) -> tuple[Ids, Floats]:
+        assert self.top_p is not None
         while True:
             pending = known.pending()
             ids, values = known.gather()
             best = float(values.max())
-            bound = known.cluster(pending[0]) if pending else -np.inf
-            above = values > bound  # no word that is not known can be among or before these
-            total = self._total(known, best)
-            enough = (
-                np.count_nonzero(above) >= self.top_k
-                if self.top_k is not None
-                else self._weights(values[above], best).sum() >= (self.top_p or 1) * total[1]
-            )
-            if enough or not pending:
-                order = np.argsort(-values, kind="stable")[: self.top_k]
-                weights = self._weights(values[order], best)
-                counts = [len(order)] * 2 if self.top_p is None else self._nucleus(weights, total)
-                if counts[0] == counts[1] or not pending:
-                    return ids[order[: counts[1]]], weights[: counts[1]]
+            asked = self.top_p * self._total(known, best)
+            # No word that is not known can be among or before those above.
+            above = values > known.cluster(pending[0]) if pending else np.ones(len(values), np.bool_)
+            if not pending or self._weights(values[above], best).sum() >= asked[1]:
+                for count in (FEW, len(values)):
+                    order = _best_first(values, count)
+                    weights = self._weights(values[order], best)
+                    if weights.sum() >= asked[1]:
+                        break
+                low, high = (_reaching(weights, mass) for mass in asked.tolist())
+                if low == high or not pending:
+                    return ids[order[:high]], weights[:high]
             known.compute(pending[0])
-
-    def _nucleus(self, weights: Floats, total: Floats) -> list[int]:
-        """How many of the best words reach top_p of either bound of the total, or of the k best."""
-        assert self.top_p is not None
-        before = np.cumsum(weights) - weights
-        whole = total if self.top_k is None else np.full(2, weights.sum())
-        return [int((before < self.top_p * bound).sum()) for bound in whole]
 
     def _weights(self, values: Floats, best: float) -> Floats:
         weights: Floats = np.exp((values - best) / self.temperature)
@@ -237,6 +248,19 @@ class Sampler:
                 on_one, evenly = all_of_it / self.temperature, (all_of_it - words) / self.temperature + words
                 bounds += np.exp(sorted((on_one, evenly)))
         return bounds
+
+
+def _best_first(values: Floats, count: int) -> Ids:
+    """Indices of the `count` largest values, those that tie in their order; without sorting all the others."""
+    count = min(count, len(values))
+    among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
+    order: Ids = among[np.argsort(-values[among], kind="stable")][:count]
+    return order
+
+
+def _reaching(weights: Floats, mass: float) -> int:
+    """How many of the first weights it takes to reach a mass."""
+    return int((np.cumsum(weights) - weights < mass).sum())
 
 
 def _place(cumulative: Floats, uniform: float) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from txl_runtime import BackendError
+from txl_runtime import BackendError, sampling
 from txl_runtime.sampling import DrawCount, Sampler
 
 DEFAULTS = {"temperature": 1.0, "top_k": None, "top_p": None, "seed": 1, "streams": 1}
@@ -195,6 +195,13 @@ def test_lazy_draws_are_the_tokens_that_the_whole_distribution_gives(options, sh
             assert count == DrawCount(tokens=STREAMS * number, tails=len(output.asked))
         per_draw = 5 * STREAMS * len(output.tails)
         assert len(output.asked) <= per_draw, "no tail is computed twice for one draw"
+
+
+@shapes
+def test_a_nucleus_larger_than_what_is_sorted_first_is_the_same(shape, monkeypatch):
+    monkeypatch.setattr(sampling, "FEW", 2)
+    for options in ({"top_p": 0.9}, {"top_p": 1.0}, {"top_p": 0.6, "temperature": 1.7}):
+        test_lazy_draws_are_the_tokens_that_the_whole_distribution_gives(options, shape)
 
 
 def needed_by_greedy(output: Known, stream: int) -> list[int]:

@@ -83,7 +83,7 @@ class OnnxRuntimeCpu:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.inter_op_num_threads = 1
-        if program.kind != "hidden" and self._small_softmax:
+        if self._small_softmax and (program.kind == "head" or program.kind.startswith("tail.")):
             options.intra_op_num_threads = 1
         elif self._threads is not None:
             options.intra_op_num_threads = self._threads
