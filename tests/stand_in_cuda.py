@@ -114,13 +114,6 @@ class FakeCuda:
     def cudaFreeHost(self, address: int) -> tuple[Status]:
         return self._release(address)
 
-    def cudaMemset(self, address: int, value: int, count: int) -> tuple[Status]:
-        ctypes.memset(address, value, count)
-        return (Status.cudaSuccess,)
-
-    def cudaDeviceSynchronize(self) -> tuple[Status]:
-        return (Status.cudaSuccess,)
-
     def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Status, _Handle]:
         return self._handle()
 

@@ -16,7 +16,7 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from txl_runtime.bundle import Bundle, open_bundle
-from txl_runtime.errors import BackendError, BundleError
+from txl_runtime.errors import BackendError, BundleError, UsageError
 from txl_runtime.manifest import Program
 
 from txl_export.exporting import reference_for
@@ -90,6 +90,8 @@ def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: st
 
     opened = open_bundle(bundle)
     manifest = opened.manifest
+    if backend not in ("auto", "cpu", "rtx", "tensorrt"):
+        raise UsageError(f"backend is {backend!r}, which cannot be taken apart; expected cpu, rtx, tensorrt or auto")
     if backend in ("rtx", "tensorrt"):
         from txl_export.bisecting_engines import bisect_engine
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from txl_runtime.backends.versions import usable_updates
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import NEAR_TIE, no_drift_limit, rung
 from txl_runtime.listener import Listener, Silent
@@ -261,12 +262,12 @@ def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[st
 def openers(
     folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
 ) -> list[Callable[[], Model]]:
-    """What loads a bundle for each of its update rules; its files' hashes are checked once. Engines have one rule."""
+    """What loads a bundle for each update rule that runs here; hashes are checked once. Engines have one rule."""
     if backend in ("rtx", "tensorrt"):
         return [partial(load, folder, backend, threads)]
     return [
         partial(load, folder, backend, threads, verify_files=number == 0, update=rule, lean=number > 0)
-        for number, rule in enumerate(manifest.updates)
+        for number, rule in enumerate(usable_updates(manifest.updates))
     ]
 
 

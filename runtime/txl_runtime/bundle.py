@@ -15,22 +15,36 @@ from txl_runtime.encoding import file_sha256
 from txl_runtime.errors import BundleError
 from txl_runtime.manifest import Manifest, decode_manifest
 
-__all__ = ["MANIFEST", "REPORT", "SELFTEST", "WEIGHTS", "Bundle", "open_bundle"]
+__all__ = ["ENGINES", "MANIFEST", "REPORT", "SELFTEST", "WEIGHTS", "Bundle", "open_bundle"]
 
 MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.npz", "report.json"
 WEIGHTS = "weights.safetensors"
 
 
+ENGINES = "engines/"
+"""Files of this folder are checked by the backend that opens them: a lost engine must not cost the model."""
+
+
 @dataclass(frozen=True)
 class Bundle:
-    """A folder whose manifest has been read and whose files have been checked."""
+    """A folder whose manifest has been read and whose files, all but engines, have been checked."""
 
     path: Path
     manifest: Manifest
+    verify_files: bool = True
 
     def file(self, name: str) -> Path:
         """Path of a file the manifest lists."""
         return self.path / name
+
+    def check(self, name: str) -> None:
+        """Hold a file against the manifest: its size always, its hash unless the bundle was opened without.
+
+        Raises:
+            BundleError: it is missing, truncated or altered.
+        """
+        record = self.manifest.files[name]
+        _check_file(self.path, name, record.size, record.sha256 if self.verify_files else None)
 
     def weights(self, *names: str) -> dict[str, NDArray[np.float32]]:
         """Tensors of the weight file by name.
@@ -76,7 +90,7 @@ class Bundle:
 
 
 def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:
-    """Read a bundle's manifest and check its files: sizes always, hashes with `verify_files`.
+    """Read a bundle's manifest and check its files but engines: sizes always, hashes with `verify_files`.
 
     Raises:
         BundleError: the folder, its manifest or one of its files is missing, truncated or altered.
@@ -97,14 +111,17 @@ def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:
     except OSError as error:
         raise BundleError(f"{manifest_path}: {error.strerror}; expected a readable manifest") from None
     manifest = decode_manifest(data, str(manifest_path))
-    for name, record in manifest.files.items():
-        _check_file(folder, name, record.size, record.sha256 if verify_files else None)
-    return Bundle(folder, manifest)
+    bundle = Bundle(folder, manifest, verify_files)
+    for name in manifest.files:
+        if not name.startswith(ENGINES):
+            bundle.check(name)
+    return bundle
 
 
 def _check_file(folder: Path, name: str, size: int, sha256: str | None) -> None:
     path = folder / name
-    advice = "copy the bundle again or export the model again"
+    engine = name.startswith(ENGINES)
+    advice = f"{'build it with `txl-deploy build`' if engine else 'export the model'} again, or copy the bundle again"
     try:
         if not path.is_file():
             raise BundleError(f"{path}: missing, expected a file of {size} bytes; {advice}")

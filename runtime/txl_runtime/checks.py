@@ -81,6 +81,9 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
         return np.asarray(values)
     except ValueError:
         raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
+    except (TypeError, RuntimeError, BufferError) as error:  # an array of a device, say
+        said = " ".join(str(error).split())
+        raise UsageError(f"{what} cannot be read by NumPy ({said}), expected an array in the host's memory") from None
 
 
 def _integers(values: ArrayLike, what: str) -> NDArray[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.backends import Backend, check_choice, open_backend
+from txl_runtime.backends.versions import usable_updates
 from txl_runtime.bundle import Bundle, open_bundle
 from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.manifest import Manifest, Program
@@ -41,7 +42,7 @@ class Model:
     ) -> None:
         check_choice(backend, threads)
         self.bundle = bundle
-        self.update = _update(bundle.manifest, update)
+        _check_update(bundle.manifest, update)
         # What a memory row is before anything was seen, per state tensor; broadcasts over streams and rows.
         self.initial = _initial_rows(bundle)
         self.backend: Backend
@@ -52,6 +53,7 @@ class Model:
             self.update, self.kind, self.backend = device.update, device.kind, device
             self._programs = [program for program in device.programs if program.kind == device.kind]
             return
+        self.update = update or usable_updates(bundle.manifest.updates)[0]
         segments = [program for program in bundle.manifest.programs if program.update == self.update]
         self.kind = segments[0].kind
         self._programs = sorted(segments, key=lambda program: program.segment_length)
@@ -132,7 +134,8 @@ def load(
             that runs here, `Model.backend_notes` says why others do not.
         threads: of the engine; None for one per physical core.
         verify_files: check every file's SHA-256 (sizes are always checked).
-        update: rolled or ring, which of a bundle's programs to run; None for the best the backend has.
+        update: rolled or ring, which of a bundle's programs to run; None for the best the backend has (a ring, with
+            ONNX Runtime from 1.25 on).
         lean: leave the weights where the file is mapped into memory instead of keeping a copy laid out for speed.
 
     Raises:
@@ -152,13 +155,9 @@ def _device(name: str, bundle: Bundle, update: str | None) -> tuple[DeviceBacken
     return choose_device(bundle, update) if name == "auto" else (open_device(name, bundle, update), {})
 
 
-def _update(manifest: Manifest, asked: str | None) -> str:
-    """The update rule to run: ring where there is one, because nothing of the memory's size moves then."""
-    if asked is None:
-        return "ring" if "ring" in manifest.updates else manifest.updates[0]
-    if asked not in manifest.updates:
+def _check_update(manifest: Manifest, asked: str | None) -> None:
+    if asked is not None and asked not in manifest.updates:
         raise UsageError(f"update is {asked!r}, this bundle has programs for {', '.join(manifest.updates)}; use one")
-    return asked
 
 
 def _initial_rows(bundle: Bundle) -> dict[str, NDArray[np.float32]]:

@@ -252,8 +252,9 @@ class Sampler:
 
 def _best_first(values: Floats, count: int) -> Ids:
     """Indices of the `count` largest values, those that tie in their order; without sorting all the others."""
-    count = min(count, len(values))
-    among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
+    among = np.arange(len(values))
+    if count < len(values):
+        among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
     order: Ids = among[np.argsort(-values[among], kind="stable")][:count]
     return order
 

@@ -323,6 +323,29 @@ def test_score_is_what_the_reference_computes(run, bundle, tmp_path, repeats):
     assert document["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
 
 
+def test_score_of_nan_is_no_result(run, bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr("txl_runtime.stream.Stream.score", lambda self, ids: np.full((1, ids.shape[1] - 1), np.nan))
+    (tmp_path / "text.txt").write_text(TEXT)
+    result = run("score", bundle, tmp_path / "text.txt", "--json")
+    assert result.code == 2
+    assert "hold NaN, expected numbers" in result.document["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--segments", 3), "--segments is given with --bisect"),
+        (("--threads", 1), "--threads is given with --bisect"),
+        (("--backend", "cuda"), "'cuda', which cannot be taken apart"),
+        (("--backend", "nonsense"), "'nonsense', which cannot be taken apart"),
+    ],
+)
+def test_bisect_takes_no_option_that_it_would_not_heed(run, bundle, given, words):
+    result = run("verify", bundle, "--bisect", *given)
+    assert result.code == 2
+    assert words in result.stderr
+
+
 def test_score_of_token_ids_has_no_bytes(run, bundle, folder, tmp_path):
     np.save(tmp_path / "ids.npy", np.frombuffer(TEXT.encode(), np.uint8))
     by_ids, by_text = (run("score", bundle, file, "--json") for file in (tmp_path / "ids.npy", folder / "text.txt"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import small_graphs
 from onnx import TensorProto, helper
 from support import cli
+from txl_runtime import load
 from txl_runtime.bundle import open_bundle
 from txl_runtime.engines import bundle_engines, describe_engine
 from txl_runtime.engines.bridge import load_library
@@ -333,7 +335,8 @@ I/O Tensors:
     report = read_layers(listing)
     assert (report.kernels, report.fused_attention) == (5, 3)
     assert report.fused == {"_gemm_mha_v2": 2, "_gemv_mha_v1": 1}
-    assert report.kinds == {"gemm": 1, "kgen": 4, "signal": 1}
+    assert [kind for _, kind in report.rows] == ["kgen", "gemm", "kgen", "kgen", "kgen", "signal"]
+    assert report.rows[1] == ("node_matmul_myl0_1", "gemm")
     assert read_layers("nothing of the kind").kernels is None
 
 
@@ -343,6 +346,7 @@ def test_an_engine_is_described_without_any_library(bundle: Path):
     assert facts["kind"] == "engine"
     assert facts["program"] == made.program
     assert facts["compute_capabilities"] == (89,)
+    assert len(facts["layers"]) >= facts["kernels"] > 0
     (bundle / made.file).write_bytes(b"altered")
     with pytest.raises(BundleError, match=r"7 bytes that are not the \d+ its sidecar describes; copy it again"):
         describe_engine(bundle / made.file)
@@ -352,6 +356,27 @@ def test_an_engine_is_described_without_any_library(bundle: Path):
     alone.write_bytes(b"x")
     with pytest.raises(BundleError, match="missing, expected the facts of the engine beside it"):
         describe_engine(alone)
+
+
+@pytest.mark.parametrize("harm", ["deleted", "truncated", "all gone"])
+def test_a_bundle_whose_engines_are_harmed_still_runs_and_build_makes_them_again(bundle: Path, harm: str):
+    made = build_bundle(bundle, "rtx").engines[0]
+    file = bundle / made.file
+    if harm == "all gone":
+        shutil.rmtree(bundle / "engines")
+    elif harm == "deleted":
+        file.unlink()
+    else:
+        os.truncate(file, 1000)
+    assert load(bundle, backend="cpu").stream().step([[1]]).shape[2] > 1
+    seen = cli("inspect", bundle, "--json")
+    broken = json.loads(seen.stdout)["broken_engines"]
+    assert broken
+    assert all("build it with `txl-deploy build` again" in problem for problem in broken)
+    again = build_bundle(bundle, "rtx")
+    assert not again.engines[0].reused
+    open_bundle(bundle).check(made.file)
+    assert json.loads(cli("inspect", bundle, "--json").stdout)["broken_engines"] == []
 
 
 def test_where_an_engine_was_verified_is_noted_once(bundle: Path):

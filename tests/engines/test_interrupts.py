@@ -177,6 +177,30 @@ def test_the_command_stops_when_told_to(bundle: Path, endless: Path, number: int
     assert gone(int(endless.read_text()))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_an_interrupt_while_engines_get_their_names_waits(bundle: Path, monkeypatch):
+    build_bundle(bundle, "rtx")
+    replace, renames = Path.replace, 0
+
+    def interrupted(self: Path, target: Path) -> Path:
+        nonlocal renames
+        renames += 1
+        os.kill(os.getpid(), signal.SIGINT)
+        return replace(self, target)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(Path, "replace", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build_bundle(bundle, "rtx", force=True)
+    finally:
+        monkeypatch.setattr(Path, "replace", replace)
+        assert signal.signal(signal.SIGINT, handler) is signal.default_int_handler, "as it was before"
+    assert renames > 2
+    again = build_bundle(bundle, "rtx")
+    assert all(engine.reused for engine in again.engines), "the new engines are there and listed"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("last", range(1, 9))
 def test_a_bundle_loads_wherever_publishing_stops(bundle: Path, monkeypatch, last: int):

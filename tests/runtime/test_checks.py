@@ -110,6 +110,17 @@ def test_lists_and_strided_arrays_will_do(model):
         assert model.stream().feed(tokens).tobytes() == model.stream().feed(GOOD).tobytes()
 
 
+def test_an_array_that_numpy_cannot_read_is_refused(model):
+    class OfADevice:
+        def __array__(self, *_arguments, **_options):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    with pytest.raises(
+        UsageError, match=r"tokens cannot be read by NumPy .*cuda:0.*expected an array in the host's memory"
+    ):
+        model.stream().step(OfADevice())
+
+
 def test_a_step_is_at_most_one_segment(model):
     stream = model.stream()
     message = unchanged_after_refusal(stream, lambda: stream.step(np.zeros((B, L + 1), int)))

@@ -257,8 +257,12 @@ def test_a_damaged_engine_is_refused_before_a_library_reads_it(built, here, tmp_
     data = bytearray(engine.read_bytes())
     data[200] ^= 1
     engine.write_bytes(data)
-    with pytest.raises(BundleError, match="SHA-256 is not the manifest's"):
-        open_bundle(path)
+    bundle = open_bundle(path)  # the model itself is whole
+    assert load(path, backend="cpu").update == "ring"
+    with pytest.raises(BundleError, match=r"SHA-256 is not the manifest's.*build it with `txl-deploy build` again"):
+        load_engines(
+            bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), CudaDevice(_Runtime(FakeCuda()))
+        )
     manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
     manifest["files"]["engines/rtx/logprobs-ring-1.engine"]["sha256"] = file_sha256(engine)
     (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))

@@ -42,7 +42,9 @@ def run(
     folder = made.bundle / "engines" / made.target
     stdout.print(f"{folder}: {len(made.engines)} engines, {made.library}, {made.update} memory", soft_wrap=True)
     checks = sorted({check for engine in made.engines for check in engine.sidecar.verified_on})
-    stdout.print(f"checked: {', '.join(checks)}; not yet run on a GPU: `txl-deploy selftest` does", soft_wrap=True)
+    ran = all(any(check.startswith("self-test") for check in engine.sidecar.verified_on) for engine in made.engines)
+    rest = "" if ran else "; not yet run on a GPU: `txl-deploy selftest` does"
+    stdout.print(f"checked: {', '.join(checks)}{rest}", soft_wrap=True)
 
 
 def describe_build(made: BundleBuild) -> dict[str, Any]:
@@ -62,6 +64,7 @@ def describe_build(made: BundleBuild) -> dict[str, Any]:
                 "attention_layers": engine.sidecar.attention_layers,
                 "fused_attention": engine.sidecar.fused_attention,
                 "in_place": engine.sidecar.in_place,
+                "layers": engine.sidecar.layers,
                 "reused": engine.reused,
                 "verified_on": engine.sidecar.verified_on,
             }

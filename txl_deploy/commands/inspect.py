@@ -9,11 +9,11 @@ import msgspec
 import typer
 from txl_runtime.backends import DEVICES
 from txl_runtime.backends.choosing import missing
-from txl_runtime.bundle import MANIFEST, open_bundle
+from txl_runtime.bundle import MANIFEST, Bundle, open_bundle
 from txl_runtime.config import ModelConfig
-from txl_runtime.engines.reading import bundle_engines, describe_engine, engine_facts
-from txl_runtime.engines.sidecar import Sidecar
-from txl_runtime.errors import UsageError
+from txl_runtime.engines.reading import describe_engine, engine_facts, engine_names
+from txl_runtime.engines.sidecar import Sidecar, read_sidecar, sidecar_path
+from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.manifest import Manifest
 
 from txl_deploy.commands.options import Alias, Config, Family, Json, parse_aliases
@@ -42,14 +42,16 @@ def run(
         if family != "auto" or config is not None or aliases:
             raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
         bundle = open_bundle(path)
-        manifest, engines = bundle.manifest, bundle_engines(bundle)
+        manifest, (engines, broken) = bundle.manifest, _engines(bundle)
         document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
         if json:
             built = [{"file": name} | engine_facts(sidecar) for name, sidecar in engines]
-            print_json(document | {"engines": built, "manifest": manifest})
+            print_json(document | {"engines": built, "broken_engines": broken, "manifest": manifest})
         else:
             _print_bundle(path, manifest, document)
             _print_engines(engines)
+            for problem in broken:
+                stdout.print(problem, soft_wrap=True)
         return
     if path.suffix == ".engine":
         document = describe_engine(path)
@@ -140,6 +142,18 @@ def _backends(found: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+def _engines(bundle: Bundle) -> tuple[list[tuple[str, Sidecar]], list[str]]:
+    """Engines that can be described, and what is wrong with the others."""
+    good, broken = [], []
+    for name in engine_names(bundle):
+        try:
+            bundle.check(name)
+            good.append((name, read_sidecar(bundle.file(sidecar_path(name)))))
+        except BundleError as error:
+            broken.append(str(error))
+    return good, broken
+
+
 def _print_engines(engines: list[tuple[str, Sidecar]]) -> None:
     if not engines:
         return
@@ -170,6 +184,8 @@ def _print_engine(facts: dict[str, Any]) -> None:
     for side in ("inputs", "outputs"):
         rows = [(spec["name"], spec["dtype"], list(spec["shape"])) for spec in facts[side]]
         stdout.print(rows_table((f"\n{side}", "\ndtype", "\nshape"), rows))
+    if facts["layers"]:
+        stdout.print(rows_table(("\nlayers", "\nkind"), facts["layers"]))
 
 
 def _print_checkpoint(document: dict[str, Any]) -> None:

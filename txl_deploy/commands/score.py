@@ -11,7 +11,7 @@ import numpy as np
 import txl_runtime
 import typer
 from numpy.typing import NDArray
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.vocabulary import Vocabulary
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
@@ -41,6 +41,11 @@ def run(
         for first in range(0, len(ids) - 1, chunk):
             nll = stream.score(ids[None, first : first + chunk + 1])
             total += float(nll.sum(dtype=np.float64))
+            if math.isnan(total):
+                raise BackendError(
+                    f"{file}: log-probabilities of tokens {first + 1} … {first + nll.shape[1]} hold NaN, expected "
+                    "numbers; `txl-deploy verify` the bundle, and export fp16 again in fp32 or bf16"
+                )
             display.advance(nll.shape[1])
     scored, unknown = len(ids) - 1, _unknown(ids, model.vocabulary)
     mean = total / scored

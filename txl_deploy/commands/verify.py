@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Text, Threads, Tokens
 from txl_deploy.commands.report import print_parity
@@ -39,6 +40,9 @@ def run(
     import txl_export
 
     if bisect:
+        given = {"--text": text, "--tokens": tokens, "--segments": segments, "--threads": threads}
+        if names := [name for name, value in given.items() if value is not None]:
+            raise UsageError(f"{names[0]} is given with --bisect, which runs segments of its own; leave it out")
         _bisect(bundle, checkpoint, backend, json)
         return
 

@@ -64,12 +64,13 @@ def _advice(status: int) -> str:
 class CudaBlock:
     """Zeroed memory of the device, given back with the object. See `device.Block`."""
 
-    def __init__(self, runtime: _Runtime, size: int) -> None:
+    def __init__(self, runtime: _Runtime, size: int, queue: CudaQueue) -> None:
         self.size = max(size, 1)
         self.address = int(runtime("cudaMalloc", self.size))
         weakref.finalize(self, runtime.quietly, "cudaFree", self.address)
-        runtime("cudaMemset", self.address, 0, self.size)
-        runtime("cudaDeviceSynchronize")  # the default stream's work has no order with that of other queues
+        # Waiting for this queue alone: to wait for the device would break what another thread is recording.
+        queue.zero(self.address, self.size)
+        queue.wait()
 
 
 class CudaEvent:
@@ -164,10 +165,11 @@ class CudaDevice:
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         self.title = f"{text}, SM {int(properties.major)}{int(properties.minor)}"
         self.dlpack = (DLPACK_CUDA, 0)
+        self._zeroing = CudaQueue(runtime)
 
     def allocate(self, size: int) -> CudaBlock:
         """See `device.Device`."""
-        return CudaBlock(self._runtime, size)
+        return CudaBlock(self._runtime, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
         """See `device.Device`."""

@@ -9,6 +9,7 @@ from txl_runtime.backends.engine_objects import EngineExecutable, EngineRuntime
 from txl_runtime.bundle import Bundle
 from txl_runtime.engines.bridge import Library, load_library
 from txl_runtime.engines.facts import Target
+from txl_runtime.engines.sidecar import sidecar_path
 from txl_runtime.errors import BundleError
 
 __all__ = ["load_engines", "open_engines"]
@@ -36,7 +37,9 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
     found = find_engines(bundle, target, update)
     for engine in found:
         check_identity(bundle, engine, library.version, target)
-        if bundle.manifest.files[engine.name].sha256 != engine.sidecar.sha256:  # the file's own was checked at loading
+        bundle.check(engine.name)
+        bundle.check(sidecar_path(engine.name))
+        if bundle.manifest.files[engine.name].sha256 != engine.sidecar.sha256:
             advice = f"txl-deploy build {bundle.path} --target {target} --force"
             raise BundleError(f"{bundle.file(engine.name)}: is not the file that its sidecar describes; {advice}")
     for engine in found:

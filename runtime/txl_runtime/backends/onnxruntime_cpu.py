@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from txl_runtime.backends import Arrays, Call
+from txl_runtime.backends.versions import usable_updates
 from txl_runtime.bundle import Bundle
 from txl_runtime.errors import BackendError, BundleError
 from txl_runtime.manifest import Program
@@ -102,7 +103,10 @@ class OnnxRuntimeCpu:
         try:
             session = self._ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-            raise BundleError(f"{path}: {_one_line(error)}; expected a graph ONNX Runtime can load") from None
+            able = "a graph ONNX Runtime can load"
+            if program.update not in (*usable_updates(("ring", "rolled")), "none"):
+                able = f"update rolled, because a ring takes ONNX Runtime 1.25 and this is {self._ort.__version__}"
+            raise BundleError(f"{path}: {_one_line(error)}; expected {able}") from None
         return session
 
     def _check(self, program: Program) -> None:

@@ -12,6 +12,7 @@ from txl_runtime.backends import Arrays, Call
 from txl_runtime.backends.device import Device, Launch, Queue
 from txl_runtime.backends.device_backend import DeviceBackend
 from txl_runtime.backends.numbers import stored_type
+from txl_runtime.backends.versions import usable_updates
 from txl_runtime.bundle import Bundle
 from txl_runtime.errors import BackendError, BundleError, UsageError
 from txl_runtime.manifest import Program, TensorSpec
@@ -169,7 +170,7 @@ def load_onnxruntime(
     Where onnx is installed, programs are whole, softmax included, as engines are; else they are the bundle's own, and
     what the softmax takes and gives passes through the host. The memory does not in either case.
     """
-    rule = update or bundle.manifest.updates[0]
+    rule = update or usable_updates(bundle.manifest.updates)[0]
     if rule not in bundle.manifest.updates:
         raise UsageError(
             f"update is {rule!r}, this bundle has programs for {', '.join(bundle.manifest.updates)}; use one"

@@ -193,9 +193,9 @@ def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: 
         cwd=graph.path.absolute().parent,  # where its weights are
         start_new_session=True,  # a terminal's Ctrl-C is for us to hear; we end it then
     )
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout:
         try:
             process.stdin.write(msgspec.json.encode(request) + b"\n" + graph.data)
             process.stdin.flush()
@@ -215,6 +215,8 @@ def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: 
             if process.poll() is None:
                 process.kill()
             code = process.wait()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
     return Outcome(failure="build", said=f"the build process {_end(code)}")
 
 

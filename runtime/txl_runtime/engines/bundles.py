@@ -224,7 +224,7 @@ def _build(stage: Staging, program: Program, graph: Graph, identity: Identity, a
         bytes=made.bytes,
         seconds=made.seconds,
         kernels=made.layers.kernels,
-        kinds=made.layers.kinds,
+        layers=made.layers.rows,
         attention_layers=graph.attention_layers,
         fused_attention=made.layers.fused_attention,
         fused_kernels=made.layers.fused,

@@ -22,12 +22,12 @@ class LayerReport:
 
     Attributes:
         kernels: layers that start work on the device; None where the library did not list them.
-        kinds: how many layers of each kind.
+        rows: each layer's name and kind, in the order they run.
         fused: fused attention kernels, by name.
     """
 
     kernels: int | None
-    kinds: dict[str, int]
+    rows: tuple[tuple[str, str], ...]
     fused: dict[str, int]
 
     @property
@@ -38,13 +38,12 @@ class LayerReport:
 
 def read_layers(listing: str) -> LayerReport:
     """Count the rows "Name: …, LayerType: …" of a listing at DETAILED verbosity."""
-    rows = [(match["name"], match["kind"]) for match in _ROW.finditer(listing)]
+    rows = tuple((match["name"], match["kind"]) for match in _ROW.finditer(listing))
     if not rows:
-        return LayerReport(None, {}, {})
-    kinds = Counter(kind for _, kind in rows)
+        return LayerReport(None, (), {})
     fused = Counter(_family(name) for name, _ in rows if any(mark in name for mark in FUSED_ATTENTION))
-    kernels = sum(count for kind, count in kinds.items() if kind.lower() not in NOT_KERNELS)
-    return LayerReport(kernels, dict(sorted(kinds.items())), dict(sorted(fused.items())))
+    kernels = sum(kind.lower() not in NOT_KERNELS for _, kind in rows)
+    return LayerReport(kernels, rows, dict(sorted(fused.items())))
 
 
 def _family(name: str) -> str:

@@ -101,6 +101,8 @@ def explain_build(said: str, graph: Graph, title: str) -> str:
     if not lines:
         return f"{graph.path}: {title} built nothing and does not say why; {UNKNOWN}"
     telling, advice = _telling(lines)
+    if advice is UNKNOWN and len(lines) > 1:  # a crash says last what it was
+        telling = f"{telling}: {lines[-1].strip()}"
     named = next((name for name, _ in graph.nodes if name and re.search(rf"\b{re.escape(name)}\b", telling)), None)
     where = f"node {named!r}: " if named else ""
     return f"{graph.path}: {title} cannot build it: {where}{_plain(telling)}; {advice}"

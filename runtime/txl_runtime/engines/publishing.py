@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,15 +64,16 @@ class Staging:
         }
         document = msgspec.json.decode(self._manifest)
         listed: dict[str, Any] = document["files"]
-        if listed.keys() & records.keys():
-            document["files"] = {name: record for name, record in listed.items() if name not in records}
+        with _undisturbed():
+            if listed.keys() & records.keys():
+                document["files"] = {name: record for name, record in listed.items() if name not in records}
+                self._write_manifest(document)
+            for name, path in self._files.items():
+                final = self._bundle / name
+                final.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(final)
+            document["files"] = dict(sorted((listed | records).items()))
             self._write_manifest(document)
-        for name, path in self._files.items():
-            final = self._bundle / name
-            final.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(final)
-        document["files"] = dict(sorted((listed | records).items()))
-        self._write_manifest(document)
 
     def _write_manifest(self, document: Mapping[str, Any]) -> None:
         data = msgspec.json.format(msgspec.json.encode(document))
@@ -100,8 +103,9 @@ def staging(bundle: Path) -> Iterator[Staging]:
     """
     with _lock(bundle):
         try:
-            for left in bundle.glob(f"{PARTIAL}*"):
-                shutil.rmtree(left, ignore_errors=True)
+            if sys.platform != "win32":  # without a lock it could be the folder of a build that is at work
+                for left in bundle.glob(f"{PARTIAL}*"):
+                    shutil.rmtree(left, ignore_errors=True)
             folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=bundle))
         except OSError as error:
             raise UsageError(
@@ -127,6 +131,26 @@ def _remove(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Interrupts wait until some renames are done: between them the old engines are not listed and the new not yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not for this thread
+        return
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
+
+
+@contextlib.contextmanager
 def _lock(bundle: Path) -> Iterator[None]:
     if sys.platform == "win32":
         yield  # no locks on folders there
@@ -140,6 +164,11 @@ def _lock(bundle: Path) -> Iterator[None]:
         os.close(descriptor)
         raise UsageError(
             f"{bundle}: another build is at work on it, expected one at a time; wait until it has ended"
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise UsageError(
+            f"{bundle}: cannot be locked ({error.strerror}), expected a file system with locks; copy it to a local disk"
         ) from None
     try:
         yield

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from txl_runtime.bundle import Bundle
+from txl_runtime.bundle import ENGINES, Bundle
 from txl_runtime.engines.sidecar import Sidecar, is_intact, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError
 
-__all__ = ["bundle_engines", "describe_engine", "engine_facts"]
+__all__ = ["bundle_engines", "describe_engine", "engine_facts", "engine_names"]
 
 
 def describe_engine(path: str | Path) -> dict[str, Any]:
@@ -54,11 +54,17 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
         "fused_kernels": sidecar.fused_kernels,
         "in_place": sidecar.in_place,
         "verified_on": sidecar.verified_on,
+        "layers": sidecar.layers,
         "inputs": msgspec.to_builtins(identity.inputs),
         "outputs": msgspec.to_builtins(identity.outputs),
         "onnx_sha256": identity.onnx,
         "sha256": sidecar.sha256,
     }
+
+
+def engine_names(bundle: Bundle) -> list[str]:
+    """Every engine file that a bundle's manifest lists."""
+    return sorted(name for name in bundle.manifest.files if name.startswith(ENGINES) and name.endswith(".engine"))
 
 
 def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:
@@ -67,5 +73,4 @@ def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:
     Raises:
         BundleError: a listed engine has no readable sidecar.
     """
-    names = sorted(name for name in bundle.manifest.files if name.startswith("engines/") and name.endswith(".engine"))
-    return [(name, read_sidecar(bundle.file(sidecar_path(name)))) for name in names]
+    return [(name, read_sidecar(bundle.file(sidecar_path(name)))) for name in engine_names(bundle)]

@@ -81,7 +81,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         sha256, bytes: of the engine file.
         seconds: that the build took.
         kernels: layers that start work on the device; None where the library does not list them.
-        kinds: layers of each kind.
+        layers: each layer's name and kind, in the order they run.
         attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
         fused_kernels: their names.
         in_place: states that are updated in place.
@@ -96,7 +96,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     bytes: Count
     seconds: Annotated[float, Meta(ge=0)]
     kernels: Index | None = None
-    kinds: dict[str, Index] = msgspec.field(default_factory=dict)
+    layers: tuple[tuple[str, str], ...] = ()
     attention_layers: Index = 0
     fused_attention: Index = 0
     fused_kernels: dict[str, Index] = msgspec.field(default_factory=dict)

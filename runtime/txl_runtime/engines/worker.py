@@ -91,7 +91,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     sha256: str = ""
     bytes: int = 0
     seconds: float = 0.0
-    layers: LayerReport = LayerReport(None, {}, {})
+    layers: LayerReport = LayerReport(None, (), {})
     in_place: int = 0
     verified: tuple[str, ...] = ()
 
@@ -234,6 +234,9 @@ def _serve(request: Request, graph: bytes, teller: _Teller, places: _Places) -> 
     except (OSError, MemoryError) as error:
         message = f"{request.name}: {error}; expected the machine to have room and rights for an engine"
         outcome = Outcome(failure="refused", message=message, error=TxlError.__name__)
+    except Exception as error:  # whatever it is, who asked has to hear of it
+        message = f"{request.name}: {type(error).__name__}: {error}; expected it to build; please report it"
+        outcome = Outcome(failure="refused", message=" ".join(message.split()), error=BackendError.__name__)
     teller.tell(outcome)
 
 
