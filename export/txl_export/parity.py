@@ -226,7 +226,9 @@ class ReferenceStreams:
             if count:
                 alike.setdefault((count, self.memories[row][0].shape[1]), []).append(row)
         for (count, _), rows in alike.items():
-            joined = [torch.cat(layer) for layer in zip(*(self.memories[row] for row in rows), strict=True)]
+            memories = [self.memories[row] for row in rows]
+            alone = len(rows) == 1  # then nothing is copied: a long memory is larger than the model
+            joined = memories[0] if alone else [torch.cat(layer) for layer in zip(*memories, strict=True)]
             logprobs, after = self.reference(torch.from_numpy(tokens[rows, :count]), joined)
             if count == tokens.shape[1] and len(rows) == len(tokens):
                 result = logprobs.numpy()  # all streams alike, the usual case: no second copy of a large vocabulary
@@ -406,10 +408,12 @@ def _run_segment(result: ChainResult, truth: ReferenceStreams, stream: Stream, t
 
 def _compare_memory(result: ChainResult, truth: ReferenceStreams, stream: Stream, form: str, scale: float) -> float:
     """Hold all of the memory against the reference's; the largest value seen so far, from 1 on, is the scale."""
-    memory = stream.memory()
-    for name, rows in truth.memory(form) if memory else ():
+    expected = truth.memory(form)
+    for name, found in stream.iter_memory():
+        known, rows = next(expected)
+        assert known == name
         scale = max(scale, float(np.abs(rows).max(initial=0)))
-        difference = np.abs(rows - memory[name]).max(initial=0)
+        difference = np.abs(rows - found).max(initial=0)
         result.max_memory = max(result.max_memory, float(np.nan_to_num(difference, nan=np.inf)) / scale)
     return scale
 

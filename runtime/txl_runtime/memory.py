@@ -7,7 +7,7 @@ segment's rows in place. Arrays are of the programs' type, float32 or float16; r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,8 +38,13 @@ class Memory(Protocol):
         """A step is done: of the segment's rows, `valid` [B] became memory."""
         ...
 
-    def newest(self, row: int, count: int) -> dict[str, Rows]:
-        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor."""
+    @property
+    def piecewise(self) -> bool:
+        """Whether to take its tensors out one by one costs no more than all at once."""
+        ...
+
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Rows]:
+        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor, of some or of all."""
         ...
 
     @property
@@ -63,6 +68,8 @@ class Memory(Protocol):
 class RolledMemory:
     """Two sets of arrays that a program reads and writes in turn; filled rows stand last."""
 
+    piecewise = True
+
     def __init__(self, manifest: Manifest, initial: Initial) -> None:
         self._states = manifest.states_of("rolled")
         self._initial, self._batch = initial, manifest.batch_size
@@ -79,9 +86,9 @@ class RolledMemory:
         """See `Memory`."""
         self.side = 1 - self.side
 
-    def newest(self, row: int, count: int) -> dict[str, Rows]:
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Rows]:
         """See `Memory`."""
-        slots = {name: self._slots(name, self.side)[row] for name in self._axes}
+        slots = {name: self._slots(name, self.side)[row] for name in names or self._axes}
         return {name: np.array(rows[len(rows) - count :], np.float32, order="C") for name, rows in slots.items()}
 
     @property
@@ -121,6 +128,7 @@ class RingMemory:
     """
 
     side = 0
+    piecewise = True
 
     def __init__(self, manifest: Manifest, initial: Initial) -> None:
         self._states = manifest.states_of("ring")
@@ -151,12 +159,12 @@ class RingMemory:
             rows[:, :, :spilled] = rows[:, :, ring : ring + spilled]
             head[row] = spilled
 
-    def newest(self, row: int, count: int) -> dict[str, Rows]:
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Rows]:
         """See `Memory`."""
         slots = ring_rows(int(self._head[row]), count, self._ring)
         return {
-            name: np.ascontiguousarray(tensor[row][:, slots].swapaxes(0, 1), np.float32)
-            for name, tensor in self._tensors.items()
+            name: np.ascontiguousarray(self._tensors[name][row][:, slots].swapaxes(0, 1), np.float32)
+            for name in names or self._tensors
         }
 
     @property

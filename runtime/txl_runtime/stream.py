@@ -195,16 +195,22 @@ class Stream:
             "layers.00.hidden": float32 [b, rows, D], or "layers.00.key" and "layers.00.value": [b, rows, H, d_head];
             rows is the largest fill, shorter sequences are zero-padded on the left.
         """
+        return dict(self.iter_memory())
+
+    def iter_memory(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """As `memory`, name and rows of one tensor at a time: all together can be larger than the weights."""
         rows = int(self._fill[: self._b].max(initial=0))
-        taken = {}
-        for state in self._manifest.states_of(self._model.update):
-            shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
-            taken[state.name] = np.zeros((self._b, rows, *shape), np.float32)
-        for row, count in enumerate(self._fill[: self._b].tolist()):
-            if count:
-                for name, newest in self._memory.newest(row, count).items():
-                    taken[name][row, rows - count :] = newest
-        return taken
+        states = self._manifest.states_of(self._model.update)
+        for group in [(state,) for state in states] if self._memory.piecewise else [states]:
+            taken = {}
+            for state in group:
+                shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
+                taken[state.name] = np.zeros((self._b, rows, *shape), np.float32)
+            for row, count in enumerate(self._fill[: self._b].tolist()):
+                if count:
+                    for name, newest in self._memory.newest(row, count, tuple(taken)).items():
+                        taken[name][row, rows - count :] = newest
+            yield from taken.items()
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Forget everything, in all sequences or in those named: indices, or one bool per sequence."""

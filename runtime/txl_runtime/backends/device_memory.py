@@ -6,7 +6,7 @@ states, are one copy with a pitch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +58,8 @@ class _Layout:
 
 class _DeviceStates:
     """What both forms have in common: moving whole sequences between blocks and the host."""
+
+    piecewise = False
 
     def __init__(
         self, device: Device, queue: Queue, states: tuple[StateTensor, ...], batch: int, fresh: Initial
@@ -147,8 +149,8 @@ class DeviceRolled(_DeviceStates):
         """See `Memory`."""
         self.side = 1 - self.side
 
-    def newest(self, row: int, count: int) -> dict[str, Rows]:
-        """See `Memory`."""
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Rows]:
+        """See `Memory`; always of all, which come from the device together."""
         slots = self._layout.row_shape[self._layout.axis]
         return self._take(self._fetch(self._blocks[self.side], row), slice(slots - count, slots))
 
@@ -217,8 +219,8 @@ class DeviceRing(_DeviceStates):
             front = self._layout.at(self._block, row) + index * self._layout.pitch
             self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
 
-    def newest(self, row: int, count: int) -> dict[str, Rows]:
-        """See `Memory`."""
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Rows]:
+        """See `Memory`; always of all, which come from the device together."""
         return self._take(self._fetch(self._block, row), ring_rows(int(self._head[row]), count, self._ring))
 
     @property

@@ -86,7 +86,11 @@ class DeviceStream(Stream):
     def memory(self) -> dict[str, NDArray[np.float32]]:
         """See `Stream.memory`."""
         with self._lock:
-            return super().memory()
+            return dict(super().iter_memory())
+
+    def iter_memory(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """See `Stream.iter_memory`; they come from the device together."""
+        yield from self.memory().items()
 
     @property
     def recorded(self) -> dict[str, str]:
