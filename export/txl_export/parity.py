@@ -41,7 +41,9 @@ __all__ = [
 Ids = NDArray[np.int32]
 
 DRIFT_ROWS = 64
-DISTINCT_IDS = 4096
+DISTINCT_IDS, RUN = 4096, 16
+"""Of a large vocabulary so many ids are drawn, in runs of neighbours: every page of the embedding that is touched
+brings those around it along, once per open program."""
 
 CHUNK = 1_000_000
 """Log-probabilities compared at a time: large vocabularies would otherwise need gigabytes of float64."""
@@ -366,8 +368,9 @@ class _TokenSource:
 
     def __init__(self, vocab_size: int, text: Ids | None, draws: np.random.Generator) -> None:
         self.text, self.draws = text, draws
-        # Of a large vocabulary some ids, from all over it: each one pages a part of the embedding in.
-        self.ids = draws.permutation(vocab_size)[:DISTINCT_IDS].astype(np.int32)
+        starts = draws.permutation(-(-vocab_size // RUN))[: DISTINCT_IDS // RUN] * RUN  # from all over it
+        ids = (starts[:, None] + np.arange(RUN)).ravel()
+        self.ids = ids[ids < vocab_size].astype(np.int32)
         self.places: dict[tuple[int, int], int] = {}
 
     def take(self, streams: int, length: int) -> Ids:
