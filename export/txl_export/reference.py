@@ -22,6 +22,9 @@ __all__ = ["Memory", "Reference"]
 
 Memory = list[Tensor]
 
+ROWS = 16
+"""Rows of an adaptive softmax computed at a time: what is needed beside the result stays small."""
+
 
 class Reference:
     """A Transformer-XL computed with PyTorch, one segment at a time.
@@ -157,20 +160,24 @@ class Reference:
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of the whole vocabulary, [B, T, V]: head[cluster] + tail (Grave et al. 2017)."""
-        clusters = len(self.config.clusters)
-        head = self._cluster_logits(0, hidden)
-        if clusters == 1:
-            return head.log_softmax(dim=-1)
-        into_clusters = self._linear("softmax.cluster", self._softmax_input(0, hidden))
-        head = torch.cat([head, into_clusters], dim=-1).log_softmax(dim=-1)
-        first = self.config.cutoffs[0]
+        if len(self.config.clusters) == 1:
+            return self._cluster_logits(0, hidden).log_softmax(dim=-1)
         whole = torch.empty(*hidden.shape[:-1], self.config.vocab_size, dtype=self.dtype)
-        whole[..., :first] = head[..., :first]
-        for cluster in range(1, clusters):
+        rows, into = hidden.flatten(end_dim=-2), whole.flatten(end_dim=-2)
+        for some, there in zip(torch.split(rows, ROWS), torch.split(into, ROWS), strict=True):
+            self._adaptive(some, there)
+        return whole
+
+    def _adaptive(self, hidden: Tensor, into: Tensor) -> None:
+        """Some rows, [n, D], of an adaptive softmax, into [n, V]."""
+        into_clusters = self._linear("softmax.cluster", self._softmax_input(0, hidden))
+        head = torch.cat([self._cluster_logits(0, hidden), into_clusters], dim=-1).log_softmax(dim=-1)
+        first = self.config.cutoffs[0]
+        into[:, :first] = head[:, :first]
+        for cluster in range(1, len(self.config.clusters)):
             low, high = self.config.clusters[cluster]
             tail = self._cluster_logits(cluster, hidden).log_softmax(dim=-1)
-            torch.add(tail, head[..., first + cluster - 1, None], out=whole[..., low:high])
-        return whole
+            torch.add(tail, head[:, first + cluster - 1, None], out=into[:, low:high])
 
     def _softmax_input(self, cluster: int, hidden: Tensor) -> Tensor:
         tied = f"embedding.projections.{0 if self.config.div_val == 1 else cluster}"

@@ -19,6 +19,9 @@ __all__ = ["Output", "SplitOutput", "WholeOutput", "open_output"]
 
 Floats = NDArray[np.float32]
 
+CHUNK = 2**22
+"""Log-probabilities computed at a time, 16 MiB: 15 rows of 267,735 words."""
+
 
 class Output(Protocol):
     """The softmax of a stream; F is the width of what segment programs return, a "feature" row per position."""
@@ -115,12 +118,15 @@ class SplitOutput:
         self._tails = {c: _Rows(backend, programs[f"tail.{c}"]) for c in range(1, len(self.clusters))}
 
     def logprobs(self, features: Floats, out: Floats) -> None:
-        """See `Output`."""
-        head, words = self._head(features), self.clusters[0][1]
-        out[:, :words] = head[:, :words]
-        for cluster in self._tails:
-            first, last = self.clusters[cluster]
-            np.add(self.tail(features, cluster), head[:, words + cluster - 1, None], out=out[:, first:last])
+        """See `Output`; some rows at a time, so that besides the result no large part of it is held."""
+        words, rows = self.clusters[0][1], max(1, CHUNK // self.clusters[-1][1])
+        for start in range(0, len(features), rows):
+            some, into = features[start : start + rows], out[start : start + rows]
+            head = self._head(some)
+            into[:, :words] = head[:, :words]
+            for cluster in self._tails:
+                first, last = self.clusters[cluster]
+                np.add(self.tail(some, cluster), head[:, words + cluster - 1, None], out=into[:, first:last])
 
     def nll(self, features: Floats, targets: NDArray[np.int32]) -> Floats:
         """See `Output`; a cluster that no target is in is not computed."""

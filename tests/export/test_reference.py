@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import random_state, small_config
 from torch import Tensor
+from txl_export import reference
 from txl_export.reference import Reference
 from txl_export.weights import State
 from txl_runtime.config import Dialect, ModelConfig
@@ -237,6 +238,16 @@ def test_an_absent_output_table_is_tied_to_the_embedding(changes):
     untied["softmax.tables.0"] = untied["softmax.tables.0"] * 1.1
     altered, _ = chain(make(state=untied, **changes), tokens, (4, 6))
     assert apart(altered, tied) > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{"cutoffs": (20, 40)}, {"cutoffs": (20, 40), "div_val": 2}])
+def test_an_adaptive_softmax_is_the_same_computed_some_rows_at_a_time(changes, monkeypatch):
+    tokens = draw(40)
+    some, _ = chain(make(**changes), tokens, (25, 15))
+    monkeypatch.setattr(reference, "ROWS", 1000)
+    whole, _ = chain(make(**changes), tokens, (25, 15))
+    assert apart(some, whole) <= EXACT
+    assert torch.allclose(some.exp().sum(dim=-1), torch.ones(()).double())
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

@@ -13,7 +13,7 @@ import torch
 from support import random_state, small_config
 from txl_export.folding import fold
 from txl_export.softmax import SoftmaxHead
-from txl_runtime import Model, load
+from txl_runtime import Model, load, outputs
 from txl_runtime.backends import Backend
 from txl_runtime.manifest import Program
 from txl_runtime.outputs import SplitOutput, WholeOutput, open_output
@@ -133,6 +133,16 @@ def test_clusters_are_where_the_vocabulary_has_them(models, kind):
         tail = output.tail(features, cluster)
         assert tail.shape == (5, ends[cluster + 1] - ends[cluster])
         np.testing.assert_allclose(np.exp(tail.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4, 7])
+def test_log_probabilities_are_the_same_computed_some_rows_at_a_time(models, kind, at_a_time, monkeypatch):
+    model = models(kind)
+    output, _ = split(model)
+    features = hidden(model, 9)
+    expected = logprobs(output, features, model.vocab_size)
+    monkeypatch.setattr(outputs, "CHUNK", at_a_time * model.vocab_size)
+    assert logprobs(output, features, model.vocab_size).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("strided", [False, True])
