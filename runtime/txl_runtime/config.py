@@ -15,6 +15,7 @@ __all__ = ["Dialect", "ModelConfig"]
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[float, Meta(gt=0)]
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from txl_runtime.config import Count, Dialect, Index, ModelConfig
+from txl_runtime.config import Count, Dialect, Index, ModelConfig, Size
 from txl_runtime.errors import BundleError
 
 __all__ = [
@@ -111,7 +111,7 @@ class Program(Struct, frozen=True, kw_only=True):
 class FileRecord(Struct, frozen=True, kw_only=True):
     """Size in bytes and SHA-256 of a file in the bundle."""
 
-    size: Index
+    size: Size
     sha256: Sha256
 
 
@@ -149,7 +149,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     weights: str
     files: dict[str, FileRecord]
     vocabulary: str | None = None
-    parameters: Index = 0
+    parameters: Size = 0
     parity: dict[str, Any] = msgspec.field(default_factory=dict)
     provenance: dict[str, Any] = msgspec.field(default_factory=dict)
 

@@ -147,6 +147,15 @@ def test_an_exported_manifest_is_what_its_config_implies(manifest):
     assert decode_manifest(json.dumps(as_json(m)).encode(), "manifest.json") == m
 
 
+def test_weights_may_be_larger_than_2_gib(manifest):
+    changed = as_json(manifest)
+    changed["files"]["weights.safetensors"]["size"] = 5 * 2**30
+    changed["parameters"] = 3_000_000_000
+    assert decode_manifest(json.dumps(changed).encode(), "manifest.json").files["weights.safetensors"].size == 5 * 2**30
+    changed["files"]["weights.safetensors"]["size"] = -1
+    assert "files[...].size" in refusal(changed)
+
+
 @pytest.mark.parametrize(
     "name", ["hidden-ring-4", "hidden-ring-1", "head", "tail.1", "tail.2", "logprobs-4", "logprobs-1"]
 )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from txl_runtime.config import Count, Index
+from txl_runtime.config import Count, Index, Size
 from txl_runtime.encoding import canonical_json, file_sha256
 from txl_runtime.engines.facts import Target
 from txl_runtime.errors import BundleError
@@ -93,7 +93,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     key: Sha256
     identity: Identity
     sha256: Sha256
-    bytes: Count
+    bytes: Size
     seconds: Annotated[float, Meta(ge=0)]
     kernels: Index | None = None
     layers: tuple[tuple[str, str], ...] = ()
