@@ -404,9 +404,8 @@ def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listen
 def _run_segment(result: ChainResult, truth: ReferenceStreams, stream: Stream, tokens: Ids, counts: Ids) -> None:
     """One segment on both sides; a function of its own so that its large arrays are gone before the next."""
     expected, found = truth.step(tokens, counts), stream.step(tokens, counts)
-    counted = np.arange(tokens.shape[1]) < counts[:, None]
-    whole = expected.reshape(-1, expected.shape[2]), found.reshape(-1, found.shape[2])
-    _compare(result, *(whole if counted.all() else (expected[counted], found[counted])))
+    # Views: copies of what counts would be as large again, and over a large vocabulary that is hundreds of megabytes.
+    _compare(result, [(expected[row, :count], found[row, :count]) for row, count in enumerate(counts) if count])
 
 
 def _compare_memory(result: ChainResult, truth: ReferenceStreams, stream: Stream, form: str, scale: float) -> float:
@@ -421,17 +420,18 @@ def _compare_memory(result: ChainResult, truth: ReferenceStreams, stream: Stream
     return scale
 
 
-def _compare(result: ChainResult, expected: NDArray[Any], found: NDArray[Any]) -> None:
-    """Add the rows [n, V] of one segment to a chain's figures; in float64, some rows at a time."""
-    rows = max(1, CHUNK // expected.shape[1])
-    pieces = [
-        _compare_rows(result, expected[first : first + rows], found[first : first + rows])
-        for first in range(0, len(expected), rows)
-    ]
-    result.positions += len(expected)
-    result.rows.append(len(expected))
+def _compare(result: ChainResult, streams: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> None:
+    """Add one segment to a chain's figures: expected and found rows [n, V] per stream; in float64, some at a time."""
+    pieces = []
+    for expected, found in streams:
+        rows = max(1, CHUNK // expected.shape[1])
+        for first in range(0, len(expected), rows):
+            pieces.append(_compare_rows(result, expected[first : first + rows], found[first : first + rows]))
+    count = sum(len(expected) for expected, _ in streams)
+    result.positions += count
+    result.rows.append(count)
     result.max_per_segment.append(max((largest for largest, _ in pieces), default=0.0))
-    result.mean_logprobs.append(sum(total for _, total in pieces) / max(expected.size, 1))
+    result.mean_logprobs.append(sum(total for _, total in pieces) / max(sum(e.size for e, _ in streams), 1))
     result.max_logprobs = max(result.max_logprobs, result.max_per_segment[-1])
 
 

@@ -446,7 +446,7 @@ def logprobs(scores: list[list[float]]) -> np.ndarray:
 
 def compared(expected: np.ndarray, found: np.ndarray) -> ChainResult:
     result = ChainResult("test", 1)
-    _compare(result, expected, found)
+    _compare(result, [(expected, found)])
     return result
 
 
