@@ -25,6 +25,7 @@ from txl_runtime.manifest import Manifest
 from txl_runtime.model import Model, load
 from txl_runtime.stream import Stream
 
+from txl_export.heap import give_back
 from txl_export.reference import Memory, Reference
 
 __all__ = [
@@ -303,6 +304,7 @@ def verify_models(
     compared: TextResult | None = None
     for number, opener in enumerate(openers):
         listener.stage("load the bundle")
+        give_back()
         model = opener()
         plans = list(_plans(model, segments, text, seed, brief=number > 0))
         listener.stage(f"verify against PyTorch, {model.update} memory", sum(len(plan.calls) for plan in plans))
