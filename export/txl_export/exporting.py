@@ -45,6 +45,7 @@ from txl_export.folding import HALF, fold, tied_rows, to_precision
 from txl_export.graph import WeightFile, check_graph, write_graph
 from txl_export.network import MemoryForm, Network, count_distances
 from txl_export.parity import Parity, openers, verify_models
+from txl_export.products import apart, has_many_rows
 from txl_export.quantising import QUANTISED, gain_error, quantise
 from txl_export.reference import Reference
 from txl_export.ring import RingStep
@@ -245,9 +246,12 @@ class _Builder:
         programs = expected_programs(
             self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self.updates
         )
+        many = self.precision == "int8" and any(has_many_rows(program) for program in programs)
+        if many:
+            programs = apart(programs)
         graphs = {program.file: program for program in reversed(programs)}  # of those that share one the longest
         networks = {file: self._network(program, folded) for file, program in graphs.items()}
-        parts = quantise(to_precision(folded, self.precision), self.precision, self.keep)
+        parts = quantise(to_precision(folded, self.precision), self.precision, self.keep, many)
         tensors = dict(parts)
         for network in networks.values():
             tensors |= network.position_tables()
@@ -278,9 +282,10 @@ class _Builder:
         if program.kind.startswith("tail."):
             return SoftmaxTail(self.config, self.dialect, folded, int(program.kind.removeprefix("tail.")))
         sizes = self.sizes
-        shape = StepShape(sizes.batch_size, program.segment_length, sizes.memory_length, self.memory)
+        length = sizes.segment_lengths[0] if program.update == "ring" else program.segment_length
+        shape = StepShape(sizes.batch_size, length, sizes.memory_length, self.memory)
         if program.update == "ring":
-            return RingStep(self.config, self.dialect, shape, folded)
+            return RingStep(self.config, self.dialect, shape, folded)  # open: the longest segment makes the ring
         distances = count_distances(self.config, self.dialect, sizes.memory_length + sizes.segment_lengths[0])
         return Step(self.config, self.dialect, shape, folded, distances)
 

@@ -26,7 +26,7 @@ from txl_runtime.errors import TxlError
 from txl_runtime.manifest import Program
 
 from txl_export.network import Network
-from txl_export.quantising import MICROSOFT, multiply_quantised
+from txl_export.products import MICROSOFT, has_many_rows, multiply_quantised
 from txl_export.ring import TRANSLATIONS
 
 __all__ = ["WeightFile", "check_graph", "write_graph"]
@@ -104,7 +104,7 @@ def write_graph(
         value.name = spec.name
     _name_open_sizes(graph, program)
     _int32_indices(graph)
-    multiply_quantised(graph, parts)
+    multiply_quantised(graph, parts, has_many_rows(program))
     _forget_origins(model)
     _point_into(graph, weights)
     model.metadata_props.update(facts)

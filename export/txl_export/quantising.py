@@ -1,13 +1,12 @@
-"""int8 and int4 weights for the CPU: which matrices, how they are stored, how a graph multiplies by them.
+"""int8 and int4 weights for the CPU: which matrices, and how they are stored.
 
 Quantised are the four matrices of every layer: they are what a decode step reads. Embedding, softmax, norms, tables of
 relative positions, attention and memory stay float32.
 
-Both are ONNX Runtime's MatMulNBits, weights by its own quantiser: blocks along the input, a scale and a zero point
-each, in blocks of 128 where the width allows. Activations become int8 per row (token)
-and block, so that no row's result depends on another's. Tried instead: ONNX Runtime's dynamic quantiser takes one scale
-for a whole tensor, and then padding and neighbours change what a stream gets; scales per row written out around an
-integer product are exact in that, faster for whole segments and slower for single tokens (docs/performance.md).
+int4 has a scale and a zero point per block of inputs, by ONNX Runtime's own quantiser. int8 has a scale per column
+(output), and where segments are long it is stored in two forms that stand for the same matrix, because ONNX Runtime's
+operators differ in what they are good at (`txl_export.products`): blocks for few rows at a time, as in decoding, and
+plain columns for many.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -26,12 +24,13 @@ from txl_runtime.errors import UsageError
 
 from txl_export.weights import State
 
-__all__ = ["MICROSOFT", "QUANTISED", "dequantise", "gain_error", "is_quantised", "multiply_quantised", "quantise"]
+__all__ = ["BITS", "QUANTISED", "block_of", "dequantise", "gain_error", "is_quantised", "quantise"]
 
 QUANTISED = ("int8", "int4")
 BITS = {"int8": 8, "int4": 4}
 BLOCKS = (128, 64, 32)
-MICROSOFT = "com.microsoft"
+COLUMNS = "columns"
+"""What the codes of int8 are called where they lie as the matrix does, [in, out]."""
 MATRICES = (
     ".attention.query_key_value.weight",
     ".attention.output.weight",
@@ -47,33 +46,37 @@ def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> flo
     and a wrong scale does not, which the loose limits of few bits would let pass.
     """
     worst = 0.0
-    for name, found in dequantise({name: part for name, part in parts.items() if _is_part(name)}).items():
-        original = folded[name].double()
-        slope = float((found.double() * original).sum() / original.square().sum().clamp_min(1e-30))
-        worst = max(worst, abs(slope - 1))
+    for name in parts:
+        base, _, kind = name.rpartition(".")
+        if is_quantised(name):
+            original, found = folded[base].double(), _matrix(parts, base, kind).double()
+            slope = float((found * original).sum() / original.square().sum().clamp_min(1e-30))
+            worst = max(worst, abs(slope - 1))
     return worst
-
-
-def _is_part(name: str) -> bool:
-    return _is_matrix(name.rpartition(".")[0])
 
 
 def is_quantised(name: str) -> bool:
     """Whether a part from `quantise` holds codes."""
-    return name.endswith(QUANTISED)
+    base, _, kind = name.rpartition(".")
+    return _is_matrix(base) and kind in (*QUANTISED, COLUMNS)
 
 
 def _is_matrix(name: str) -> bool:
     return name.endswith(MATRICES)
 
 
-def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str] = ()) -> State:
-    """The parameters with the matrices replaced by their quantised parts, `NAME.int8` and `NAME.scale` or the like.
+def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str] = (), many: bool = False) -> State:
+    """The parameters with the matrices replaced by their quantised parts.
+
+    NAME.int8 or NAME.int4 are codes in blocks, uint8 [out, blocks, bytes of a block], with NAME.scale, float32
+    [out · blocks], NAME.zero, packed zero points (int4), and NAME.shape, int32 [2], in and out. NAME.columns are int8
+    codes [in, out], with NAME.column_scale, float32 [out].
 
     Args:
         folded: from `txl_export.folding.fold`.
         precision: int8 or int4; any other leaves all as it is.
         keep: beginnings of names to leave in float32, such as "layers.03".
+        many: store int8 a second time, for products of many rows.
 
     Raises:
         UsageError: nothing begins like a name to keep.
@@ -85,10 +88,17 @@ def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str]
     for name, tensor in folded.items():
         if precision not in QUANTISED or not _is_matrix(name) or any(_begins(name, start) for start in keep):
             parts[name] = tensor
-        else:
+            continue
+        parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
+        if precision == "int4":
             codes, scale, zero = _blocks(tensor.numpy(), precision)
-            parts |= {f"{name}.{precision}": codes, f"{name}.scale": scale, f"{name}.zero": zero}
-            parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
+            parts |= {f"{name}.int4": codes, f"{name}.scale": scale, f"{name}.zero": zero}
+            continue
+        columns, scale = _columns(tensor)
+        codes = _in_blocks(columns)
+        parts |= {f"{name}.int8": codes, f"{name}.scale": scale.repeat_interleave(codes.shape[1])}
+        if many:
+            parts |= {f"{name}.{COLUMNS}": columns, f"{name}.column_scale": scale}
     return parts
 
 
@@ -97,53 +107,31 @@ def dequantise(parts: Mapping[str, Tensor]) -> State:
     folded: State = {}
     for name, tensor in parts.items():
         base, _, kind = name.rpartition(".")
-        if kind in QUANTISED:
-            folded[base] = _from_blocks(parts, base, kind)
-        elif not (_is_matrix(base) and kind in ("scale", "zero", "shape")):
+        if is_quantised(name):
+            folded[base] = _matrix(parts, base, kind)
+        elif not (_is_matrix(base) and kind in ("scale", "zero", "shape", "column_scale")):
             folded[name] = tensor
     return folded
 
 
-def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor]) -> None:
-    """Replace products with quantised matrices; the graph's initializers are named as the parameters, "/" for "."."""
-    for node in list(graph):
-        matrix = node.inputs[1] if node.op_type == "MatMul" else None
-        if matrix is None or matrix.const_value is None or matrix.name is None:
-            continue
-        name = matrix.name.replace("/", ".")
-        precision = next((precision for precision in QUANTISED if f"{name}.{precision}" in parts), None)
-        if precision is None:
-            continue
-        product = _product(graph, node, name, precision, parts)
-        found, made = node.outputs[0], product.outputs[0]
-        made.name, made.type, made.shape = found.name, found.type, found.shape
-        found.name = f"{found.name}.float"
-        ir.convenience.replace_nodes_and_values(graph, node, [node], [product], [found], [made])
-        if not matrix.uses() and matrix.name in graph.initializers:
-            del graph.initializers[matrix.name]
-
-
-def _product(graph: ir.Graph, node: ir.Node, name: str, precision: str, parts: Mapping[str, Tensor]) -> ir.Node:
-    size, width = (int(n) for n in parts[f"{name}.shape"])
-    inputs = [node.inputs[0], *(_parameter(graph, f"{name}.{part}", parts) for part in (precision, "scale", "zero"))]
-    # accuracy_level 4: products of integers, the activations' scales per row and block.
-    attributes = {"K": size, "N": width, "bits": BITS[precision], "block_size": _block(size)}
-    graph.opset_imports[MICROSOFT] = 1
-    return ir.node("MatMulNBits", inputs, attributes=attributes | {"accuracy_level": 4}, domain=MICROSOFT)
-
-
-def _block(size: int) -> int:
+def block_of(size: int) -> int:
     """How many inputs share a scale: as many as divide them all, or else as few as there can be."""
     return next((block for block in BLOCKS if size % block == 0), BLOCKS[-1])
 
 
-def _parameter(graph: ir.Graph, name: str, parts: Mapping[str, Tensor]) -> ir.Value:
-    """An initializer of that name, which `write_graph` lets point into the weight file."""
-    if name not in graph.initializers:
-        tensor = ir.tensor(parts[name].numpy(), name=name)
-        shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
-        graph.register_initializer(ir.Value(name=name, type=kind, shape=shape, const_value=tensor))
-    return graph.initializers[name]
+def _columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 codes [in, out] and a scale per column, [out], symmetric."""
+    scale = matrix.abs().amax(dim=0) / 127
+    return (matrix / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round().to(torch.int8), scale
+
+
+def _in_blocks(columns: Tensor) -> Tensor:
+    """The same codes from 128 on, uint8 [out, blocks, block]; inputs that fill the last block up count nothing."""
+    size, width = columns.shape
+    block = block_of(size)
+    codes = torch.full((width, -(-size // block) * block), 128, dtype=torch.uint8)
+    codes[:, :size] = (columns.T.to(torch.int16) + 128).to(torch.uint8)
+    return codes.reshape(width, -1, block)
 
 
 def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,7 +150,7 @@ def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     quantiser = MatMulNBitsQuantizer(
-        model, bits=BITS[precision], block_size=_block(size), is_symmetric=False, accuracy_level=4
+        model, bits=BITS[precision], block_size=block_of(size), is_symmetric=False, accuracy_level=4
     )
     with _quiet_logging():
         quantiser.process()
@@ -186,10 +174,14 @@ def _quiet_logging() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _from_blocks(parts: Mapping[str, Tensor], base: str, precision: str) -> Tensor:
+def _matrix(parts: Mapping[str, Tensor], base: str, kind: str) -> Tensor:
+    """What codes of a kind stand for, float32 [in, out]."""
+    if kind == COLUMNS:
+        return parts[f"{base}.{COLUMNS}"].float() * parts[f"{base}.column_scale"]
     size, width = (int(n) for n in parts[f"{base}.shape"])
-    codes, zero = parts[f"{base}.{precision}"], parts[f"{base}.zero"].reshape(width, -1)
-    if BITS[precision] == 4:  # two to a byte, the low half first
+    codes, zero = parts[f"{base}.{kind}"], parts.get(f"{base}.zero")
+    zero = torch.tensor([[128]]) if zero is None else zero.reshape(width, -1)
+    if BITS[kind] == 4:  # two to a byte, the low half first
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(start_dim=2)
         zero = torch.stack([zero & 15, zero >> 4], dim=-1).flatten(start_dim=1)
     zero, scale = zero[:, : codes.shape[1], None], parts[f"{base}.scale"].reshape(width, -1, 1)

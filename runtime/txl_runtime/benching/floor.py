@@ -79,6 +79,9 @@ def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
             continue  # rows a memory starts with; positions are counted by what a query can reach
         if ".attention.position.weight" in name or ".attention.position.bias" in name or ".distance." in name:
             continue  # folded into the tables
+        matrix, _, part = name.rpartition(".")
+        if part in ("columns", "column_scale") and f"{matrix}.int8" in stored:
+            continue  # the same matrix once more, for segments
         if name.startswith("embedding.tables."):
             cluster = name.split(".")[2]
             tied = len(untied) < len(c.clusters) if c.div_val == 1 else cluster not in untied
