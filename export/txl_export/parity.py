@@ -46,8 +46,9 @@ DISTINCT_IDS, RUN = 4096, 16
 """Of a large vocabulary so many ids are drawn, in runs of neighbours: every page of the embedding that is touched
 brings those around it along, once per open program."""
 
-CHUNK = 1_000_000
-"""Log-probabilities compared at a time: large vocabularies would otherwise need gigabytes of float64."""
+CHUNK = 300_000
+"""Log-probabilities compared at a time: in float64 they and what is computed of them fit into a core's share of cache.
+A million takes three times as long, and a large vocabulary at once would take gigabytes."""
 
 GAIN = 0.02
 """How far a quantised matrix may be from its original in size; 4 bits reach some thousandths."""
