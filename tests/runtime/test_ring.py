@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -347,6 +348,26 @@ def test_a_lean_model_computes_the_same(models, kind, update):
         assert_alike(ours, theirs)
     tokens = random_tokens(B, 12)
     assert_close(ours.score(tokens), theirs.score(tokens))
+
+
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+def test_the_sessions_of_a_lean_model_share_one_mapping_of_the_weights(models, update, monkeypatch):
+    given: dict[str, set[int]] = {}
+    options = onnxruntime.SessionOptions
+
+    class Options(options):
+        def add_initializer(self, name, value):
+            given.setdefault(name, set()).add(value.data_ptr())
+            super().add_initializer(name, value)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    bundle = models("plain")[0].bundle
+    load(bundle.path, update=update, lean=True)
+    assert all(len(places) == 1 for places in given.values()), "the same place in every session"
+    with safe_open(bundle.path / "weights.safetensors", framework="numpy") as stored:
+        names = set(stored.keys())
+    assert {name for name in names if "query_key_value" in name or "feed_forward.inner.weight" in name} <= set(given)
+    assert set(given) <= names
 
 
 def test_in_a_lean_model_sequences_are_independent_too(models):

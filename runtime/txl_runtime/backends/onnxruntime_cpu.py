@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.backends import Arrays, Call
+from txl_runtime.backends.external import external_tensors
 from txl_runtime.backends.versions import usable_updates
 from txl_runtime.bundle import Bundle
 from txl_runtime.errors import BackendError, BundleError
@@ -48,6 +51,10 @@ class OnnxRuntimeCpu:
         self._bundle, self._threads, self._lean = bundle, threads, lean
         config = bundle.manifest.config
         self._small_softmax = config.d_model * config.vocab_size <= SMALL
+        # Lean: one mapping of the weight file for all sessions, which would each make their own.
+        weights = bundle.file(bundle.manifest.weights)
+        self._mapped = np.memmap(weights, np.uint8, mode="r") if lean and weights.stat().st_size else None
+        self._shared: list[Any] = []  # lives as long as the sessions that read it
         # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
         self._sessions: dict[str, Any] = {}
         for program in programs:
@@ -100,6 +107,9 @@ class OnnxRuntimeCpu:
         if self._lean:
             options.add_session_config_entry("session.disable_prepacking", "1")
         path = self._bundle.file(program.file)
+        for name, tensor in self._parameters(path).items():
+            self._shared.append(self._value(tensor))
+            options.add_initializer(name, self._shared[-1])
         try:
             session = self._ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
@@ -108,6 +118,12 @@ class OnnxRuntimeCpu:
                 able = f"update rolled, because a ring takes ONNX Runtime 1.25 and this is {self._ort.__version__}"
             raise BundleError(f"{path}: {_one_line(error)}; expected {able}") from None
         return session
+
+    def _parameters(self, graph: Path) -> dict[str, NDArray[Any]]:
+        """What a lean session is given to share; every other one reads its own."""
+        if self._mapped is None:
+            return {}
+        return external_tensors(graph.read_bytes(), self._bundle.manifest.weights, self._mapped)
 
     def _check(self, program: Program) -> None:
         """The graph must have exactly the tensors its manifest promises."""
