@@ -11,12 +11,17 @@ import ctypes
 import gc
 import sys
 
-__all__ = ["give_back"]
+__all__ = ["give_back", "trim"]
 
 
 def give_back() -> None:
-    """Collect garbage, and hand freed blocks to the system where the C library is glibc."""
+    """Collect garbage, and hand freed blocks to the system."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:  # musl has none
-        trim(0)
+    trim()
+
+
+def trim() -> None:
+    """Hand freed blocks to the system where the C library is glibc."""
+    found = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if found is not None:  # musl has none
+        found(0)

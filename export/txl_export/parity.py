@@ -25,7 +25,7 @@ from txl_runtime.manifest import Manifest
 from txl_runtime.model import Model, load
 from txl_runtime.stream import Stream
 
-from txl_export.heap import give_back
+from txl_export.heap import give_back, trim
 from txl_export.reference import Memory, Reference
 
 __all__ = [
@@ -214,17 +214,21 @@ def _fields(thing: object) -> dict[str, object]:
 
 
 class ReferenceStreams:
-    """The reference run as the runtime runs streams: each with a memory and a length of its own."""
+    """The reference run as the runtime runs streams: each with a memory and a length of its own.
+
+    Attributes:
+        large: whether the model is, so that float32 has to do.
+    """
 
     def __init__(self, reference: Reference, count: int) -> None:
         self.reference = reference
         self.memories: list[Memory] = [reference.initial_memory(1) for _ in range(count)]
+        self.large = reference.dtype != torch.float64
 
     def step(self, tokens: Ids, counts: Ids) -> NDArray[Any]:
         """One segment, [b, T] → [b, T, V]; rows beyond the counts are zero. Streams in like states run together."""
-        exact = self.reference.dtype == torch.float64
         shape = (*tokens.shape, self.reference.config.vocab_size)
-        result: NDArray[Any] = np.zeros(shape, np.float64 if exact else np.float32)  # pages come when written
+        result: NDArray[Any] = np.zeros(shape, np.float32 if self.large else np.float64)  # pages come when written
         alike: dict[tuple[int, int], list[int]] = {}
         for row, count in enumerate(counts.tolist()):
             if count:
@@ -233,7 +237,10 @@ class ReferenceStreams:
             memories = [self.memories[row] for row in rows]
             alone = len(rows) == 1  # then nothing is copied: a long memory is larger than the model
             joined = memories[0] if alone else [torch.cat(layer) for layer in zip(*memories, strict=True)]
-            logprobs, after = self.reference(torch.from_numpy(tokens[rows, :count]), joined)
+            for row in rows:
+                self.memories[row] = []
+            del memories
+            logprobs, after = self.reference(torch.from_numpy(tokens[rows, :count]), _handed_over(joined))
             if count == tokens.shape[1] and len(rows) == len(tokens):
                 result = logprobs.numpy()  # all streams alike, the usual case: no second copy of a large vocabulary
             else:
@@ -254,6 +261,13 @@ class ReferenceStreams:
                 plain = tensor[0].numpy()
                 padded.append(np.pad(plain, [(rows - plain.shape[0], 0), *[(0, 0)] * (plain.ndim - 1)]))
             yield tensors[0][0], np.stack(padded)
+
+
+def _handed_over(memory: Memory) -> Iterator[torch.Tensor]:
+    """The layers of a memory, each gone as soon as the next is asked for."""
+    memory.reverse()
+    while memory:
+        yield memory.pop()
 
 
 def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -406,9 +420,14 @@ def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listen
 
 def _run_segment(result: ChainResult, truth: ReferenceStreams, stream: Stream, tokens: Ids, counts: Ids) -> None:
     """One segment on both sides; a function of its own so that its large arrays are gone before the next."""
-    expected, found = truth.step(tokens, counts), stream.step(tokens, counts)
+    expected = truth.step(tokens, counts)
+    if truth.large:
+        trim()  # neither side should stand on what the other has freed
+    found = stream.step(tokens, counts)
     # Views: copies of what counts would be as large again, and over a large vocabulary that is hundreds of megabytes.
     _compare(result, [(expected[row, :count], found[row, :count]) for row, count in enumerate(counts) if count])
+    if truth.large:
+        trim()
 
 
 def _compare_memory(result: ChainResult, truth: ReferenceStreams, stream: Stream, form: str, scale: float) -> float:

@@ -8,7 +8,7 @@ the paper compares with (learned relative, absolute sinusoidal, absolute learned
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class Reference:
         ]
 
     @torch.no_grad()
-    def __call__(self, tokens: Tensor, memory: Sequence[Tensor]) -> tuple[Tensor, Memory]:
+    def __call__(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
         """One segment: tokens int [B, T] and the memory before it → log-probabilities [B, T, V], memory after it."""
         hidden = self._embed(tokens)
         after: Memory = []
@@ -133,20 +133,23 @@ class Reference:
             scores = torch.einsum("bthd,bkhd->bhtk", query, key)
         else:
             content = torch.einsum("bthd,bkhd->bhtk", query + self._state[f"{name}.content_bias"], key)
-            scores = content + self._by_distance(i, query, rows).gather(-1, distance.clamp(min=0).expand_as(content))
+            by_distance = self._by_distance(i, query, rows)
+            farthest = by_distance.shape[-1] - 1
+            scores = content + by_distance.gather(-1, distance.clamp(0, farthest).expand_as(content))
         scores = scores / self.config.d_head**0.5
         probabilities = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         mixed = torch.einsum("bhtk,bkhd->bthd", probabilities, value)
         return self._linear(f"{name}.output", mixed.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor, rows: int) -> Tensor:
-        """What each query [B, T, H, d_head] scores by distance alone, for 0 … rows-1: [B, H, T, rows]."""
-        name, distances = f"{layer_name(i)}.attention", self._distances(rows)
+        """What each query [B, T, H, d_head] scores by distance alone, up to the clamp: [B, H, T, distances]."""
+        name, last = f"{layer_name(i)}.attention", last_distance(self.config, self.dialect)
+        count = rows if last is None else min(rows, last + 1)
         if self.config.attn_type == 1:
-            keys, biases = self._state[f"{name}.distance.keys"], self._state[f"{name}.distance.biases"]
-            return torch.einsum("bthd,rhd->bhtr", query, keys[distances]) + biases[distances].T[:, None]
-        table = sinusoid(rows, self.config.d_model)[distances].to(self.dtype)
-        relative = self._heads(f"{name}.position", table)  # R of the paper, [rows, H, d_head]
+            keys, biases = self._state[f"{name}.distance.keys"][:count], self._state[f"{name}.distance.biases"][:count]
+            return torch.einsum("bthd,rhd->bhtr", query, keys) + biases.T[:, None]
+        table = sinusoid(count, self.config.d_model).to(self.dtype)
+        relative = self._heads(f"{name}.position", table)  # R of the paper, [distances, H, d_head]
         return torch.einsum("bthd,rhd->bhtr", query + self._state[f"{name}.position_bias"], relative)
 
     def _distances(self, rows: int) -> Tensor:

@@ -104,8 +104,13 @@ class OnnxRuntimeCpu:
         # but a softmax with a pool of its own has to share the cores with it (a whole one then takes 40 % longer).
         if self._lean or not self._small_softmax:
             options.add_session_config_entry("session.force_spinning_stop", "1")
+        if program.update == "rolled":
+            # In the graph's own order new memory is written layer by layer. ONNX Runtime's leaves that to the end, with
+            # the rows of all layers kept until then: 0.65 GiB at 24 layers and M 3800, and a fifth of the time.
+            options.execution_order = self._ort.ExecutionOrder.PRIORITY_BASED
         if self._lean:
             options.add_session_config_entry("session.disable_prepacking", "1")
+            options.enable_mem_pattern = False  # one block for all that a run needs, as large as it gets
         path = self._bundle.file(program.file)
         for name, tensor in self._parameters(path).items():
             self._shared.append(self._value(tensor))
