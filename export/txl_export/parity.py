@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from txl_runtime.backends.onnxruntime_cpu import OnnxRuntimeCpu
 from txl_runtime.backends.versions import usable_updates
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import NEAR_TIE, no_drift_limit, rung
@@ -410,6 +411,8 @@ def _run_chain(model: Model, reference: Reference, plan: _Plan, listener: Listen
     for number, (tokens, counts) in enumerate(plan.calls):
         if result.full_from is None and stream.fill.min() == model.memory_length:
             result.full_from = result.segments
+        if truth.large and isinstance(model.backend, OnnxRuntimeCpu):
+            model.backend.release_pages()  # the reference needs the room
         _run_segment(result, truth, stream, tokens, counts)
         if number % every == 0 or number == len(plan.calls) - 1:
             scale = _compare_memory(result, truth, stream, model.manifest.memory, scale)

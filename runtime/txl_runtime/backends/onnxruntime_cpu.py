@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class OnnxRuntimeCpu:
         self._small_softmax = config.d_model * config.vocab_size <= SMALL
         # Lean: one mapping of the weight file for all sessions, which would each make their own.
         weights = bundle.file(bundle.manifest.weights)
-        self._mapped = np.memmap(weights, np.uint8, mode="r") if lean and weights.stat().st_size else None
+        self._mapping = _map(weights) if lean else None
         self._shared: list[Any] = []  # lives as long as the sessions that read it
         # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
         self._sessions: dict[str, Any] = {}
@@ -81,6 +82,11 @@ class OnnxRuntimeCpu:
                 raise BackendError(f"program {program.name} failed in ONNX Runtime: {_one_line(error)}") from None
 
         return call
+
+    def release_pages(self) -> None:
+        """Let go of the pages that lean weights take up in memory; they come back as they are needed."""
+        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def _value(self, array: NDArray[Any]) -> Any:
         if not array.flags.c_contiguous:
@@ -126,9 +132,10 @@ class OnnxRuntimeCpu:
 
     def _parameters(self, graph: Path) -> dict[str, NDArray[Any]]:
         """What a lean session is given to share; every other one reads its own."""
-        if self._mapped is None:
+        if self._mapping is None:
             return {}
-        return external_tensors(graph.read_bytes(), self._bundle.manifest.weights, self._mapped)
+        content = np.frombuffer(self._mapping, np.uint8)
+        return external_tensors(graph.read_bytes(), self._bundle.manifest.weights, content)
 
     def _check(self, program: Program) -> None:
         """The graph must have exactly the tensors its manifest promises."""
@@ -143,6 +150,11 @@ class OnnxRuntimeCpu:
                         f"{program.file}: among the {side}, {name} is {_tensor(has.get(name))}, "
                         f"the manifest says {_tensor(wants.get(name))}; export the model again"
                     )
+
+
+def _map(path: Path) -> mmap.mmap | None:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else None
 
 
 def _fits(has: _Tensor, wants: _Tensor) -> bool:
