@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,22 @@ import txl_export
 from support import random_state, save_checkpoint, small_config
 
 torch.set_num_threads(1)  # models this small lose more to handing work around than they gain
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_table_of_operators() -> None:
+    """torch builds its table of operators anew for every trace, a third of a small export, and tests make hundreds."""
+    with contextlib.suppress(ImportError, AttributeError):  # another torch: then it takes longer
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        build = functools.cache(ONNXRegistry.from_torchlib)
+
+        def from_torchlib(**options: Any) -> ONNXRegistry:
+            table = copy.copy(build(**options))
+            table.functions = {name: list(found) for name, found in table.functions.items()}
+            return table
+
+        ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 @pytest.fixture(scope="session")

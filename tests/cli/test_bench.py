@@ -145,6 +145,7 @@ def test_wrong_use_is_refused_in_one_line(bundle: Path, options: tuple[object, .
     assert said in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_competitor_that_cannot_run_is_left_out_with_its_reason(make_bundle: Callable[..., Path]) -> None:
     hidden = make_bundle(memory="hidden")
     alone = cli("bench", hidden, *FAST, "--against", "onnx-hidden")

@@ -39,7 +39,11 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
 
 
 @precisions
-@pytest.mark.parametrize("config", [{}, {"cutoffs": (20, 40), "pre_lnorm": True}], ids=["plain", "adaptive, pre-norm"])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param({}, marks=pytest.mark.slow), {"cutoffs": (20, 40), "pre_lnorm": True}],
+    ids=["plain", "adaptive, pre-norm"],
+)
 def test_graphs_say_what_is_computed_in_which_type(make_bundle, precision: str, config):
     bundle = open_bundle(make_bundle(config=config, precision=precision, verify=False))
     half, full = KINDS[precision], TensorProto.FLOAT

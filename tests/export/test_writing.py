@@ -424,7 +424,11 @@ class Run:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 @pytest.mark.parametrize(
     ("number", "times"),
-    [(signal.SIGKILL, 3), (signal.SIGINT, 2), (signal.SIGTERM, 1)],
+    [
+        pytest.param(signal.SIGKILL, 3, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        (signal.SIGTERM, 1),
+    ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_an_export_stopped_at_any_moment_leaves_a_whole_bundle_or_none(
