@@ -121,7 +121,7 @@ def test_fp16_padding_changes_no_bit(make_bundle):
             np.testing.assert_array_equal(*found)
 
 
-@precisions
+@pytest.mark.parametrize("precision", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
 def test_verification_judges_half_by_its_distribution_and_says_what_it_is_worth(tmp_path, precision: str):
     values = small_config(**BIG)
     state = {name: tensor * (1 if "norm" in name else 0.2) for name, tensor in random_state(values).items()}

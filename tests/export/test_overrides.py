@@ -90,6 +90,7 @@ def export(folder: Path, file: Path, **options: Any) -> tuple[Path, list[str]]:
     return txl_export.export(file, folder / "model.txl", **shape, **options).path, heard.lines
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_its_overrides_and_verify_repeats_them(tmp_path: Path) -> None:
     options = {"initial_memory": "zeros", "cluster_order": "ascending", "embedding_scale": 2.0}
     path, told = export(tmp_path, checkpoint(), **options)
