@@ -78,11 +78,13 @@ def test_a_range_that_fits_is_a_view_of_it():
         {"dims": [2]},
         {"dims": [-2, -3]},
         {"dims": [2**62, 2**62, 0, 3]},
+        {"dims": [2**63 - 1, 0], "places": {"length": "0"}},
+        {"dims": [-1, 0], "places": {"length": "0"}},
         {"data_type": onnx.TensorProto.DOUBLE},
         {"data_type": onnx.TensorProto.BFLOAT16},
         {"data_type": 999},
         {"places": {"offset": "9"}},
-        {"places": {"offset": "-24"}},
+        {"places": {"offset": "-30"}},
         {"places": {"offset": "x"}},
         {"places": {"length": "-1"}},
         {"places": {"length": "20"}},
@@ -92,6 +94,10 @@ def test_a_range_that_fits_is_a_view_of_it():
 )
 def test_a_range_that_does_not_fit_is_left_out(changes):
     assert external_tensors(_tensor(**changes), WEIGHTS, WHOLE) == {}
+
+
+def test_a_number_that_never_ends_is_not_read():
+    assert external_tensors(b"\x3a" + b"\xff" * 1_000_000, WEIGHTS, WHOLE) == {}
 
 
 @settings(max_examples=300, deadline=None)

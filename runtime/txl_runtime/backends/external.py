@@ -37,7 +37,7 @@ def external_tensors(graph: bytes, file: str, content: NDArray[np.uint8]) -> dic
                     name, dtype, dims, offset, length = described
                     if math.prod(dims) * np.dtype(dtype).itemsize == length and 0 <= offset <= len(content) - length:
                         found[name] = content[offset : offset + length].view(dtype).reshape(dims)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         return {}
     return found
 
@@ -93,6 +93,8 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
 
 
 def _varints(packed: bytes) -> list[int]:
