@@ -19,8 +19,8 @@ import msgspec
 import torch
 from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
-from txl_export.weights import State, canonical_shapes
-from txl_runtime.config import ModelConfig
+from txl_export.families.transformer_xl.weights import State, canonical_shapes
+from txl_runtime.bundle.format1 import ModelConfig
 
 __all__ = ["TINY", "WT103", "Table", "deviation", "finish", "log", "parser", "random_bundle", "random_state", "shape"]
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
-from txl_export.competitors import NAMES, competitors, weights_of, why_not
-from txl_runtime.benching.bundles import BundleCompetitor, Competitor
-from txl_runtime.benching.report import Report, bench
 from txl_runtime.errors import TxlError
+
+from txl_deploy.bench.competitor import BundleCompetitor, Competitor
+from txl_deploy.bench.competitors import NAMES, competitors, weights_of, why_not
+from txl_deploy.bench.measuring import Report, bench
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 COLUMNS = (
@@ -41,11 +42,11 @@ class _Says:
     """Stages as lines."""
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """See `txl_runtime.benching.report.Listener`."""
+        """See `txl_deploy.bench.measuring.Listener`."""
         log(f"  {title}")
 
     def advance(self, steps: int = 1) -> None:
-        """See `txl_runtime.benching.report.Listener`."""
+        """See `txl_deploy.bench.measuring.Listener`."""
 
 
 def measure(

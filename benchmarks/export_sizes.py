@@ -49,8 +49,8 @@ def write_checkpoint(name: str, path: str) -> None:
     import msgspec
     import torch
     from txl_export.checkpoints.txl import FORMAT, TxlConfig
-    from txl_export.weights import canonical_shapes
-    from txl_runtime.config import ModelConfig
+    from txl_export.families.transformer_xl.weights import canonical_shapes
+    from txl_runtime.bundle.format1 import ModelConfig
 
     typed = msgspec.convert(MODELS[name][0], TxlConfig)
     config = ModelConfig(**{field: getattr(typed, field) for field in ModelConfig.__struct_fields__})

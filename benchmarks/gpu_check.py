@@ -22,16 +22,16 @@ import numpy as np
 import torch
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
-from gpu_rivals import TorchRival
+from gpu_competitors import TorchRival
+from txl_engines import build_bundle
 from txl_export.verifying import verify
-from txl_runtime.backends import DEVICES
-from txl_runtime.backends.choosing import NO_GPU, missing
-from txl_runtime.bundle import open_bundle
-from txl_runtime.engines import build_bundle
-from txl_runtime.engines.device import gpu_name
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.device.choosing import NO_GPU, missing
+from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
 from txl_runtime.selftest import record_pass, run_selftest
+from txl_runtime.streaming.loop import DEVICES
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEMORY, LENGTH, BATCHES = 640, 64, [1, 8, 32]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txl_runtime.benching.bundles import BundleCompetitor
+    from txl_deploy.bench.competitor import BundleCompetitor
 
 WORDS = 204
 SEGMENTS = (64, 64, 64, 1, 1, 1, 64, 1)
@@ -133,8 +133,9 @@ def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float
     """One memory length: the same weights in both, compared and then timed."""
     import txl_runtime
     from txl_export import export
-    from txl_runtime.benching.bundles import BundleCompetitor
-    from txl_runtime.benching.timing import Percentiles
+
+    from txl_deploy.bench.competitor import BundleCompetitor
+    from txl_deploy.bench.timing import Percentiles
 
     longest, rounds, seconds = (4, 2, 0.05) if quick else (64, 5, seconds)
     with tempfile.TemporaryDirectory() as made:
@@ -157,7 +158,8 @@ def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float
 def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int) -> float:
     """Of log-probabilities over chained segments, from the zeros that Hugging Face's memory starts as."""
     import numpy as np
-    from txl_runtime.benching.timing import random_tokens
+
+    from txl_deploy.bench.timing import random_tokens
 
     worst = 0.0
     for index, length in enumerate(SEGMENTS):
@@ -169,7 +171,7 @@ def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int)
 
 def turns(ours: BundleCompetitor, other: HuggingFace, length: int, rounds: int, seconds: float) -> dict[str, list[int]]:
     """Nanoseconds of single calls of both, in turns; the one that waits is blocked on a pipe."""
-    from txl_runtime.benching.timing import come_to_rest, random_tokens, time_slice
+    from txl_deploy.bench.timing import come_to_rest, random_tokens, time_slice
 
     tokens = random_tokens(WORDS, (1, length), 0)
     samples: dict[str, list[int]] = {"bundle": [], "Hugging Face": []}

@@ -20,9 +20,10 @@ import numpy as np
 import txl_runtime
 from common import TINY, WT103, Table, deviation, finish, log, parser, random_bundle, random_state, shape
 from numpy.typing import NDArray
-from txl_runtime.benching.bundles import BundleCompetitor, fill
-from txl_runtime.benching.timing import Timed, Work, interleave, random_tokens
 from txl_runtime.model import Model
+
+from txl_deploy.bench.competitor import BundleCompetitor, fill
+from txl_deploy.bench.timing import Timed, Work, interleave, random_tokens
 
 BODY: dict[str, Any] = {"same_length": True, "clamp_length": 400}
 WORDS, FEW = 267_735, 204

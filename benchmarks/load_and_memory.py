@@ -14,9 +14,10 @@ from pathlib import Path
 
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
-from txl_runtime.benching.bundles import BundleCompetitor, fill
-from txl_runtime.benching.processes import measure_load, measure_memory
-from txl_runtime.benching.report import Row, tasks_of, time_tasks
+
+from txl_deploy.bench.competitor import BundleCompetitor, fill
+from txl_deploy.bench.measuring import Row, tasks_of, time_tasks
+from txl_deploy.bench.processes import measure_load, measure_memory
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEGABYTE = 1e6

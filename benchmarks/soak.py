@@ -19,10 +19,11 @@ import torch
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
 from numpy.typing import NDArray
-from txl_export.competitors import weights_of
-from txl_export.reference import Reference
-from txl_runtime.benching.processes import resident_bytes
+from txl_export.families.transformer_xl.reference import Reference
 from txl_runtime.model import Model
+
+from txl_deploy.bench.competitors import weights_of
+from txl_deploy.bench.processes import resident_bytes
 
 MODEL = shape(4, 128, 4, 32, 512, 256)
 MEMORY = 64

@@ -12,8 +12,8 @@ import txl_export
 import txl_runtime
 from support import ORACLE
 from txl_export.checkpoints import read_checkpoint
-from txl_export.reference import Reference
-from txl_export.weights import check_state
+from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.weights import check_state
 
 CASES = sorted(path.relative_to(ORACLE).with_suffix("").as_posix() for path in ORACLE.glob("*/*.json"))
 LANGUAGE_MODELS = [case for case in CASES if "gtrxl" not in case]

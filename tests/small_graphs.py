@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
-from txl_runtime.manifest import Program, TensorSpec
+from txl_runtime.bundle.tables import Program, TensorSpec
 
 FLOAT, HALF, BF16, INT32 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT32
 NAMES = {FLOAT: "float32", HALF: "float16", BF16: "bfloat16", INT32: "int32", TensorProto.DOUBLE: "float32"}

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import torch
 from txl_export.checkpoints.txl import FORMAT, TxlConfig
-from txl_export.weights import canonical_shapes
-from txl_runtime.config import ModelConfig
+from txl_export.families.transformer_xl.weights import canonical_shapes
+from txl_runtime.bundle.format1 import ModelConfig
 
 FIXTURES = Path(__file__).parent / "fixtures"
 ORACLE = FIXTURES / "oracle"

@@ -11,9 +11,9 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError, TxlError
 
 from txl_export.checkpoints import check_family, identify, import_model, load
+from txl_export.checkpoints.files.loading import Loaded, Stub, module_state, scan_globals
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
-from txl_export.checkpoints.loading import Loaded, Stub, module_state, scan_globals
-from txl_export.weights import State, check_state, parameter_count
+from txl_export.families.transformer_xl.weights import State, check_state, parameter_count
 
 __all__ = ["describe_checkpoint"]
 

@@ -19,44 +19,36 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from txl_runtime.bundle import REPORT, SELFTEST, WEIGHTS
-from txl_runtime.config import Dialect, ModelConfig
+from txl_runtime.bundle.format1 import Dialect, ModelConfig, expected_programs, expected_states
+from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.reading import REPORT, SELFTEST, WEIGHTS
+from txl_runtime.bundle.tables import Precision, Program, StateTensor
+from txl_runtime.bundle.vocabulary import decode_vocabulary
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.listener import Listener, Silent
-from txl_runtime.manifest import (
-    FORMAT,
-    FORMAT_VERSION,
-    Manifest,
-    Precision,
-    Program,
-    StateTensor,
-    expected_programs,
-    expected_states,
-)
 from txl_runtime.selftest import SelftestResult, run_selftest
-from txl_runtime.vocabulary import decode_vocabulary
 
+from txl_export.bundle.placing import check_destination, publishing
+from txl_export.bundle.sealing import seal
 from txl_export.checkpoints import Source, read_checkpoint, read_config
 from txl_export.checkpoints.overrides import ask_overrides
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
-from txl_export.emulation import EMULATED, runnable
-from txl_export.evaluation import Requested, Sizes, resolve
-from txl_export.folding import HALF, fold, tied_rows, to_precision
-from txl_export.graph import WeightFile, check_graph, write_graph
-from txl_export.network import MemoryForm, Network, count_distances
-from txl_export.parity import Parity, openers, verify_models
-from txl_export.products import apart, has_many_rows
-from txl_export.quantising import QUANTISED, gain_error, quantise
-from txl_export.reference import Reference
-from txl_export.ring import RingStep
-from txl_export.sealing import seal
-from txl_export.sensitivity import layer_sensitivity
-from txl_export.softmax import SoftmaxHead, SoftmaxTail
-from txl_export.step import Step, StepShape
-from txl_export.text import read_tokens
-from txl_export.vectors import selftest_vectors
-from txl_export.weights import State, check_state, layer_name, model_id, parameter_count
-from txl_export.writing import check_destination, publishing
+from txl_export.families.transformer_xl.folding import HALF, fold, tied_rows, to_precision
+from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
+from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.ring import RingStep
+from txl_export.families.transformer_xl.sensitivity import layer_sensitivity
+from txl_export.families.transformer_xl.settings import Requested, Sizes, resolve
+from txl_export.families.transformer_xl.softmax import SoftmaxHead, SoftmaxTail
+from txl_export.families.transformer_xl.step import Step, StepShape
+from txl_export.families.transformer_xl.weights import State, check_state, layer_name, model_id, parameter_count
+from txl_export.graphs.emulation import EMULATED, runnable
+from txl_export.graphs.quantised_matmul import apart, has_many_rows
+from txl_export.graphs.quantising import QUANTISED, gain_error, quantise
+from txl_export.graphs.tracing import WeightFile, check_graph, write_graph
+from txl_export.parity.vectors import selftest_vectors
+from txl_export.parity.verification import Parity, openers, verify_models
+from txl_export.token_files import read_tokens
 
 __all__ = ["ExportResult", "export", "reference_for"]
 

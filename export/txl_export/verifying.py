@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from txl_runtime.bundle import open_bundle
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.vocabulary import read_vocabulary
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.listener import Listener, Silent
-from txl_runtime.manifest import Manifest
-from txl_runtime.vocabulary import read_vocabulary
 
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.overrides import recorded_overrides
-from txl_export.emulation import EMULATED, runnable
-from txl_export.evaluation import Requested, resolve
 from txl_export.exporting import reference_for
-from txl_export.folding import HALF, fold, unfold
-from txl_export.parity import Parity, openers, verify_models
-from txl_export.quantising import QUANTISED, dequantise, gain_error
-from txl_export.text import read_tokens
-from txl_export.weights import State, check_state, model_id
+from txl_export.families.transformer_xl.folding import HALF, fold, unfold
+from txl_export.families.transformer_xl.settings import Requested, resolve
+from txl_export.families.transformer_xl.weights import State, check_state, model_id
+from txl_export.graphs.emulation import EMULATED, runnable
+from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
+from txl_export.parity.verification import Parity, openers, verify_models
+from txl_export.token_files import read_tokens
 
 __all__ = ["verify"]
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from txl_runtime.errors import BackendError, BundleError, CheckError, CheckpointError, TxlError, UsageError
 from txl_runtime.model import Model, load
-from txl_runtime.state import StreamState
-from txl_runtime.stream import Stream
+from txl_runtime.streaming.snapshot import StreamState
+from txl_runtime.streaming.stream import Stream
 
 __all__ = [
     "BackendError",

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.backends import Backend, check_choice, open_backend
-from txl_runtime.backends.versions import usable_updates
-from txl_runtime.bundle import Bundle, open_bundle
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle, open_bundle
+from txl_runtime.bundle.tables import Program
+from txl_runtime.bundle.vocabulary import Vocabulary, read_vocabulary
 from txl_runtime.errors import BundleError, UsageError
-from txl_runtime.manifest import Manifest, Program
-from txl_runtime.stream import Stream
-from txl_runtime.vocabulary import Vocabulary, read_vocabulary
+from txl_runtime.streaming.loop import Backend, check_choice, open_backend
+from txl_runtime.streaming.stream import Stream
+from txl_runtime.update_rules import usable_updates
 
 if TYPE_CHECKING:
-    from txl_runtime.backends.device_backend import DeviceBackend
+    from txl_runtime.device.backend import DeviceBackend
 
 __all__ = ["Model", "load"]
 
@@ -150,7 +151,7 @@ def _device(name: str, bundle: Bundle, update: str | None) -> tuple[DeviceBacken
     """The device's backend that was asked for or found, if any; and why others were not taken."""
     if name == "cpu":
         return None, {}
-    from txl_runtime.backends.choosing import choose_device, open_device
+    from txl_runtime.device.choosing import choose_device, open_device
 
     return choose_device(bundle, update) if name == "auto" else (open_device(name, bundle, update), {})
 

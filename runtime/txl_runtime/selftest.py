@@ -144,7 +144,7 @@ def record_pass(model: Model) -> tuple[str, ...]:
     backend = model.device
     if backend is None or backend.name == "cuda":
         return ()
-    from txl_runtime.engines.bundles import record_verification
+    from txl_engines.bundles import record_verification
 
     for program in backend.programs:
         where = f"self-test on {backend.device.title}"

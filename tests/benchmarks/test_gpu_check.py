@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from txl_runtime import load
-from txl_runtime.engines.device import gpu_name
+from txl_runtime.device.gpu import gpu_name
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -44,7 +44,7 @@ def test_its_rivals_compute_the_same(make_bundle, monkeypatch, compiled):
     import torch
 
     monkeypatch.syspath_prepend(str(FOLDER))
-    from gpu_rivals import TorchRival
+    from gpu_competitors import TorchRival
 
     if compiled:  # graphs and kernels are the compiler's; that the ring is bound rightly needs neither
         monkeypatch.setattr(torch, "compile", lambda function, **_: function)

@@ -17,16 +17,16 @@ import pytest
 import small_graphs
 from onnx import TensorProto, helper
 from support import cli
+from txl_engines import bundle_engines, describe_engine
+from txl_engines.building import Ask, build_engine
+from txl_engines.bundles import build_bundle, record_verification
+from txl_engines.checking import read_graph, restamp
+from txl_engines.composing import KINDS, whole_programs
+from txl_engines.layers import read_layers
 from txl_runtime import load
-from txl_runtime.bundle import open_bundle
-from txl_runtime.engines import bundle_engines, describe_engine
-from txl_runtime.engines.bridge import load_library
-from txl_runtime.engines.building import Ask, build_engine
-from txl_runtime.engines.bundles import build_bundle, record_verification
-from txl_runtime.engines.composing import KINDS, whole_programs
-from txl_runtime.engines.graphs import read_graph, restamp
-from txl_runtime.engines.layers import read_layers
-from txl_runtime.engines.sidecar import differences, read_sidecar
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.device.engines.library import load_library
+from txl_runtime.device.engines.sidecar import differences, read_sidecar
 from txl_runtime.errors import BackendError, BundleError, UsageError
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
@@ -101,7 +101,7 @@ def test_a_second_build_is_reused_and_forced_ones_give_the_same_bytes(bundle: Pa
     assert engines
     assert engines.items() <= tree(bundle).items()
     before = tree(bundle)
-    monkeypatch.setattr("txl_runtime.engines.bundles.build_graph", None)  # nothing is built any more
+    monkeypatch.setattr("txl_engines.bundles.build_graph", None)  # nothing is built any more
     again = build_bundle(bundle, "rtx", gpus=(86,))
     assert all(engine.reused for engine in again.engines)
     assert [engine.sidecar for engine in again.engines] == [engine.sidecar for engine in forced.engines]
@@ -146,7 +146,7 @@ def test_an_engine_that_is_good_but_not_listed_is_taken_up(bundle: Path, monkeyp
     unlisted = {name: record for name, record in manifest["files"].items() if not name.startswith("engines/")}
     (bundle / "manifest.json").write_text(json.dumps(manifest | {"files": unlisted, "later": {"field": 1}}))
     open_bundle(bundle)
-    monkeypatch.setattr("txl_runtime.engines.bundles.build_graph", None)
+    monkeypatch.setattr("txl_engines.bundles.build_graph", None)
     again = build_bundle(bundle, "rtx")
     assert all(engine.reused for engine in again.engines)
     assert {engine.file for engine in made.engines} <= set(open_bundle(bundle).manifest.files)
@@ -388,7 +388,7 @@ def test_where_an_engine_was_verified_is_noted_once(bundle: Path):
 
 
 def test_one_build_at_a_time(bundle: Path):
-    from txl_runtime.engines.publishing import staging
+    from txl_engines.publishing import staging
 
     with staging(bundle), pytest.raises(UsageError, match="another build is at work on it, expected one at a time"):
         build_bundle(bundle, "rtx")

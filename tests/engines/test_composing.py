@@ -14,14 +14,14 @@ import pytest
 import txl_runtime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from txl_runtime.bundle import open_bundle
-from txl_runtime.engines.composing import KINDS, compose, whole_programs
-from txl_runtime.engines.facts import find_facts
-from txl_runtime.engines.graphs import read_graph
-from txl_runtime.engines.shapes import fix_sizes
+from txl_engines.checking import read_graph
+from txl_engines.composing import KINDS, compose, whole_programs
+from txl_engines.shapes import fix_sizes
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.tables import Program
+from txl_runtime.device.engines.facts import find_facts
 from txl_runtime.errors import BundleError
-from txl_runtime.manifest import Program
-from txl_runtime.memory import open_memory
+from txl_runtime.host.memory import open_memory
 
 B, L = 3, 4
 ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])

@@ -15,14 +15,14 @@ import pytest
 import small_graphs
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import BF16, FLOAT, HALF, product, value
-from txl_runtime.bundle import open_bundle
-from txl_runtime.engines import building
-from txl_runtime.engines.bridge import load_library
-from txl_runtime.engines.building import Ask, build_engine
-from txl_runtime.engines.bundles import build_bundle
-from txl_runtime.engines.worker import check_engine
+from txl_engines import building
+from txl_engines.building import Ask, build_engine
+from txl_engines.bundles import build_bundle
+from txl_engines.worker import check_engine
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.tables import Program
+from txl_runtime.device.engines.library import load_library
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
-from txl_runtime.manifest import Program
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
 
@@ -186,7 +186,8 @@ def test_bf16_for_a_gpu_without_it_is_refused_before_the_build(build):
 
 
 STRIPPED = """
-from txl_runtime.engines import bridge, worker
+from txl_engines import compiler
+from txl_engines import worker
 
 def build(self, parsed, gpus, half, on_step):
     config = parsed.builder.create_builder_config()
@@ -196,7 +197,7 @@ def build(self, parsed, gpus, half, on_step):
     self.journal.errors.clear()  # as if stderr alone had been told
     return plan
 
-bridge.Library.build = build
+compiler.Compiler.build = build
 worker.main()
 """
 

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from txl_runtime.bundle import open_bundle
-from txl_runtime.engines import building, publishing
-from txl_runtime.engines.bundles import build_bundle
+from txl_engines import building, publishing
+from txl_engines.bundles import build_bundle
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import TxlError
 from txl_runtime.listener import Silent
 
@@ -24,7 +24,8 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this p
 # A build that goes on until it is stopped, or until nobody waits for it; its process number is told.
 ENDLESS = """
 import os, pathlib, time
-from txl_runtime.engines import bridge, worker
+from txl_engines import compiler
+from txl_engines import worker
 
 def build(self, parsed, gpus, half, on_step):
     pathlib.Path(os.environ["TXL_TEST_PID"]).write_text(str(os.getpid()))
@@ -32,20 +33,21 @@ def build(self, parsed, gpus, half, on_step):
         time.sleep(0.06)
         on_step()
 
-bridge.Library.build = build
+compiler.Compiler.build = build
 worker.main()
 """
 
 DRIVER = """
 import sys
-from txl_runtime.engines import building, bundles
+from txl_engines import building
+from txl_engines import bundles
 building.COMMAND = ("-c", sys.argv[2])
 bundles.build_bundle(sys.argv[1], "rtx", force=True)
 """
 
 COMMAND_LINE = """
 import sys
-from txl_runtime.engines import building
+from txl_engines import building
 building.COMMAND = ("-c", sys.argv[2])
 sys.argv[:] = ["txl-deploy", "build", sys.argv[1], "--target", "rtx"]
 from txl_deploy.main import main

@@ -6,13 +6,13 @@ import ast
 from pathlib import Path
 
 import pytest
-import txl_runtime.engines
-from fake_tensorrt import VERSIONS, read_members
-from txl_runtime.engines.bridge import DTYPES
-from txl_runtime.engines.facts import FACTS, NEEDS, RTX_GPUS, Facts, find_facts
+import txl_engines
+from stand_ins.tensorrt import VERSIONS, read_members
+from txl_runtime.device.engines.facts import FACTS, NEEDS, RTX_GPUS, Facts, find_facts
+from txl_runtime.device.engines.library import DTYPES
 from txl_runtime.errors import BackendError
 
-PACKAGE = Path(txl_runtime.engines.__file__).parent
+PACKAGE = Path(txl_engines.__file__).parent
 BRIDGE = PACKAGE / "bridge.py"
 
 # The names under which the bridge holds TensorRT's objects, and their classes.

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import onnx
 import pytest
 import small_graphs
-from fake_tensorrt import VERSIONS, fake
-from txl_runtime.engines import bridge
-from txl_runtime.engines.bridge import Library, load_library
-from txl_runtime.engines.building import bindings_of, check_gpus, check_precision, ring_works
-from txl_runtime.engines.bundles import choose_update
-from txl_runtime.engines.graphs import read_graph
-from txl_runtime.engines.worker import Outcome, Request, check_engine, compile_graph
+from stand_ins.tensorrt import VERSIONS, fake
+from txl_engines.building import bindings_of, check_gpus, check_precision, ring_works
+from txl_engines.bundles import choose_update
+from txl_engines.checking import read_graph
+from txl_engines.worker import Outcome, Request, check_engine, compile_graph
+from txl_runtime.device.engines import library as libraries
+from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.errors import BackendError, BundleError, UsageError
 
 
@@ -162,15 +162,15 @@ def test_an_engine_whose_bindings_are_others_is_refused():
 
 def test_a_library_that_is_not_there_is_missed_by_name(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorrt", None)
-    bridge.load_library.cache_clear()
+    libraries.load_library.cache_clear()
     with pytest.raises(BackendError, match=r"tensorrt is not installed.*pip install 'txl-deploy\[tensorrt\]'.*JetPack"):
         load_library("tensorrt")
 
     def broken(name):
         raise ImportError("libnvinfer.so.11: cannot open shared object file")
 
-    monkeypatch.setattr(bridge.importlib, "import_module", broken)
+    monkeypatch.setattr(libraries.importlib, "import_module", broken)
     with pytest.raises(BackendError, match=r"tensorrt cannot be loaded: libnvinfer\.so\.11"):
         load_library("tensorrt")
     monkeypatch.undo()
-    bridge.load_library.cache_clear()
+    libraries.load_library.cache_clear()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from txl_runtime import BundleError, CheckError, load
-from txl_runtime.encoding import file_sha256
+from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.ladder import rung
 from txl_runtime.selftest import SelftestResult, run_selftest
 

@@ -17,8 +17,8 @@ import txl_runtime
 from support import cli
 from txl_export.checkpoints import read_checkpoint
 from txl_export.exporting import reference_for
-from txl_export.weights import check_state
-from txl_runtime.config import Dialect
+from txl_export.families.transformer_xl.weights import check_state
+from txl_runtime.bundle.format1 import Dialect
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 TINY = "--layers 2 --d-model 32 --heads 2 --d-inner 64 --segment 32 --memory 24 --streams 4 --learning-rate 0.004"

@@ -12,12 +12,12 @@ import msgspec
 import txl_runtime
 import typer
 from rich.table import Table
-from txl_runtime.benching.bundles import Competitor
-from txl_runtime.benching.report import BUNDLE, Report, Row, bench
-from txl_runtime.benching.timing import available_cores
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
+from txl_deploy.bench.competitor import Competitor
+from txl_deploy.bench.measuring import BUNDLE, Report, Row, bench
+from txl_deploy.bench.timing import available_cores
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import Display, facts_table, number, print_json, quantity, stdout
 from txl_deploy.extras import require_export
@@ -84,7 +84,7 @@ def _makers(
     """Competitors to be made, and why others cannot be; if none of those asked for by name can, that is an error."""
     if not names:
         return {}, {}
-    from txl_export.competitors import competitors, why_not
+    from txl_deploy.bench.competitors import competitors, why_not
 
     reasons = {name: why_not(name, model) for name in names}
     left_out = {name: why for name, why in reasons.items() if why is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import typer
-from txl_runtime.engines.bundles import BundleBuild, EngineResult, build_bundle
+from txl_engines.bundles import BundleBuild, EngineResult, build_bundle
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Bundle, Json

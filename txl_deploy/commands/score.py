@@ -11,8 +11,8 @@ import numpy as np
 import txl_runtime
 import typer
 from numpy.typing import NDArray
+from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import BackendError, UsageError
-from txl_runtime.vocabulary import Vocabulary
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import Display, facts_table, print_json, stdout

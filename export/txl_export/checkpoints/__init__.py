@@ -14,8 +14,8 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
+from txl_export.checkpoints.files.loading import Loaded, Stub, load_file
 from txl_export.checkpoints.imported import Family, Imported, Unwrapped
-from txl_export.checkpoints.loading import Loaded, Stub, load_file
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
 
 __all__ = ["FAMILIES", "Source", "check_family", "identify", "import_model", "load", "read_checkpoint", "read_config"]

@@ -12,11 +12,12 @@ from typing import Any
 
 from msgspec import Struct
 from torch import Tensor
-from txl_runtime.config import Count, Index, ModelConfig
+from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
-from txl_export.weights import State, layer_name
+from txl_export.families.transformer_xl.weights import State, layer_name
 
 __all__ = ["MARKS", "NAME", "CntxlConfig", "from_state", "recognise", "unwrap"]
 

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 from torch import Tensor
-from txl_runtime.config import Count, Index
+from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.loading import Loaded, load_file
 from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import KimiyoungConfig, adaptive_softmax, decoder_layer, embedding
-from txl_export.checkpoints.loading import Loaded, load_file
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
-from txl_export.weights import layer_name
+from txl_export.families.transformer_xl.weights import layer_name
 
 __all__ = ["MARKS", "NAME", "HfConfig", "from_state", "read_folder", "recognise", "unwrap"]
 

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from torch import Tensor
-from txl_runtime.config import ModelConfig
-from txl_runtime.encoding import canonical_json
+from txl_runtime.bundle.encoding import canonical_json
+from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError, UsageError
 
-from txl_export.weights import State
+from txl_export.families.transformer_xl.weights import State
 
 __all__ = [
     "ClusterOrder",
@@ -73,7 +73,7 @@ class Imported:
 
     Attributes:
         family: the code base it came from.
-        config, state: the model (`txl_export.weights`).
+        config, state: the model (`weights`).
         memory_start: of the dialect.
         window_beyond_memory: with same_length a query sees M plus this many keys.
         evaluation: what the file itself says.

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 from torch import Tensor
-from txl_runtime.config import Count, Index, ModelConfig, Positive
+from txl_runtime.bundle.format1 import ModelConfig, Positive
+from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.loading import Stub, module_state, submodule
 from txl_export.checkpoints.imported import (
     Evaluation,
     Imported,
@@ -24,8 +26,7 @@ from txl_export.checkpoints.imported import (
     split_rows,
     take,
 )
-from txl_export.checkpoints.loading import Stub, module_state, submodule
-from txl_export.weights import State, layer_name
+from txl_export.families.transformer_xl.weights import State, layer_name
 
 __all__ = [
     "MARKS",

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from txl_runtime.config import ModelConfig
+from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.loading import Stub
 from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import (
     KimiyoungConfig,
@@ -23,9 +24,8 @@ from txl_export.checkpoints.kimiyoung import (
     position_rows,
     positions,
 )
-from txl_export.checkpoints.loading import Stub
 from txl_export.checkpoints.vocabularies import word_vocabulary
-from txl_export.weights import State
+from txl_export.families.transformer_xl.weights import State
 
 __all__ = ["MARKS", "NAME", "NvidiaConfig", "from_state", "recognise", "unwrap"]
 

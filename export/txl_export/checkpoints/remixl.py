@@ -11,13 +11,14 @@ from typing import Any
 
 from msgspec import Struct
 from torch import Tensor
-from txl_runtime.config import Count, Index, ModelConfig
+from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.loading import Stub, module_state
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import decoder_layer
-from txl_export.checkpoints.loading import Stub, module_state
-from txl_export.weights import layer_name
+from txl_export.families.transformer_xl.weights import layer_name
 
 __all__ = ["MARKS", "NAME", "RemixlConfig", "from_state", "recognise", "unwrap"]
 

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from torch import Tensor
-from txl_runtime.config import Index, ModelConfig
+from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.tables import Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, check_cutoffs, convert_config

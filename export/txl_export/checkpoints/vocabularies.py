@@ -1,4 +1,4 @@
-"""Vocabularies of the code bases, as a bundle's plain JSON (see `txl_runtime.vocabulary`).
+"""Vocabularies of the code bases, as a bundle's plain JSON (see `txl_runtime.bundle.vocabulary`).
 
 The word vocabulary of kimiyoung's, NVIDIA's and Hugging Face's code is one class: a list of symbols, how lines are
 split, and a symbol for line ends. Pickled ones are read without executing anything.
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from txl_runtime.bundle.vocabulary import Words, split_lines
 from txl_runtime.errors import CheckpointError
-from txl_runtime.vocabulary import Words, split_lines
 
-from txl_export.checkpoints.loading import Stub, load_file, load_pickle
+from txl_export.checkpoints.files.loading import Stub, load_file, load_pickle
 
 __all__ = ["read_vocabulary_file", "word_vocabulary"]
 

@@ -1,0 +1,197 @@
+"""Parsing, building and examining with TensorRT 8.6, 10.x, 11.x and TensorRT-RTX: the part of them that builds.
+
+Besides this module only `txl_runtime.device.engines.library` and `running` touch the libraries' objects; `library` says
+how. Two more habits of theirs shape this module: a network must outlive its parser, and exceptions in callbacks are
+swallowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from txl_runtime.device.engines.library import DTYPES, Library
+from txl_runtime.errors import BackendError
+
+__all__ = ["Binding", "Compiler", "Examined", "Network", "NodeError"]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An input or output as the library understood it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """One complaint of the parser; `node` counts the graph's nodes, -1 for none of them."""
+
+    node: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """A parsed graph, or the parser's complaints. Holds what has to live as long as the network is used."""
+
+    builder: Any
+    network: Any
+    errors: tuple[NodeError, ...]
+    inputs: tuple[Binding, ...] = ()
+    outputs: tuple[Binding, ...] = ()
+    layer_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a library says of finished engine bytes.
+
+    Attributes:
+        verified: what was done, for the sidecar.
+        problem: why it cannot be used; empty when it can, as far as can be told here.
+        layers: its layers, where it could be loaded.
+        inputs, outputs: its bindings, likewise.
+    """
+
+    verified: tuple[str, ...] = ()
+    problem: str = ""
+    layers: str = ""
+    inputs: tuple[Binding, ...] = ()
+    outputs: tuple[Binding, ...] = ()
+
+
+class Compiler:
+    """A library's parser and builder."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def parse(self, data: bytes, path: str) -> Network:
+        """Hand a graph to the parser; `path` is where its external weights are looked for."""
+        trt, library = self.library.module, self.library
+        builder = self._builder()
+        if library.facts.strongly_typed:
+            flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        else:
+            flags = 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+        network = builder.create_network(flags)
+        parser = trt.OnnxParser(network, library.logger)
+        if not parser.parse(data, path):
+            return Network(builder, network, tuple(self._complaints(parser)))
+        layers = [network.get_layer(i) for i in range(network.num_layers)]
+        return Network(
+            builder,
+            network,
+            errors=(),
+            inputs=tuple(_binding(network.get_input(i)) for i in range(network.num_inputs)),
+            outputs=tuple(_binding(network.get_output(i)) for i in range(network.num_outputs)),
+            layer_types=tuple(_enum_name(layer.type) for layer in layers),
+        )
+
+    def build(self, parsed: Network, gpus: Sequence[int], half: bool, on_step: Callable[[], None]) -> Any:
+        """Serialized engine bytes, as an object with the buffer protocol; None when the builder failed.
+
+        Args:
+            parsed: from `parse`.
+            gpus: compute capabilities, where the library takes a list; empty for its default.
+            half: the graph is fp16, for libraries that have to be told.
+            on_step: called at each step of the builder, where the library tells them.
+        """
+        trt, library = self.library.module, self.library
+        builder, network = parsed.builder, parsed.network
+        config = builder.create_builder_config()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and then fp32 products have 10 bits of fraction
+        if half and library.facts.weakly_typed:
+            config.set_flag(trt.BuilderFlag.FP16)
+        if library.facts.portable and gpus:
+            known = trt.ComputeCapability.__members__
+            config.num_compute_capabilities = len(gpus)
+            for index, gpu in enumerate(gpus):
+                if not config.set_compute_capability(known[f"SM{gpu}"], index):
+                    raise BackendError(f"{library.title} refused SM {gpu}, expected it to build for it; leave it out")
+        if library.facts.progress:
+            observer = _observer(trt, on_step)
+            config.progress_monitor = observer
+        return builder.build_serialized_network(network, config)
+
+    def examine(self, engine_bytes: Any) -> Examined:
+        """Check finished bytes as far as this machine can: the header, and by loading them where a GPU is."""
+        trt, library = self.library.module, self.library
+        runtime = trt.Runtime(library.logger)
+        problems = library.header_problems(runtime, engine_bytes)
+        if problems is not None and "MALFORMED_ENGINE" in problems:
+            return Examined(problem="its header is not an engine's (MALFORMED_ENGINE)")
+        if problems is not None:
+            # The engine is not for this GPU or driver, or there is no driver at all: that is no fault of the engine.
+            reason = ", ".join(problems) or "no usable CUDA driver"
+            return Examined(verified=(f"header (not loaded here: {reason})",))
+        engine = runtime.deserialize_cuda_engine(memoryview(engine_bytes))
+        if engine is None:
+            return Examined(problem="it cannot be loaded on the GPU it was built for")
+        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        modes = {name: _enum_name(engine.get_tensor_mode(name)) for name in names}
+        inspector = engine.create_engine_inspector()
+        layers = inspector.get_engine_information(trt.LayerInformationFormat.ONELINE)
+        return Examined(
+            verified=("header", "loaded") if library.facts.portable else ("loaded",),
+            layers=str(layers),
+            inputs=tuple(_engine_binding(engine, name) for name in names if modes[name] == "INPUT"),
+            outputs=tuple(_engine_binding(engine, name) for name in names if modes[name] == "OUTPUT"),
+        )
+
+    def _builder(self) -> Any:
+        trt, library = self.library.module, self.library
+        try:
+            builder = trt.Builder(library.logger)
+        except TypeError:  # how the bindings put that the library returned no builder
+            builder = None
+        if builder is None:
+            raise BackendError(
+                f"{library.title} cannot start: it found no usable CUDA driver, expected an NVIDIA GPU and its driver; "
+                "build on the machine that will run the engine (TensorRT-RTX needs none: --target rtx)"
+            )
+        return builder
+
+    def _complaints(self, parser: Any) -> list[NodeError]:
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        return [NodeError(int(error.node()), str(error.desc())) for error in errors]
+
+
+def _observer(trt: Any, on_step: Callable[[], None]) -> Any:
+    class Observer(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
+        """Counts steps. Their declared numbers are not kept by the library, so they are not used."""
+
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, name: str, parent: str | None, steps: int) -> None:
+            """Nothing to do."""
+
+        def step_complete(self, name: str, step: int) -> bool:
+            on_step()
+            return True
+
+        def phase_finish(self, name: str) -> None:
+            """Nothing to do."""
+
+    return Observer()
+
+
+def _enum_name(value: Any) -> str:
+    return str(value.name)
+
+
+def _binding(tensor: Any) -> Binding:
+    kind = _enum_name(tensor.dtype)
+    return Binding(str(tensor.name), DTYPES.get(kind, kind), tuple(int(size) for size in tensor.shape))
+
+
+def _engine_binding(engine: Any, name: str) -> Binding:
+    kind = _enum_name(engine.get_tensor_dtype(name))
+    shape = tuple(int(size) for size in engine.get_tensor_shape(name))
+    return Binding(name, DTYPES.get(kind, kind), shape)

@@ -1,0 +1,79 @@
+"""A graph that leaves sizes open → one of fixed sizes, in which nothing asks for a shape any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_engines.checking import import_onnx
+
+__all__ = ["fix_sizes"]
+
+MOST_VALUES = 1 << 16
+"""Larger results stay what they are: computed."""
+
+
+def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
+    """The same graph with open sizes fixed by name, and what follows from them alone made constant.
+
+    Args:
+        model: an ONNX model.
+        sizes: by the names that the graph gives them.
+    """
+    onnx = import_onnx()
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    graph = fixed.graph
+    for value in (*graph.input, *graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in sizes:
+                size.dim_value = sizes[size.dim_param]
+    del graph.value_info[:]
+    shapes = _shapes(onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph)
+    _fold(graph, shapes)
+    return fixed
+
+
+def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes, 0 for each size that is not known."""
+    values = (*graph.value_info, *graph.input, *graph.output)
+    return {value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values}
+
+
+def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Replace shapes, and whole numbers computed from them and from constants, by what they are."""
+    onnx = import_onnx()
+    from onnx.reference import ReferenceEvaluator
+
+    integers = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
+    known: dict[str, NDArray[Any]] = {
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in graph.initializer
+        if tensor.data_type in integers and not tensor.external_data
+    }
+    folded: set[str] = set()  # what followed from a shape
+    kept = []
+    for node in graph.node:
+        result = None
+        if node.op_type == "Shape":
+            ends: dict[str, int] = {attribute.name: attribute.i for attribute in node.attribute}
+            sizes = shapes.get(node.input[0], ())[ends.get("start", 0) : ends.get("end")]
+            if sizes and all(sizes):
+                result = np.array(sizes, np.int64)
+        elif len(node.output) == 1 and folded.intersection(node.input) and all(name in known for name in node.input):
+            evaluated: Any = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
+            result = np.asarray(evaluated[0])
+        if result is None or result.size > MOST_VALUES or result.dtype not in (np.int64, np.int32, np.bool_):
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            kept.append(copy)
+            continue
+        known[node.output[0]] = result
+        folded.add(node.output[0])
+    read = {name for node in kept for name in node.input} | {value.name for value in graph.output}
+    graph.initializer.extend(onnx.numpy_helper.from_array(known[name], name) for name in sorted(folded & read))
+    del graph.node[:]
+    graph.node.extend(kept)

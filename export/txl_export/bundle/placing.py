@@ -1,0 +1,174 @@
+"""Putting a bundle in its place: all of it or nothing, whatever happens in between.
+
+A bundle grows in a hidden sibling of its final name and is renamed when it is complete. With an old bundle in the way
+the two change places in one system call where there is one (Linux), else the old one steps aside first. A process
+that is killed leaves its sibling behind; the lock it held is gone with it, so the next run knows and cleans up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from txl_runtime.bundle.reading import MANIFEST
+from txl_runtime.errors import TxlError, UsageError
+
+__all__ = ["check_destination", "publishing"]
+
+PARTIAL, ASIDE = ".partial-", ".replaced-"
+
+
+def check_destination(target: Path, force: bool) -> None:
+    """Refuse a place where no bundle can go, before any work is done.
+
+    Raises:
+        UsageError: it exists and `force` is off, it is no bundle, or its parent is no folder.
+    """
+    parent = target.parent
+    if not target.name:
+        raise UsageError(f"{target}: not a name for a bundle, expected e.g. model.txl; give another -o")
+    if not parent.is_dir():
+        found = "a file" if parent.exists() else "nothing"
+        raise UsageError(
+            f"{parent}: found {found}, expected a folder to write {target.name} into; create it or give another -o"
+        )
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise UsageError(
+            f"{target}: exists already, expected a free name; add --force to replace it, or give another -o"
+        )
+    if not target.is_dir() or target.is_symlink() or (any(target.iterdir()) and not (target / MANIFEST).is_file()):
+        raise UsageError(
+            f"{target}: is not a bundle, --force replaces only bundles; remove it yourself or give another -o"
+        )
+
+
+@contextlib.contextmanager
+def publishing(target: Path, force: bool) -> Iterator[Path]:
+    """A folder to build a bundle in; it gets its final name when the block ends well, and is removed when it does not.
+
+    Raises:
+        UsageError: as `check_destination`.
+        TxlError: the disk is full or the place cannot be written.
+    """
+    check_destination(target, force)
+    partial = target.parent / f".{target.name}{PARTIAL}{secrets.token_hex(4)}"
+    try:
+        _begin(partial, target)
+        with _lock(partial):
+            yield partial
+            _sync(partial)
+            check_destination(target, force)
+            _place(partial, target)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise TxlError(f"{target}: the disk is full, nothing was written; make room or give another -o") from None
+        raise TxlError(f"{target}: {error.strerror or error}; nothing was written; give another -o") from None
+    finally:
+        _remove(partial)
+
+
+def _begin(partial: Path, target: Path) -> None:
+    try:
+        _recover(target)
+        partial.mkdir()
+    except OSError as error:
+        raise TxlError(
+            f"{target.parent}: {error.strerror}; expected a folder that can be written; give another -o"
+        ) from None
+
+
+def _place(partial: Path, target: Path) -> None:
+    """Give the finished folder its name; an old bundle ends where the new one grew, and is removed with it."""
+    if not target.exists():
+        partial.rename(target)
+    elif not _exchange(partial, target):
+        aside = target.parent / f".{target.name}{ASIDE}{os.getpid()}"
+        try:
+            target.rename(aside)
+            partial.rename(target)
+        except BaseException:
+            if not target.exists():
+                aside.rename(target)
+            raise
+        _remove(aside)
+    elif not (target / MANIFEST).is_file():
+        raise TxlError(f"{target}: changed while it was replaced; export again")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; an interrupt has to wait until it is gone."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two folders in one step (Linux renameat2 with RENAME_EXCHANGE); False where that cannot be done."""
+    if sys.platform != "linux":
+        return False
+    at_cwd, rename_exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), rename_exchange) == 0)
+
+
+def _recover(target: Path) -> None:
+    """Clean up after runs that were killed: put back a bundle that had stepped aside, remove unfinished ones."""
+    for aside in sorted(target.parent.glob(f".{_escape(target.name)}{ASIDE}*")):
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(target)
+    if sys.platform == "win32":
+        return  # no locks on folders there, so a dead run cannot be told from a live one
+    for partial in target.parent.glob(f".{_escape(target.name)}{PARTIAL}*"):
+        with contextlib.suppress(BlockingIOError), _lock(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _escape(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process; BlockingIOError when another process has it."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    """Have the disk hold every file before the name says that it does."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            path.chmod(0o666 & ~_umask())  # some writers are more private than the user asked to be
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

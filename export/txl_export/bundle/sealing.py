@@ -1,0 +1,25 @@
+"""The last step of writing a bundle: its manifest, over the files that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import MANIFEST, open_bundle
+from txl_runtime.bundle.tables import FileRecord
+
+__all__ = ["seal"]
+
+
+def seal(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest over the files that are there, and read the bundle back as a user would."""
+    files = {
+        path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=file_sha256(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    sealed = msgspec.structs.replace(manifest, files=files)
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed)))
+    return open_bundle(folder).manifest

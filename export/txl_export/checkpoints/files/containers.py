@@ -1,0 +1,224 @@
+"""The files torch.save and safetensors write: where a pickle and its storages lie.
+
+Every size is checked against the file before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from txl_runtime.errors import CheckpointError
+
+from txl_export.checkpoints.files.pickle_names import shown
+from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
+
+__all__ = ["DAMAGED", "MAGIC_BYTES", "SAVE_AGAIN", "LegacyFile", "ZipFile", "load_safetensors"]
+
+MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
+MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+PROTOCOL = 1001
+LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, …, lengths of the name and of the extra field
+SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
+DAMAGED = "cut short or damaged; copy the file again"
+
+
+class ZipFile:
+    """The container torch ≥ 1.6 writes, an uncompressed zip archive: zipfile reads its directory, nothing else."""
+
+    name = "torch zip"
+
+    def __init__(self, file: io.BufferedReader, size: int) -> None:
+        self._file = file
+        self._entries = _zip_entries(file, size)
+        programs = [name for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
+        if any(re.match(r"[^/]+/(code/|constants\.pkl)", name) for name in self._entries):
+            raise CheckpointError(
+                f"this is a TorchScript archive, expected a checkpoint; {SAVE_AGAIN} where it was trained"
+            )
+        if len(programs) != 1:
+            raise CheckpointError(
+                f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes; {SAVE_AGAIN}"
+            )
+        self._program = programs[0]
+        self._root = programs[0].removesuffix("data.pkl")
+        if f"{self._root}byteorder" in self._entries and self._read(f"{self._root}byteorder", 16) != b"little":
+            raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")
+
+    def program(self) -> io.BytesIO:
+        """The pickle.
+
+        Raises:
+            CheckpointError: it is too large, or its checksum is wrong.
+        """
+        return io.BytesIO(self._read(self._program, PROGRAM_LIMIT))
+
+    def load(self, unpickler: Unpickler) -> Any:
+        """The content; `unpickler` reads storages with this object's `storage`."""
+        return unpickler.load(self.program())
+
+    def storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """The elements of a storage [count].
+
+        Raises:
+            CheckpointError: the archive has none of that size.
+        """
+        entry = self._entries.get(f"{self._root}data/{key}")
+        if entry is None or entry.length != count * dtype.itemsize:
+            found = "there is none" if entry is None else f"the file has {entry.length} bytes"
+            raise CheckpointError(
+                f"storage {shown(key)} of {count} × {dtype}: {found}; the file is damaged, copy it again"
+            )
+        elements = _allocate(entry.length)
+        self._file.seek(entry.offset)
+        _fill(elements, self._file)
+        entry.check(zlib.crc32(elements.numpy().data))
+        return elements.view(dtype)
+
+    def _read(self, name: str, limit: int) -> bytes:
+        entry = self._entries[name]
+        if entry.length > limit:
+            raise CheckpointError(f"{shown(name)} has {entry.length} bytes, expected at most {limit}")
+        self._file.seek(entry.offset)
+        data = self._file.read(entry.length)
+        entry.check(zlib.crc32(data))
+        return data
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where an entry of a zip archive lies: its name, first byte, length and checksum."""
+
+    name: str
+    offset: int
+    length: int
+    crc: int
+
+    def check(self, crc: int) -> None:
+        # torch writes 0 where it was told to leave checksums out.
+        if self.crc not in (0, crc):
+            raise CheckpointError(f"the checksum of {shown(self.name)} is wrong; the file is {DAMAGED}")
+
+
+def _zip_entries(file: io.BufferedReader, size: int) -> dict[str, _Entry]:
+    """The entries of an uncompressed zip archive that do not overlap and lie inside the file.
+
+    Raises:
+        CheckpointError: the archive is anything else.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos, directory = archive.infolist(), archive.start_dir
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, struct.error):
+        raise CheckpointError(f"the zip archive has no directory; the file is {DAMAGED}") from None
+    entries: dict[str, _Entry] = {}
+    end = 0
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        name = shown(info.filename)
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
+            raise CheckpointError(
+                f"{name} in the zip archive is compressed or encrypted, which torch.save never does; {SAVE_AGAIN}"
+            )
+        if info.header_offset < end or info.header_offset + LOCAL_HEADER.size > size:
+            raise CheckpointError(f"{name} in the zip archive overlaps another entry; the file is {DAMAGED}")
+        file.seek(info.header_offset)
+        signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
+        offset = info.header_offset + LOCAL_HEADER.size + name_length + extra_length
+        end = offset + info.file_size
+        if signature != b"PK\x03\x04" or end > min(directory, size) or info.filename in entries:
+            raise CheckpointError(f"{name} in the zip archive is not where it should be; the file is {DAMAGED}")
+        entries[info.filename] = _Entry(info.filename, offset, info.file_size, info.CRC)
+    return entries
+
+
+class LegacyFile:
+    """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it."""
+
+    name = "torch legacy"
+
+    def __init__(self, file: io.BufferedReader, size: int) -> None:
+        self._file, self._size = file, size
+        self._storages: dict[str, tuple[int, Tensor]] = {}
+        self._promised = 0
+
+    def load(self, unpickler: Unpickler) -> Any:
+        """The content; `unpickler` reads storages with this object's `storage`.
+
+        Raises:
+            CheckpointError: the file does not hold what it promises.
+        """
+        self._file.seek(0)
+        program = io.BytesIO(self._file.read(min(self._size, PROGRAM_LIMIT)))
+        header = Unpickler()
+        if (magic := header.load(program)) != MAGIC_NUMBER or header.load(program) != PROTOCOL:
+            found = "no magic number" if magic != MAGIC_NUMBER else f"not protocol {PROTOCOL}"
+            raise CheckpointError(f"{found}, expected a file by torch.save; the file is {DAMAGED}")
+        header.load(program)  # sizes of the writer's integers; storages are little-endian on every machine
+        content = unpickler.load(program)
+        keys = header.load(program)
+        if type(keys) is not list or not all(type(key) is str for key in keys) or len(set(keys)) < len(keys):
+            raise CheckpointError(f"the list of storages is no list of names; the file is {DAMAGED}")
+        if set(keys) != set(self._storages):
+            raise CheckpointError(
+                f"{len(keys)} storages are listed and {len(self._storages)} used, or others; the file is {DAMAGED}"
+            )
+        self._file.seek(program.tell())
+        for key in keys:
+            count, elements = self._storages[key]
+            if self._file.read(8) != struct.pack("<q", count):
+                raise CheckpointError(f"storage {shown(key)} does not have {count} elements; the file is {DAMAGED}")
+            _fill(elements, self._file)
+        return content
+
+    def storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """Room for a storage [count], filled by `load` when the pickle has ended.
+
+        Raises:
+            CheckpointError: it is more than the file can hold.
+        """
+        length = count * dtype.itemsize
+        self._promised += length
+        if self._promised > self._size:
+            raise CheckpointError(
+                f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file; "
+                f"the file is {DAMAGED}"
+            )
+        elements = _allocate(length)
+        self._storages[key] = count, elements
+        return elements.view(dtype)
+
+
+def _allocate(length: int) -> Tensor:
+    """Bytes for a storage; only ever called with a length that was compared with the file's."""
+    try:
+        return torch.empty(length, dtype=torch.uint8)
+    except RuntimeError:
+        raise MemoryError from None
+
+
+def _fill(elements: Tensor, file: io.BufferedReader) -> None:
+    if file.readinto(elements.numpy().data) != elements.numel():
+        raise CheckpointError(f"a storage ends with the file; the file is {DAMAGED}")
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name; the library checks header, sizes and overlaps.
+
+    Raises:
+        CheckpointError: it is not valid, or has a type torch does not know.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+        reason = shown(" ".join(str(error).split()))
+        raise CheckpointError(f"not a valid safetensors file ({reason}); copy the file again") from None

@@ -1,0 +1,289 @@
+"""Reads a checkpoint file into plain data. Nothing the file names is imported, nothing in it is run.
+
+Three containers, all read here rather than by torch.load, so that every size is checked against the file before memory
+is taken for it, and no reader for a format that is refused anyway (tar, TorchScript) is ever reached:
+
+    torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
+    torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
+    safetensors    read by the safetensors library, which checks the header itself
+
+`unpickling` interprets the pickles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from txl_runtime.errors import CheckpointError
+
+from txl_export.checkpoints.files.containers import (
+    DAMAGED,
+    MAGIC_BYTES,
+    SAVE_AGAIN,
+    LegacyFile,
+    ZipFile,
+    load_safetensors,
+)
+from txl_export.checkpoints.files.pickle_names import Stub, shown
+from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
+
+__all__ = ["Loaded", "Stub", "load_file", "load_pickle", "module_state", "scan_globals", "submodule"]
+
+READ_SIZE = 1 << 20
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a file holds.
+
+    Attributes:
+        path: the file.
+        container: "torch zip", "torch legacy" or "safetensors".
+        content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`, nothing
+            else. Ordered dictionaries and counters are dicts, sets are lists, parameters are tensors. Tensors over the
+            same elements of one storage, such as tied ones, are one object.
+        global_names: every dotted name the file refers to, sorted.
+        sha256: of the file, hexadecimal.
+        notes: what was translated on the way, for people.
+    """
+
+    path: Path
+    container: str
+    content: Any
+    global_names: tuple[str, ...]
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+
+def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
+    """Read a file that torch.save or safetensors wrote.
+
+    Args:
+        path: the file.
+        aliases: names of classes in the file that are not known, and the known ones to read them as, e.g.
+            {"modules.MemTransformerLM": "mem_transformer.MemTransformerLM"}.
+
+    Raises:
+        CheckpointError: there is no such file, it is something else, damaged, or refers to names that are not known.
+    """
+    aliases = dict(aliases or {})
+    with _reading(path) as file:
+        size = _size(file)
+        head = file.read(READ_SIZE)
+        if _is_safetensors(head, size):
+            return Loaded(path, "safetensors", load_safetensors(path), (), _sha256(file))
+        zipped = head.startswith(b"PK\x03\x04")
+        if not zipped and MAGIC_BYTES not in head[:40]:
+            raise CheckpointError(_what_else(path, head, file, size))
+        container = ZipFile(file, size) if zipped else LegacyFile(file, size)
+        unpickler = Unpickler(container.storage, legacy=not zipped, aliases=aliases)
+        content = container.load(unpickler)
+        names = tuple(sorted(unpickler.names))
+        notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
+        return Loaded(path, container.name, content, names, _sha256(file), notes)
+
+
+def load_pickle(path: Path) -> Any:
+    """The content of a plain pickle without tensors, such as a vocabulary; nothing it names is imported or run.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, too large, or refers to names that are not known.
+    """
+    with _reading(path) as file:
+        return Unpickler().load(io.BytesIO(file.read(PROGRAM_LIMIT)))
+
+
+def scan_globals(path: Path) -> tuple[str, ...]:
+    """The dotted names a torch zip, torch legacy or plain pickle file refers to, sorted, without building anything.
+
+    Also for files that `load_file` refuses: names are given up to where a pickle is damaged.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is no such file.
+    """
+    with _reading(path) as file:
+        size = _size(file)
+        head = file.read(READ_SIZE)
+        names: set[str] = set()
+        if head.startswith(b"PK\x03\x04"):
+            names = names_in(ZipFile(file, size).program())
+        elif re.match(rb"\x80[\x02-\x05]", head):
+            file.seek(0)
+            program = io.BytesIO(file.read(min(size, PROGRAM_LIMIT)))
+            for _ in range(4 if MAGIC_BYTES in head[:40] else 1):
+                names |= names_in(program)
+        elif not _is_safetensors(head, size):
+            raise CheckpointError(_what_else(path, head, file, size))
+    return tuple(sorted(map(shown, names)))
+
+
+def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a whole-module pickle holds: (its state dict, its hyper-parameters).
+
+    Names are those of model.state_dict(), without wrappers for several devices; tied tensors are one object under
+    every name. Hyper-parameters are the plain attributes of the model itself: numbers, text, None, and lists of them.
+
+    Raises:
+        CheckpointError: the object is not a module.
+    """
+    top = _unwrapped(module)
+    state: dict[str, Tensor] = {}
+    _collect(top, "", state)
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    plain = {
+        name: value
+        for name, value in top.state.items()
+        if not name.startswith("_") and name != "training" and _is_plain(value)
+    }
+    return state, plain
+
+
+def submodule(module: Stub, name: str) -> Stub | None:
+    """A part of a module by its dotted name, e.g. "layers.0.pos_ff", without wrappers; None if there is none.
+
+    "" is the module itself.
+
+    Raises:
+        CheckpointError: the object, or one on the way, is not a module.
+    """
+    found = _unwrapped(module)
+    for part in name.split(".") if name else ():
+        child = _parts(found, "_modules").get(part)
+        if not isinstance(child, Stub):
+            return None
+        found = _unwrapped(child)
+    return found
+
+
+def _collect(module: Stub, prefix: str, state: dict[str, Tensor]) -> None:
+    transient = module.state.get("_non_persistent_buffers_set") or []
+    buffers = {name: buffer for name, buffer in _parts(module, "_buffers").items() if name not in transient}
+    for name, tensor in (_parts(module, "_parameters") | buffers).items():
+        if isinstance(tensor, Tensor):
+            state[prefix + name] = tensor
+        elif tensor is not None:
+            raise CheckpointError(f"{prefix}{name} is not a tensor; {SAVE_AGAIN}")
+    for name, child in _parts(module, "_modules").items():
+        if isinstance(child, Stub):
+            _collect(_unwrapped(child), f"{prefix}{name}.", state)
+        elif child is not None:
+            raise CheckpointError(f"{prefix}{name} is not a module; {SAVE_AGAIN}")
+
+
+def _unwrapped(module: Stub) -> Stub:
+    while module.class_name.rpartition(".")[2] in WRAPPERS:
+        inner = _parts(module, "_modules").get("module")
+        if not isinstance(inner, Stub):
+            raise CheckpointError(f"a {module.class_name} holds no module; {SAVE_AGAIN}")
+        module = inner
+    return module
+
+
+def _parts(module: Stub, kind: str) -> dict[str, Any]:
+    parts = module.state.get(kind)
+    if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts):
+        raise CheckpointError(
+            f"{module.class_name} has no {kind}, expected a whole module as torch.save(model) writes it"
+        )
+    return parts
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _is_safetensors(head: bytes, size: int) -> bool:
+    """Whether a file begins like safetensors: the header's length, then its JSON."""
+    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[io.BufferedReader]:
+    """The file, open; what goes wrong inside becomes one line that names it."""
+    try:
+        _check_path(path)
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pickletools warns of odd names, torch of old tensors
+            yield file
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check the file") from None
+    except MemoryError:
+        raise CheckpointError(f"{path}: needs more memory than there is; load it on a larger machine") from None
+
+
+def _check_path(path: Path) -> None:
+    if path.is_dir():
+        raise CheckpointError(
+            "this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json"
+        )
+    if not path.exists():
+        raise CheckpointError("no such file; check the path")
+    if not path.is_file():
+        raise CheckpointError("not a regular file, expected a checkpoint; copy it to a file first")
+
+
+def _size(file: io.BufferedReader) -> int:
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    return size
+
+
+def _sha256(file: io.BufferedReader) -> str:
+    digest = hashlib.sha256()
+    file.seek(0)
+    while block := file.read(READ_SIZE):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> str:
+    """What a file is that is no checkpoint known here, and what to do about it."""
+    if not head:
+        return "the file is empty; copy it again"
+    file.seek(max(0, size - 8))
+    tail = file.read(8)
+    tensorflow = re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
+    if tensorflow:
+        return "this is a TensorFlow checkpoint, expected PyTorch; convert it first"
+    if head[257:262] == b"ustar":
+        return f"this is a tar archive; if torch < 0.4 wrote it, load it there and {SAVE_AGAIN}; otherwise unpack it"
+    if head.startswith(b"\x89HDF"):
+        return "this is an HDF5 file (Keras?), expected PyTorch; convert it first"
+    if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd")):
+        return "this file is compressed; unpack it first"
+    if head.startswith(b"PK"):
+        return f"this is the beginning of a zip archive, or an empty one; the file is {DAMAGED}"
+    if head.startswith(b"\x08") and (path.suffix == ".onnx" or b"onnx" in head[:4096].lower()):
+        return "this is an ONNX file, expected the checkpoint it was made from"
+    if re.match(rb"\x80[\x02-\x05]", head):
+        return f"a pickle that torch.save did not write, or the file is {DAMAGED}; otherwise {SAVE_AGAIN}"
+    if path.suffix == ".safetensors":
+        return f"not a valid safetensors file; the file is {DAMAGED}"
+    if head.startswith(b"version https://git-lfs"):
+        return "this is a Git LFS pointer, not the file itself; fetch it with git lfs pull"
+    if _looks_like_text(head[:4096]):
+        return f"looks like text ({shown(head[:40].decode(errors='replace'))}), expected a checkpoint; check the path"
+    return f"begins with {head[:8].hex(' ')}, expected a file by torch.save or safetensors; check the path"
+
+
+def _looks_like_text(head: bytes) -> bool:
+    try:
+        text = head[:-4].decode() if len(head) > 8 else head.decode()
+    except UnicodeDecodeError as error:
+        text = head[: error.start].decode() if error.start > len(head) - 8 else "\0"
+    return all(character.isprintable() or character.isspace() for character in text)

@@ -1,0 +1,101 @@
+"""What the graphs compute with: the canonical parameters, with all that does not depend on the input folded in.
+
+1/sqrt(d_head) goes into W_q, u and v; q, k and v into one matrix; W_r·R into one table per layer (`network`,
+because it depends on the distances a program tells apart).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.errors import UsageError
+
+from txl_export.families.transformer_xl.weights import State
+
+__all__ = ["HALF", "fold", "tied_rows", "to_precision", "unfold"]
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""What the graphs of a precision compute in, where that is half of float32."""
+
+# Added to queries or scores, so they take the scale of the queries.
+SCALED = ("content_bias", "position_bias", "distance.biases")
+
+
+def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
+    """The parameters as the graphs use them; everything but the tables of relative positions.
+
+    Matrices are transposed, [in, out], because graphs multiply from the left; `query_key_value` holds the three
+    projections side by side with the scale folded into the first.
+    """
+    scale = config.d_head**-0.5
+    folded: State = {}
+    for name, tensor in state.items():
+        if ".attention.query." in name:
+            parts = [tensor * scale, state[name.replace("query", "key")], state[name.replace("query", "value")]]
+            joined = torch.cat(parts)
+            folded[name.replace("query", "query_key_value")] = joined.T.contiguous() if joined.dim() == 2 else joined
+        elif ".attention.key." in name or ".attention.value." in name:
+            continue
+        elif name.endswith(SCALED):
+            folded[name] = tensor * scale
+        elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
+            folded[name] = tensor.T.contiguous()
+        else:
+            folded[name] = tensor
+    return folded
+
+
+def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> State:
+    """Parameters in the type that graphs of a precision compute in; those whose names hold any of `keep` as they are.
+
+    Raises:
+        UsageError: a value is too large for it.
+    """
+    half = HALF.get(precision)
+    if half is None:
+        return dict(tensors)
+    chosen = {
+        name: tensor if not tensor.is_floating_point() or any(part in name for part in keep) else tensor.to(half)
+        for name, tensor in tensors.items()
+    }
+    for name, tensor in chosen.items():
+        if tensor.dtype == half and bool(tensor.isinf().any()):
+            largest = float(tensors[name].abs().max())
+            raise UsageError(
+                f"{name} holds {largest:.4g}, expected at most {torch.finfo(half).max:.4g} for {precision}; "
+                "give --precision bf16 or fp32"
+            )
+    return chosen
+
+
+def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tuple[str, int, int]]:
+    """Softmax tables that are rows [first, last) of the embedding's one table: name → (that table, first, last).
+
+    Graphs see them as parameters of their own, because an engine would keep a copy of every slice; in the weight file
+    they are ranges of the table's bytes.
+    """
+    if config.div_val > 1 or len(config.clusters) == 1:
+        return {}
+    named = ((f"softmax.tables.{c}", rows) for c, rows in enumerate(config.clusters))
+    return {name: ("embedding.tables.0", *rows) for name, rows in named if name not in folded}
+
+
+def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> State:
+    """The inverse of `fold`, to one rounding of the scale: canonical parameters from those of the graphs."""
+    scale = config.d_head**-0.5
+    state: State = {}
+    for name, tensor in folded.items():
+        if ".attention.query_key_value." in name:
+            query, key, value = (tensor.T if tensor.dim() == 2 else tensor).chunk(3)
+            parts = {"query": query / scale, "key": key, "value": value}
+            state |= {name.replace("query_key_value", part): rows.contiguous() for part, rows in parts.items()}
+        elif name.endswith(SCALED):
+            state[name] = tensor / scale
+        elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
+            state[name] = tensor.T.contiguous()
+        else:
+            state[name] = tensor
+    return state

@@ -1,0 +1,253 @@
+"""What every graph is made of: parameters, embedding, layers, softmax. Memory is what the graphs differ in.
+
+`step` (rolled) and `ring` say which keys a query meets and what becomes of the memory, as the
+attention of a layer; everything around it stands here once.
+
+In half precision (fp16, bf16) weights, products and memory are of that type, and casts say so; float32 are the
+statistics of layer norms (LayerNormalization's own), both softmaxes, and what tables of positions are computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+
+from txl_export.families.transformer_xl.folding import tied_rows
+from txl_export.families.transformer_xl.positions import last_distance, sinusoid
+from txl_export.families.transformer_xl.reference import activate
+from txl_export.families.transformer_xl.weights import State, layer_name
+
+__all__ = ["UNSEEN", "MemoryForm", "Network", "count_distances"]
+
+MemoryForm = Literal["kv", "hidden"]
+
+# Far below any score, finite so that no engine guards against rows of infinities, representable in half precision.
+UNSEEN = -1e4
+
+
+def count_distances(config: ModelConfig, dialect: Dialect, slots: int) -> int:
+    """How many distances a program tells apart: those of its slots, or those a query can see, up to the clamp."""
+    rows, last = slots, last_distance(config, dialect)
+    if dialect.window is not None and not config.absolute_positions:
+        rows = min(rows, dialect.window)
+    return rows if last is None else min(rows, last + 1)
+
+
+class Network(nn.Module):
+    """The parameters of a model as buffers, and the parts of a step that no form of memory changes.
+
+    Args:
+        config, dialect: the model.
+        folded: the parameters from `fold`, shared between all networks of a model, in the type to compute in.
+        distances: how many distances the tables of positions tell apart; 0 for a network without layers.
+
+    Attributes:
+        dtype: of weights, products and memory.
+        marking: whether `forward` returns values to be named in the graph as well, behind its results.
+    """
+
+    landmarks: tuple[str, ...] = ()
+    """Names of the values that it then returns."""
+
+    def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], distances: int) -> None:
+        super().__init__()
+        self.config, self.dialect, self.distances = config, dialect, distances
+        self.dtype, self.marking = folded["embedding.tables.0"].dtype, False
+        self._buffer_names: dict[str, str] = {}
+        for name, tensor in folded.items():
+            if ".attention.position." not in name and ".attention.distance." not in name:
+                self._keep(name, tensor)
+        for name, (table, first, last) in tied_rows(config, folded).items():
+            self._keep(name, folded[table][first:last])
+        if distances:
+            self._fold_positions(distances, folded)
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        """Register a buffer; torch allows no dots in names, so they are written `/` there and back in the graph."""
+        attribute = name.replace(".", "/")
+        if tensor.is_floating_point():
+            tensor = tensor.to(self.dtype)
+        self._buffer_names[name] = attribute
+        self.register_buffer(attribute, tensor, persistent=False)
+
+    def _fold_positions(self, rows: int, folded: Mapping[str, Tensor]) -> None:
+        """Keep what positions come to for distances 0 … rows-1, one table per layer (attn_type 2: one)."""
+        c, sinusoids = self.config, sinusoid(rows, self.config.d_model)
+        if c.attn_type == 2:
+            self._keep(self._table_name(0), sinusoids)
+        for i in range(c.n_layer):
+            name = f"{layer_name(i)}.attention"
+            if c.attn_type == 0:
+                weight, bias = folded[f"{name}.position.weight"].float(), folded.get(f"{name}.position.bias")
+                bias = None if bias is None else bias.float()
+                relative = F.linear(sinusoids, weight, bias).reshape(rows, c.n_head, c.d_head)
+                self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # [H, d_head, rows]
+            elif c.attn_type == 1:
+                relative, biases = folded[f"{name}.distance.keys"][:rows], folded[f"{name}.distance.biases"][:rows]
+                self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())
+                self._keep(self._table_name(i, "bias."), biases.T[:, None].contiguous())  # [H, 1, rows]
+
+    def _table_name(self, i: int, part: str = "") -> str:
+        """The table of positions that layer i uses; a learned one of attn_type 3 serves programs of every length."""
+        if self.config.attn_type == 3:
+            return f"{layer_name(i)}.positions"
+        return f"{layer_name(i)}.attention.position.table.{part}{self.distances:05d}"
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = getattr(self, self._buffer_names[name])
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def get(self, name: str) -> Tensor | None:
+        """The parameter of that name, or None."""
+        return self[name] if name in self._buffer_names else None
+
+    @property
+    def dynamic_shapes(self) -> Any:
+        """What `torch.export` may not take for fixed, per argument; None where everything is."""
+        return None
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Arguments of the right shapes and dtypes, to trace with."""
+        raise NotImplementedError
+
+    def position_tables(self) -> State:
+        """The tables of positions: parameters that only networks of as many distances share."""
+        return {name: self[name] for name in self._buffer_names if ".table." in name}
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids, any, clipped into the vocabulary: int [B, L] → [B, L, D]."""
+        c = self.config
+        tokens = tokens.clamp(0, c.vocab_size - 1)
+        if c.div_val == 1:
+            embedded = self._project("embedding.projections.0", F.embedding(tokens, self["embedding.tables.0"]))
+        else:
+            parts = []
+            for cluster, (first, last) in enumerate(c.clusters):
+                rows = F.embedding((tokens - first).clamp(0, last - first - 1), self[f"embedding.tables.{cluster}"])
+                rows = self._project(f"embedding.projections.{cluster}", rows)
+                inside = ((tokens >= first) & (tokens < last))[..., None]
+                parts.append(torch.where(inside, rows, torch.zeros((), dtype=rows.dtype)))
+            embedded = torch.stack(parts).sum(dim=0)
+        return embedded * c.embedding_scale
+
+    def around(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Layer i without its attention: residuals, norms and the feed-forward part, [..., D] → [..., D]."""
+        attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
+        if self.config.pre_lnorm:
+            hidden = hidden + attended
+            return hidden + self._feed_forward(i, self.norm(f"{feed_forward}.norm", hidden))
+        hidden = self.norm(f"{attention}.norm", hidden + attended)
+        return self.norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
+
+    def heads(self, joined: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]; one transpose for all of them."""
+        heads, c = torch.unflatten(joined, -1, (parts * self.config.n_head, self.config.d_head)), self.config
+        return torch.split(heads.transpose(1, 2), c.n_head, dim=1) if parts > 1 else (heads.transpose(1, 2),)
+
+    def mix(
+        self,
+        i: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        index: Tensor | None,
+        visible: Tensor,
+        flat: bool = False,
+    ) -> Tensor:
+        """The attention of layer i.
+
+        Args:
+            i: the layer.
+            query: [B, H, L, d_head], scaled. key, value: [B, H, K, d_head].
+            index: int64 [B, H, L, K] or what expands to it, the row of the table of distances per query and key;
+                None where positions are absolute.
+            visible: bool [B, 1, L, K]. Scores of keys that are not are selected away, not added to, so that nothing
+                standing there can leak.
+            flat: give rows without their segments, which is what a product and its bias fuse on.
+
+        Returns:
+            [B·L, D] if `flat`, else [B, L, D]; before the residual.
+        """
+        name = f"{layer_name(i)}.attention"
+        if index is None:
+            scores = query @ key.transpose(2, 3)  # [B, H, L, K]
+        else:
+            content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
+            scores = content + self._by_distance(i, query).gather(3, index)
+        scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
+        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value
+        rows, width = mixed.transpose(1, 2), self.config.n_head * self.config.d_head
+        return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
+
+    def _by_distance(self, i: int, query: Tensor) -> Tensor:
+        """What each query scores by distance alone: [B, H, L, rows]."""
+        name, table = f"{layer_name(i)}.attention", self[self._table_name(i)]  # [H, d_head, rows]
+        if self.config.attn_type == 1:
+            return query @ table + self[self._table_name(i, "bias.")]
+        return (query + self[f"{name}.position_bias"][:, None]) @ table
+
+    def _feed_forward(self, i: int, hidden: Tensor) -> Tensor:
+        name = f"{layer_name(i)}.feed_forward"
+        return self.linear(f"{name}.outer", activate(self.config, self.linear(f"{name}.inner", hidden)))
+
+    def head_logprobs(self, flat: Tensor) -> Tensor:
+        """[n, D] → log-probabilities [n, words of cluster 0 + further clusters]: cluster c stands last but in order.
+
+        float32, here and below.
+        """
+        head = self._cluster_logits(0, flat)
+        if len(self.config.clusters) > 1:
+            into = F.linear(
+                self._softmax_input(0, flat), self["softmax.cluster.weight"], self.get("softmax.cluster.bias")
+            )
+            head = torch.cat([head, into], dim=-1)
+        return head.float().log_softmax(dim=-1)
+
+    def tail_logprobs(self, cluster: int, flat: Tensor) -> Tensor:
+        """[n, D] → log-probabilities of the words of a cluster, given the cluster: [n, its words]."""
+        return self._cluster_logits(cluster, flat).float().log_softmax(dim=-1)
+
+    def logprobs(self, flat: Tensor) -> Tensor:
+        """[n, D] → log-probabilities of the vocabulary, in its order: [n, V]."""
+        head, first = self.head_logprobs(flat), self.config.clusters[0][1]
+        if len(self.config.clusters) == 1:
+            return head
+        tails = (
+            head[:, first + cluster - 1, None] + self.tail_logprobs(cluster, flat)
+            for cluster in range(1, len(self.config.clusters))
+        )
+        return torch.cat([head[:, :first], *tails], dim=-1)
+
+    def _softmax_input(self, cluster: int, flat: Tensor) -> Tensor:
+        projection = self.get(f"softmax.projections.{cluster}")
+        if projection is None:
+            projection = self.get(f"embedding.projections.{0 if self.config.div_val == 1 else cluster}")
+        return flat if projection is None else flat @ projection
+
+    def _cluster_logits(self, cluster: int, flat: Tensor) -> Tensor:
+        table = self.get(f"softmax.tables.{cluster}")
+        if table is None:
+            table = self[f"embedding.tables.{cluster}"]
+        return F.linear(self._softmax_input(cluster, flat), table, self.get(f"softmax.biases.{cluster}"))
+
+    def _project(self, name: str, rows: Tensor) -> Tensor:
+        projection = self.get(name)
+        return (
+            rows if projection is None else F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
+        )
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """X @ W (+ b)."""
+        product, bias = x @ self[f"{name}.weight"], self.get(f"{name}.bias")
+        return product if bias is None else product + bias
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Layer norm over D."""
+        weight, bias = self[f"{name}.weight"], self[f"{name}.bias"]
+        return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)

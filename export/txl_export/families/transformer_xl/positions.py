@@ -1,0 +1,27 @@
+"""Positions: sinusoids (Vaswani et al. 2017; Dai et al. 2019, section 3.3), and how far distances are told apart."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+
+__all__ = ["last_distance", "sinusoid"]
+
+
+def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
+    """The largest distance with a position of its own, which all beyond it share; None where there is no such limit."""
+    clamp = dialect.clamp_length
+    if config.attn_type == 1:
+        return (config.position_rows if clamp is None else min(clamp, config.position_rows)) - 1
+    return config.position_rows - 1 if config.attn_type == 3 else clamp
+
+
+def sinusoid(length: int, width: int) -> Tensor:
+    """Rows for distances 0 … length-1: float32 [length, width], the sines first and the cosines after them.
+
+    Built in float32 as every original does, also where the model then runs in another precision. `width` is even.
+    """
+    frequencies = 1 / (10000 ** (torch.arange(0.0, width, 2.0) / width))
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)

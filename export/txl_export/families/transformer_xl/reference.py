@@ -1,0 +1,218 @@
+"""The reference: Transformer-XL as the paper has it, hidden memories and nothing folded.
+
+It is the oracle every graph, engine and precision is compared with, so it is written to be read beside the paper
+(Dai et al. 2019, section 3 and appendix B) and not to be fast. Memory entry i is the input of layer i, [B, rows, D],
+oldest row first; it starts empty and grows, or starts as M rows of zeros, as the dialect says. The attention types that
+the paper compares with (learned relative, absolute sinusoidal, absolute learned) are its released code's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+
+from txl_export.families.transformer_xl.positions import last_distance, sinusoid
+from txl_export.families.transformer_xl.weights import layer_name
+
+__all__ = ["Memory", "Reference"]
+
+Memory = list[Tensor]
+
+ROWS = 16
+"""Rows of an adaptive softmax computed at a time: what is needed beside the result stays small."""
+
+
+class Reference:
+    """A Transformer-XL computed with PyTorch, one segment at a time.
+
+    Args:
+        config: the architecture.
+        dialect: initial memory, window and clamp.
+        memory_length: M, rows kept per layer.
+        state: canonical parameters (`weights`), checked.
+        dtype: in which to compute; the position table is built in float32 in any case.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dialect: Dialect,
+        memory_length: int,
+        state: Mapping[str, Tensor],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.config, self.dialect, self.memory_length, self.dtype = config, dialect, memory_length, dtype
+        self._state = {name: tensor.to(dtype) for name, tensor in state.items()}
+
+    def initial_memory(self, batch_size: int = 1) -> Memory:
+        """The memory of streams that have seen nothing."""
+        rows = self.memory_length if self.dialect.memory_start == "zeros" else 0
+        return [
+            torch.zeros(batch_size, rows, self.config.d_model, dtype=self.dtype) for _ in range(self.config.n_layer)
+        ]
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
+        """One segment: tokens int [B, T] and the memory before it → log-probabilities [B, T, V], memory after it."""
+        hidden = self._embed(tokens)
+        after: Memory = []
+        for i, before in enumerate(memory):
+            hidden, remembered = self._add_positions(i, hidden, before)
+            after.append(self._remember(remembered, hidden))
+            hidden = self._layer(i, hidden, remembered)
+        if self.config.final_norm:
+            hidden = self._norm("final_norm", hidden)
+        return self._log_probabilities(hidden), after
+
+    def keys_and_values(self, memory: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The projections of a hidden memory: per layer the keys and values, [B, rows, H, d_head] each."""
+        for i, remembered in enumerate(memory):
+            name = f"{layer_name(i)}.attention"
+            source = self._norm(f"{name}.norm", remembered) if self.config.pre_lnorm else remembered
+            yield self._heads(f"{name}.key", source), self._heads(f"{name}.value", source)
+
+    def _add_positions(self, i: int, hidden: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor]:
+        """Absolute positions, counted back from the segment's last row, added to what layer i reads (type 2: layer 0).
+
+        Remembered rows carry those of earlier segments already and keep them: the released code adds in place.
+        """
+        if not self.config.absolute_positions or (self.config.attn_type == 2 and i > 0):
+            return hidden, remembered
+        rows, first = remembered.shape[1] + hidden.shape[1], remembered.shape[1]
+        learned = self._state.get(f"{layer_name(i)}.positions")
+        table = sinusoid(rows, self.config.d_model) if learned is None else learned
+        positions = table[self._distances(rows)].to(self.dtype).flip(0)  # [rows, D], oldest row first
+        return hidden + positions[first:], remembered + positions[:first]
+
+    def _remember(self, remembered: Tensor, hidden: Tensor) -> Tensor:
+        rows = torch.cat([remembered, hidden], dim=1)
+        return rows[:, max(0, rows.shape[1] - self.memory_length) :].detach()
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        c = self.config
+        if c.div_val == 1:
+            embedded = self._project("embedding.projections.0", self._state["embedding.tables.0"][tokens.long()])
+        else:
+            embedded = torch.zeros(*tokens.shape, c.d_model, dtype=self.dtype)
+            for cluster, (first, last) in enumerate(c.clusters):
+                inside = (tokens >= first) & (tokens < last)
+                rows = self._state[f"embedding.tables.{cluster}"][(tokens[inside] - first).long()]
+                embedded[inside] = self._project(f"embedding.projections.{cluster}", rows)
+        return embedded * c.embedding_scale
+
+    def _layer(self, i: int, hidden: Tensor, remembered: Tensor) -> Tensor:
+        attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
+        if self.config.pre_lnorm:
+            context = self._norm(f"{attention}.norm", torch.cat([remembered, hidden], dim=1))
+            # With absolute positions the released code takes queries from what is not normalised.
+            queries = hidden if self.config.absolute_positions else context[:, remembered.shape[1] :]
+            hidden = hidden + self._attend(i, queries, context)
+            return hidden + self._feed_forward(i, self._norm(f"{feed_forward}.norm", hidden))
+        context = torch.cat([remembered, hidden], dim=1)
+        hidden = self._norm(f"{attention}.norm", hidden + self._attend(i, hidden, context))
+        return self._norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
+
+    def _attend(self, i: int, queries_from: Tensor, context: Tensor) -> Tensor:
+        """Attention of the segment [B, T, D] over memory and segment [B, rows, D]."""
+        name = f"{layer_name(i)}.attention"
+        length, rows = queries_from.shape[1], context.shape[1]
+        query = self._heads(f"{name}.query", queries_from)
+        key, value = self._heads(f"{name}.key", context), self._heads(f"{name}.value", context)
+
+        distance = torch.arange(rows - length, rows)[:, None] - torch.arange(rows)[None, :]  # [T, rows], query to key
+        visible = distance >= 0
+        window = length if self.dialect.segment_window and length > 1 else self.dialect.window
+        if window is not None:
+            visible &= distance < window
+
+        if self.config.absolute_positions:
+            scores = torch.einsum("bthd,bkhd->bhtk", query, key)
+        else:
+            content = torch.einsum("bthd,bkhd->bhtk", query + self._state[f"{name}.content_bias"], key)
+            by_distance = self._by_distance(i, query, rows)
+            farthest = by_distance.shape[-1] - 1
+            scores = content + by_distance.gather(-1, distance.clamp(0, farthest).expand_as(content))
+        scores = scores / self.config.d_head**0.5
+        probabilities = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        mixed = torch.einsum("bhtk,bkhd->bthd", probabilities, value)
+        return self._linear(f"{name}.output", mixed.flatten(start_dim=2))
+
+    def _by_distance(self, i: int, query: Tensor, rows: int) -> Tensor:
+        """What each query [B, T, H, d_head] scores by distance alone, up to the clamp: [B, H, T, distances]."""
+        name, last = f"{layer_name(i)}.attention", last_distance(self.config, self.dialect)
+        count = rows if last is None else min(rows, last + 1)
+        if self.config.attn_type == 1:
+            keys, biases = self._state[f"{name}.distance.keys"][:count], self._state[f"{name}.distance.biases"][:count]
+            return torch.einsum("bthd,rhd->bhtr", query, keys) + biases.T[:, None]
+        table = sinusoid(count, self.config.d_model).to(self.dtype)
+        relative = self._heads(f"{name}.position", table)  # R of the paper, [distances, H, d_head]
+        return torch.einsum("bthd,rhd->bhtr", query + self._state[f"{name}.position_bias"], relative)
+
+    def _distances(self, rows: int) -> Tensor:
+        """Which distance's position stands for distances 0 … rows-1."""
+        distances, last = torch.arange(rows), last_distance(self.config, self.dialect)
+        return distances if last is None else distances.clamp(max=last)
+
+    def _feed_forward(self, i: int, hidden: Tensor) -> Tensor:
+        name = f"{layer_name(i)}.feed_forward"
+        return self._linear(f"{name}.outer", activate(self.config, self._linear(f"{name}.inner", hidden)))
+
+    def _log_probabilities(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of the whole vocabulary, [B, T, V]: head[cluster] + tail (Grave et al. 2017)."""
+        if len(self.config.clusters) == 1:
+            return self._cluster_logits(0, hidden).log_softmax(dim=-1)
+        whole = torch.empty(*hidden.shape[:-1], self.config.vocab_size, dtype=self.dtype)
+        rows, into = hidden.flatten(end_dim=-2), whole.flatten(end_dim=-2)
+        for some, there in zip(torch.split(rows, ROWS), torch.split(into, ROWS), strict=True):
+            self._adaptive(some, there)
+        return whole
+
+    def _adaptive(self, hidden: Tensor, into: Tensor) -> None:
+        """Some rows, [n, D], of an adaptive softmax, into [n, V]."""
+        into_clusters = self._linear("softmax.cluster", self._softmax_input(0, hidden))
+        head = torch.cat([self._cluster_logits(0, hidden), into_clusters], dim=-1).log_softmax(dim=-1)
+        first = self.config.cutoffs[0]
+        into[:, :first] = head[:, :first]
+        for cluster in range(1, len(self.config.clusters)):
+            low, high = self.config.clusters[cluster]
+            tail = self._cluster_logits(cluster, hidden).log_softmax(dim=-1)
+            torch.add(tail, head[:, first + cluster - 1, None], out=into[:, low:high])
+
+    def _softmax_input(self, cluster: int, hidden: Tensor) -> Tensor:
+        tied = f"embedding.projections.{0 if self.config.div_val == 1 else cluster}"
+        projection = self._state.get(f"softmax.projections.{cluster}", self._state.get(tied))
+        return hidden if projection is None else hidden @ projection
+
+    def _cluster_logits(self, cluster: int, hidden: Tensor) -> Tensor:
+        table = self._state.get(f"softmax.tables.{cluster}")
+        if table is None and self.config.div_val == 1:
+            first, last = self.config.clusters[cluster]
+            table = self._state["embedding.tables.0"][first:last]
+        elif table is None:
+            table = self._state[f"embedding.tables.{cluster}"]
+        return F.linear(self._softmax_input(cluster, hidden), table, self._state.get(f"softmax.biases.{cluster}"))
+
+    def _project(self, name: str, rows: Tensor) -> Tensor:
+        projection = self._state.get(name)
+        return rows if projection is None else rows @ projection.T
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self._state[f"{name}.weight"], self._state.get(f"{name}.bias"))
+
+    def _heads(self, name: str, x: Tensor) -> Tensor:
+        return self._linear(name, x).reshape(*x.shape[:-1], self.config.n_head, self.config.d_head)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = self._state[f"{name}.weight"], self._state[f"{name}.bias"]
+        return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
+
+
+def activate(config: ModelConfig, x: Tensor) -> Tensor:
+    """The feed-forward layer's activation."""
+    if config.activation == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if config.activation == "gelu_tanh" else "none")

@@ -1,0 +1,130 @@
+"""The step with ring memory: keys and values stay where they are, only the segment's rows are written.
+
+    inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · head int32 [B] · memory per layer
+    outputs   hidden float32 [B, L, D] · the same memory, L rows further
+
+    memory    key and value, [B, H, C, d_head] each, of the network's type: R = M + longest L slots of a ring, then as
+              many to spill into (`ring_slots`); the same buffer is meant to be input and output
+
+The rows of the segment go to slots head … head + L - 1 (TensorScatter, linear: what ONNX Runtime does in place and
+TensorRT calls KV_CACHE_UPDATE). With a = c - head, slot c then holds row k = M + a - R·[a >= L] of (memory ‖ segment):
+the segment's own rows, then what was there a lap ago. A slot of the spill holds nothing but rows of this segment.
+Query i sees slot c iff 0 <= d < W and k >= M - fill, with d = M + i - k. One GatherElements, whose index is computed
+once for all layers, is relative shift, rotation and one head per stream together.
+
+Afterwards whoever owns the memory adds `valid` to `head`; where that reaches R, rows R … head - 1 go to the front and
+R is taken off. R >= M + L keeps what padding overwrites out of the memory.
+
+L is not fixed in the graph: programs of all lengths are one file, one set of weights. `hidden` goes to the softmax
+programs of `softmax`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnxscript
+import torch
+from torch import Tensor
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.tables import ring_slots
+
+from txl_export.families.transformer_xl.network import Network, count_distances
+from txl_export.families.transformer_xl.step import StepShape
+from txl_export.families.transformer_xl.weights import layer_name
+
+__all__ = ["TRANSLATIONS", "RingStep"]
+
+FAR = 2**20  # rows behind everything: such a slot is seen by nobody
+
+
+@torch.library.custom_op("txl::tensor_scatter", mutates_args=())
+def tensor_scatter(past: Tensor, update: Tensor, write: Tensor) -> Tensor:
+    """ONNX TensorScatter, linear, on axis 2: `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on."""
+    after = past.clone()
+    for row, slot in enumerate(write.tolist()):
+        after[row, :, slot : slot + update.shape[2]] = update[row]
+    return after
+
+
+@tensor_scatter.register_fake
+def _(past: Tensor, update: Tensor, write: Tensor) -> Tensor:
+    return torch.empty_like(past)
+
+
+def _translate(past: Any, update: Any, write: Any) -> Any:
+    opset = onnxscript.values.Opset("", 24)
+    return onnxscript.values.Op(opset, "TensorScatter")(past, update, write, axis=2, mode="linear")
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.txl.tensor_scatter.default: _translate}
+"""What `torch.onnx.export` needs to know of operators that are not torch's."""
+
+
+class RingStep(Network):
+    """One segment of any length up to L, attn_type 0 and 1, K/V memory.
+
+    Args:
+        config, dialect: the model.
+        shape: B, the longest L, M; memory is "kv".
+        folded: the parameters from `fold`.
+    """
+
+    def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
+        super().__init__(config, dialect, folded, count_distances(config, dialect, shape.slots))
+        self.shape = shape
+        self.ring, self.columns = ring_slots(shape.memory_length, shape.segment_length)
+        slot = torch.arange(self.columns, dtype=torch.int32)
+        self._keep("slot", slot)
+        self._keep("lap", torch.where(slot < self.ring, self.ring, FAR).to(torch.int32))
+
+    @property
+    def dynamic_shapes(self) -> Any:
+        """What `torch.export` may not take for fixed: L."""
+        if self.shape.segment_length == 1:
+            return None
+        length = torch.export.Dim("segment", min=1, max=self.shape.segment_length)
+        return ({1: length}, {}, {}, {}, tuple({} for _ in range(2 * self.config.n_layer)))
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Arguments of the right shapes and dtypes, to trace with."""
+        c, batch = self.config, self.shape.batch_size
+        counts = torch.zeros(3, batch, dtype=torch.int32)
+        tokens = torch.zeros(batch, self.shape.segment_length, dtype=torch.int32)
+        shape = (batch, c.n_head, self.columns, c.d_head)
+        memory = (torch.zeros(shape, dtype=self.dtype) for _ in range(2 * c.n_layer))
+        return (tokens, *counts.unbind(), *memory)
+
+    def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, head: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        """One step; see the module's table for names, shapes and dtypes."""
+        c, length, m = self.config, tokens.shape[1], self.shape.memory_length
+        ahead = self["slot"][None] - head[:, None]  # [B, C]
+        nothing = torch.zeros((), dtype=torch.int32)
+        row = m + ahead - torch.where(ahead >= length, self["lap"][None], nothing)  # [B, C], of (memory ‖ segment)
+        query = m + torch.arange(length, dtype=torch.int32)
+        distance = query[None, :, None] - row[:, None, :]  # [B, L, C]
+        visible = (distance >= 0) & (row >= (m - fill)[:, None])[:, None]
+        if self.dialect.window is not None:
+            visible = visible & (distance < self.dialect.window)
+        if self.dialect.segment_window:
+            visible = visible & ((distance < valid[:, None, None]) | (valid <= 1)[:, None, None])
+        clipped = distance.clamp(0, self.distances - 1)[:, None]
+        index = clipped.expand(-1, c.n_head, -1, -1).long()
+        visible, write = visible[:, None], head.long()
+
+        # Rows without their segments: an engine fuses a product, its bias and what follows on two dimensions only.
+        hidden = self.embed(tokens).flatten(end_dim=1)  # [B·L, D]
+        after: list[Tensor] = []
+        for i in range(c.n_layer):
+            name = f"{layer_name(i)}.attention"
+            source = self.norm(f"{name}.norm", hidden) if c.pre_lnorm else hidden
+            joined = torch.unflatten(self.linear(f"{name}.query_key_value", source), 0, (self.shape.batch_size, -1))
+            query, key, value = self.heads(joined, 3)
+            key = tensor_scatter(memory[2 * i], key, write)
+            value = tensor_scatter(memory[2 * i + 1], value, write)
+            hidden = self.around(i, hidden, self.mix(i, query, key, value, index, visible, flat=True))
+            after += key, value
+        if c.final_norm:
+            hidden = self.norm("final_norm", hidden)
+        return (torch.unflatten(hidden.float(), 0, (self.shape.batch_size, -1)), *after)

@@ -1,0 +1,64 @@
+"""Which layers suffer most from quantised weights: each alone is replaced in the reference, and the output compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from txl_runtime.listener import Listener
+
+from txl_export.families.transformer_xl.folding import unfold
+from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.weights import State, layer_name
+from txl_export.graphs.quantising import dequantise, is_quantised
+
+__all__ = ["layer_sensitivity"]
+
+SEGMENTS = 4
+
+
+def layer_sensitivity(
+    make: Callable[[State], Reference],
+    state: State,
+    parts: Mapping[str, Tensor],
+    tokens: NDArray[np.int32],
+    length: int,
+    listener: Listener,
+) -> dict[str, float]:
+    """Mean KL divergence, in nats, that quantising one layer's matrices causes: the rounding of weights alone.
+
+    Args:
+        make: the reference for a state.
+        state: the canonical parameters.
+        parts: from `quantising.quantise`.
+        tokens: int [T], of which some segments are run.
+        length: of a segment.
+        listener: hears of progress.
+    """
+    reference = make(state)
+    segments = [torch.from_numpy(tokens[None, i * length : (i + 1) * length]) for i in range(SEGMENTS)]
+    segments = [segment for segment in segments if segment.shape[1]]
+    layers = [layer_name(i) for i in range(reference.config.n_layer)]
+    listener.stage("sensitivity of the layers", len(layers))
+    truth = _logprobs(reference, segments)
+    found: dict[str, float] = {}
+    for layer in layers:
+        mine = {name: tensor for name, tensor in parts.items() if name.startswith(f"{layer}.")}
+        if any(is_quantised(name) for name in mine):
+            changed = state | unfold(reference.config, dequantise(mine))
+            other = _logprobs(make({name: changed[name] for name in state}), segments)
+            found[layer] = float((truth.exp() * (truth - other)).sum(dim=-1).mean())
+        listener.advance()
+    return found
+
+
+def _logprobs(reference: Reference, segments: list[Tensor]) -> Tensor:
+    """[T, V] in float64."""
+    memory, rows = reference.initial_memory(1), []
+    for segment in segments:
+        logprobs, memory = reference(segment, memory)
+        rows.append(logprobs[0].double())
+    return torch.cat(rows)

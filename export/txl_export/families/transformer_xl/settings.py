@@ -1,0 +1,126 @@
+"""From what a file says and what was asked for to the dialect and sizes of a bundle.
+
+Evaluation-time M, clamp and same_length are usually not the training values a file holds, so options come first, then
+`--config`, then the file. What was taken from a file is named in one line; what nobody said is asked for by flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from txl_runtime.bundle.format1 import Dialect
+from txl_runtime.errors import UsageError
+
+from txl_export.checkpoints.imported import Imported
+
+__all__ = ["Requested", "Sizes", "resolve"]
+
+MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
+DEFAULT_SEGMENT_LENGTHS = (64, 1)
+
+
+@dataclass(frozen=True)
+class Requested:
+    """The options of an export that decide shapes and dialect; None or empty where nothing was asked for."""
+
+    segment_lengths: Sequence[int] = ()
+    memory_length: int | None = None
+    clamp_length: int | None = None
+    same_length: bool | None = None
+    batch_size: int = 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """B, L (largest first) and M of a bundle."""
+
+    batch_size: int
+    segment_lengths: tuple[int, ...]
+    memory_length: int
+
+
+def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, tuple[str, ...]]:
+    """Dialect, sizes, and lines that name what came from the file and what an option overrides.
+
+    Raises:
+        UsageError: a size out of range, a setting nobody gave, or settings that contradict.
+    """
+    file = imported.evaluation
+    taken: list[str] = []
+    lines: list[str] = []
+
+    def choose(name: str, flag: str, asked: int | None, own: int | None) -> int:
+        if asked is not None:
+            if own is not None and asked != own:
+                lines.append(f"{flag} overrides the checkpoint's own value: {asked} instead of {own}")
+            return asked
+        if own is None:
+            raise UsageError(f"{name} is not in the checkpoint, expected a value; give {flag}")
+        taken.append(f"{flag} {own}")
+        return own
+
+    memory = choose("the memory length", "--memory-length", requested.memory_length, file.memory_length)
+    clamp = choose("the clamp length", "--clamp-length", requested.clamp_length, file.clamp_length)
+    same = choose("same_length", "--same-length/--no-same-length", requested.same_length, file.same_length)
+    if requested.same_length is None:
+        taken[-1] = "--same-length" if same else "--no-same-length"
+    lengths = tuple(sorted(set(requested.segment_lengths or DEFAULT_SEGMENT_LENGTHS), reverse=True))
+    for length in lengths:
+        _in_range("--segment-length", length, 1, MOST_SEGMENT)
+    _in_range("--memory-length", memory, 0, MOST_MEMORY)
+    _in_range("--clamp-length", clamp, -1, MOST_MEMORY + MOST_SEGMENT, "; 0 or -1 is no clamp")
+    _in_range("--batch-size", requested.batch_size, 1, MOST_BATCH)
+    _fits(imported, requested.batch_size, lengths[0], memory)
+    of_segment = bool(same) and imported.window_of == "segment"
+    window = memory + imported.window_beyond_memory if same and not of_segment else None
+    if window == 0:
+        raise UsageError(
+            "--same-length with --memory-length 0 leaves a query nothing to attend to, expected one or the other; "
+            "give --no-same-length or a memory"
+        )
+    dialect = Dialect(
+        family=imported.family,
+        memory_start=imported.memory_start,
+        window=window,
+        segment_window=of_segment,
+        clamp_length=clamp if clamp > 0 else None,
+    )
+    if taken:
+        lines.append(f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}")
+    return dialect, Sizes(requested.batch_size, lengths, memory), tuple(lines)
+
+
+def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
+    """Refuse a width without positions, and sizes that are fine one by one but too large together.
+
+    Engines index with int32, and a graph, which holds the distances, stays below 2 GiB.
+    """
+    config, keys = imported.config, memory + length
+    if config.d_model % 2 and config.attn_type in (0, 2):
+        raise UsageError(
+            f"d_model is {config.d_model}, expected an even number: positions are pairs of a sine and a cosine; "
+            "check the config against the code that trained it"
+        )
+    if config.attn_type == 3 and length > config.position_rows:
+        raise UsageError(
+            f"--segment-length is {length}, expected at most {config.position_rows}, "
+            "for so many positions the model has learned; give a smaller one"
+        )
+    tensors = {
+        "the attention scores of one segment": (batch * config.n_head * length * keys, 2**31 - 1),
+        "the log-probabilities of one segment": (batch * length * config.vocab_size, 2**31 - 1),
+        "the memory of one layer": (batch * memory * max(config.n_head * config.d_head, config.d_model), 2**31 - 1),
+        "the distances of one segment": (length * keys, 2**28),
+    }
+    for name, (values, most) in tensors.items():
+        if values > most:
+            raise UsageError(
+                f"{name} would be {values * 4 / 1e9:.0f} GB with --segment-length {length}, --memory-length {memory}, "
+                f"--batch-size {batch}, expected at most {most * 4 / 1e9:.0f}; make one of them smaller"
+            )
+
+
+def _in_range(flag: str, value: int, least: int, most: int, more: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageError(f"{flag} is {value}, expected a whole number of {least} … {most}{more}")

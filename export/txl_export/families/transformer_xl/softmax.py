@@ -1,0 +1,52 @@
+"""The softmax apart from the layers: programs that take hidden rows, as few or as many as there are.
+
+    head        hidden float32 [n, D] → logprobs [n, words of cluster 0 + further clusters]
+    tail.<c>    hidden float32 [n, D] → logprobs [n, words of cluster c], given that the word is in c
+
+log p(word of c) = head[n, words of cluster 0 + c - 1] + tail.<c>[n, word]. A model without clusters has a head alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+
+from txl_export.families.transformer_xl.network import Network
+
+__all__ = ["SoftmaxHead", "SoftmaxTail"]
+
+
+class SoftmaxHead(Network):
+    """The first cluster, and the clusters themselves."""
+
+    def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor]) -> None:
+        super().__init__(config, dialect, folded, 0)
+
+    @property
+    def dynamic_shapes(self) -> Any:
+        """Any number of rows."""
+        return ({0: torch.export.Dim("rows", min=1)},)
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Two rows, to trace with."""
+        return (torch.zeros(2, self.config.d_model),)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """See the module's table."""
+        return (self.head_logprobs(hidden.to(self.dtype)),)
+
+
+class SoftmaxTail(SoftmaxHead):
+    """One further cluster."""
+
+    def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], cluster: int) -> None:
+        super().__init__(config, dialect, folded)
+        self.cluster = cluster
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """See the module's table."""
+        return (self.tail_logprobs(self.cluster, hidden.to(self.dtype)),)

@@ -1,0 +1,199 @@
+"""The exportable step with rolled memory: one segment of fixed shape, memories as arguments, new memories returned.
+
+The same function as `reference`, in the form an engine wants (`network`).
+
+    inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · memory per layer
+    outputs   logprobs float32 [B, L, V] · memory per layer
+
+    memory    K/V: key and value, [B, H, M, d_head] each · hidden: [B, M, D]; of the network's type
+
+`fill` memory rows exist before the step and stand in the LAST slots, newest last. `valid` rows of the segment count and
+stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment), so that valid = 0 returns it bit for bit.
+Query i sees slot k iff 0 <= d < W and k >= M - fill, with d = M + i - k.
+
+Absolute positions (attn_type 2 and 3) are counted back from a stream's last valid row and added to memory and segment;
+the memory keeps what was added, so only hidden memory can follow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.errors import UsageError
+
+from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
+from txl_export.families.transformer_xl.weights import layer_name
+
+__all__ = ["Step", "StepShape", "memory_shapes"]
+
+
+class StepShape(NamedTuple):
+    """The fixed sizes of one program."""
+
+    batch_size: int
+    segment_length: int
+    memory_length: int
+    memory: MemoryForm
+
+    @property
+    def slots(self) -> int:
+        """K, the number of key slots a query meets: memory and segment."""
+        return self.memory_length + self.segment_length
+
+
+class _Rows(NamedTuple):
+    """Which rows of (memory ‖ segment) count, the same for all layers: they depend on `fill` and `valid` alone.
+
+    Attributes:
+        visible: bool [B, 1, L, K], what each query may see.
+        filled: bool [B, M], memory rows that exist.
+        kept: int32 [B, M], the rows that are the memory after the step.
+    """
+
+    visible: Tensor
+    filled: Tensor
+    kept: Tensor
+
+
+class Step(Network):
+    """One program: `logprobs` of a segment and the memory after it.
+
+    Args:
+        config, dialect: the model.
+        shape: B, L, M and the form of the memory; M = 0 has no memory arguments at all.
+        folded: the parameters from `fold`, shared between steps.
+        distances: rows of the tables of positions, where programs of longer segments share them; as many as this
+            program can tell apart without it.
+    """
+
+    landmarks = ("hidden",)  # [B, L, D], what the softmax takes: engines may get another one there
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dialect: Dialect,
+        shape: StepShape,
+        folded: Mapping[str, Tensor],
+        distances: int | None = None,
+    ) -> None:
+        if config.absolute_positions and shape.memory_length and shape.memory == "kv":
+            raise UsageError(
+                f"attn_type {config.attn_type} keeps positions in its memory, which keys and values cannot follow; "
+                "expected hidden memory; give --memory hidden"
+            )
+        super().__init__(config, dialect, folded, distances or count_distances(config, dialect, shape.slots))
+        self.shape = shape
+        query, slot = torch.arange(shape.segment_length)[:, None], torch.arange(shape.slots)[None, :]
+        distance = shape.memory_length + query - slot  # [L, K]
+        seen = distance >= 0
+        if dialect.window is not None:
+            seen &= distance < dialect.window
+        self._keep("seen", seen)
+        self._keep("slot", slot[0].to(torch.int32))
+        if dialect.segment_window:
+            self._keep("behind", distance.to(torch.int32))
+        if not config.absolute_positions:
+            self._keep("distance", distance.clamp(0, self.distances - 1))
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Arguments of the right shapes and dtypes, to trace with."""
+        batch, length = self.shape.batch_size, self.shape.segment_length
+        counts = torch.zeros(2, batch, dtype=torch.int32)
+        tokens = torch.zeros(batch, length, dtype=torch.int32)
+        memory = (torch.zeros(shape, dtype=self.dtype) for shape in memory_shapes(self.config, self.shape))
+        return (tokens, counts[0], counts[1], *memory)
+
+    def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        """One step; see the module's table for names, shapes and dtypes."""
+        m = self.shape.memory_length
+        filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
+        visible = self["seen"][None, None] & filled[:, None, None, :]  # [B, 1, L, K]
+        if self.dialect.segment_window:
+            window = torch.where(valid > 1, valid, self.shape.slots)
+            visible = visible & (self["behind"][None, None] < window[:, None, None, None])
+        rows = _Rows(visible, filled[:, :m], valid[:, None] + self["slot"][None, :m])
+
+        hidden = self.embed(tokens)
+        after: list[Tensor] = []
+        per_layer = len(memory) // self.config.n_layer
+        for i in range(self.config.n_layer):
+            remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
+            if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
+                hidden, remembered = self._add_positions(i, hidden, remembered, valid)
+            attended, kept = self._attend(i, hidden, remembered, rows)
+            hidden = self.around(i, hidden, attended)
+            after.extend(kept)
+        if self.config.final_norm:
+            hidden = self.norm("final_norm", hidden)
+        marks = (hidden,) if self.marking else ()
+        flat = hidden.flatten(end_dim=1)  # [B·L, D], so that a tied table is used untransposed (Gemm)
+        return (self.logprobs(flat).reshape(self.shape.batch_size, self.shape.segment_length, -1), *after, *marks)
+
+    def _add_positions(
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Absolute positions on what layer i reads; an idle stream's memory stays as it is, to the bit."""
+        m, table = self.shape.memory_length, self[self._table_name(i)]  # [rows, D]
+        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: rows after this one, padding aside
+        positions = F.embedding(behind.clamp(0, table.shape[0] - 1), table)
+        hidden = hidden + positions[:, m:]
+        if memory:
+            memory = [torch.where((valid > 0)[:, None, None], memory[0] + positions[:, :m], memory[0])]
+        return hidden, memory
+
+    def _attend(self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: _Rows) -> tuple[Tensor, list[Tensor]]:
+        query, key, value, kept = self._project_heads(i, hidden, memory, rows)  # [B, H, L or K, d_head]
+        index = None
+        if not self.config.absolute_positions:
+            index = self["distance"].expand(*query.shape[:2], *self["distance"].shape)
+        return self.mix(i, query, key, value, index, rows.visible), kept
+
+    def _project_heads(
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: _Rows
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Queries of the segment, keys and values of memory and segment, and the memory after the step."""
+        c, name = self.config, f"{layer_name(i)}.attention"
+        joined = f"{name}.query_key_value"
+        source, kept = hidden, []
+        if self.shape.memory_length and self.shape.memory == "hidden":
+            # Rows that do not exist are selected away before they are projected: a huge value would overflow there.
+            existing = torch.where(rows.filled[..., None], memory[0], torch.zeros((), dtype=hidden.dtype))
+            source = torch.cat([existing, hidden], dim=1)  # [B, K, D]
+            kept = [self._rows(torch.cat([memory[0], hidden], dim=1), rows.kept)]
+        if c.pre_lnorm:
+            source = self.norm(f"{name}.norm", source)
+        query, key, value = self.heads(self.linear(joined, source), 3)
+        if c.pre_lnorm and c.absolute_positions:
+            # The released code takes these queries from what is not normalised.
+            width = c.n_head * c.d_head
+            (query,) = self.heads(hidden @ self[f"{joined}.weight"][:, :width], 1)
+        query = query[:, :, query.shape[2] - self.shape.segment_length :]
+        if self.shape.memory_length and self.shape.memory == "kv":
+            key, value = torch.cat([memory[0], key], dim=2), torch.cat([memory[1], value], dim=2)
+            kept = [self._rows(key, rows.kept), self._rows(value, rows.kept)]
+        return query, key, value, kept
+
+    def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:
+        """Rows `keep` [B, M] of [B, (H,) K, width], as one gather over all rows of all streams and heads."""
+        *outer, slots, width = rows.shape
+        groups = 1
+        for size in outer:
+            groups *= size
+        start = torch.arange(groups, dtype=torch.int32).reshape(outer)[..., None] * slots
+        index = start + keep.reshape(keep.shape[0], *[1] * (len(outer) - 1), keep.shape[1])
+        flat = rows.reshape(groups * slots, width).index_select(0, index.flatten())
+        return flat.reshape(*outer, keep.shape[1], width)
+
+
+def memory_shapes(config: ModelConfig, shape: StepShape) -> list[tuple[int, ...]]:
+    """Shapes of the memory arguments in order; none when M is 0."""
+    if not shape.memory_length:
+        return []
+    if shape.memory == "hidden":
+        return [(shape.batch_size, shape.memory_length, config.d_model)] * config.n_layer
+    return [(shape.batch_size, config.n_head, shape.memory_length, config.d_head)] * (2 * config.n_layer)

@@ -1,0 +1,180 @@
+"""The canonical parameters: names, shapes and checks.
+
+Every importer ends here. `i` is the layer, two digits at least; `c` the cluster of the adaptive softmax.
+
+    embedding.tables.{c}                        [rows of c, width of c]; with div_val 1 one table [V, d_embed], c = 0
+    embedding.projections.{c}                   [D, width of c]; absent where the embedding already has width D
+    layers.{i}.attention.{query,key,value}.weight   [H·d_head, D]
+    layers.{i}.attention.position.weight        [H·d_head, D]           relative sinusoidal positions only
+    layers.{i}.attention.output.weight          [D, H·d_head]
+    layers.{i}.attention.content_bias           [H, d_head]             u of the paper; attn_type 0 and 1
+    layers.{i}.attention.position_bias          [H, d_head]             v of the paper; attn_type 0
+    layers.{i}.attention.distance.keys          [K, H, d_head]          row d for distance d; attn_type 1
+    layers.{i}.attention.distance.biases        [K, H]                  likewise
+    layers.{i}.positions                        [K, D]                  row d for distance d; attn_type 3
+    layers.{i}.attention.norm.{weight,bias}     [D]
+    layers.{i}.feed_forward.inner.{weight,bias} [d_inner, D], [d_inner]
+    layers.{i}.feed_forward.outer.{weight,bias} [D, d_inner], [D]
+    layers.{i}.feed_forward.norm.{weight,bias}  [D]
+    final_norm.{weight,bias}                    [D]                     where the config has one
+    softmax.tables.{c}                          [rows of c, width of c]; absent: tied to the embedding
+    softmax.biases.{c}                          [rows of c]
+    softmax.projections.{c}                     [D, width of c]; absent: tied to the embedding's
+    softmax.cluster.{weight,bias}               [clusters - 1, width of cluster 0], row c-1 stands for cluster c
+
+Matrices multiply as `x @ W.T`. Absence means tied, so a state has one form whichever file it came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from txl_runtime.bundle.encoding import canonical_json
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.errors import CheckpointError
+
+__all__ = ["State", "canonical_shapes", "check_state", "drop_ties", "layer_name", "model_id", "parameter_count"]
+
+State = dict[str, Tensor]
+
+
+def layer_name(layer: int) -> str:
+    """`layers.07`: zero-padded, so that names sort by layer."""
+    return f"layers.{layer:02d}"
+
+
+def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Names and shapes of the parameters a config (must, may) have; the second are those that may be tied away."""
+    c, heads = config, config.n_head * config.d_head
+    must: dict[str, tuple[int, ...]] = {}
+    may: dict[str, tuple[int, ...]] = {}
+
+    def linear(name: str, rows: int, columns: int, bias: bool) -> None:
+        must[f"{name}.weight"] = (rows, columns)
+        if bias:
+            must[f"{name}.bias"] = (rows,)
+
+    def norm(name: str) -> None:
+        must[f"{name}.weight"] = must[f"{name}.bias"] = (c.d_model,)
+
+    whole = c.div_val == 1
+    for cluster, (first, last) in enumerate([(0, c.vocab_size)] if whole else c.clusters):
+        width = c.cluster_width(cluster)
+        must[f"embedding.tables.{cluster}"] = (last - first, width)
+        if not whole or width != c.d_model:
+            must[f"embedding.projections.{cluster}"] = (c.d_model, width)
+    for i in range(c.n_layer):
+        layer = layer_name(i)
+        for part in ("query", "key", "value"):
+            linear(f"{layer}.attention.{part}", heads, c.d_model, c.attention_bias)
+        linear(f"{layer}.attention.output", c.d_model, heads, c.attention_bias)
+        if c.attn_type == 0:
+            linear(f"{layer}.attention.position", heads, c.d_model, c.attention_bias)
+            must[f"{layer}.attention.content_bias"] = must[f"{layer}.attention.position_bias"] = (c.n_head, c.d_head)
+        elif c.attn_type == 1:
+            must[f"{layer}.attention.content_bias"] = (c.n_head, c.d_head)
+            must[f"{layer}.attention.distance.keys"] = (c.position_rows, c.n_head, c.d_head)
+            must[f"{layer}.attention.distance.biases"] = (c.position_rows, c.n_head)
+        elif c.attn_type == 3:
+            must[f"{layer}.positions"] = (c.position_rows, c.d_model)
+        norm(f"{layer}.attention.norm")
+        linear(f"{layer}.feed_forward.inner", c.d_inner, c.d_model, True)
+        linear(f"{layer}.feed_forward.outer", c.d_model, c.d_inner, True)
+        norm(f"{layer}.feed_forward.norm")
+    if c.final_norm:
+        norm("final_norm")
+    for cluster, (first, last) in enumerate(c.clusters):
+        width = c.cluster_width(cluster)
+        may[f"softmax.tables.{cluster}"] = (last - first, width)
+        if c.div_val > 1 or width != c.d_model or cluster:
+            may[f"softmax.projections.{cluster}"] = (c.d_model, width)
+        if c.softmax_bias:
+            must[f"softmax.biases.{cluster}"] = (last - first,)
+    if len(c.clusters) > 1:
+        linear("softmax.cluster", len(c.clusters) - 1, c.cluster_width(0), c.softmax_bias)
+    return must, may
+
+
+def check_state(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> State:
+    """The state as contiguous float32, checked against the config.
+
+    Raises:
+        CheckpointError: a parameter is missing, unexpected, of another shape or kind, or holds NaN or infinity.
+    """
+    if config.n_layer > len(state) or len(config.clusters) > len(state):
+        raise CheckpointError(
+            f"{source}: n_layer {config.n_layer} and {len(config.clusters)} clusters, but {len(state)} tensors; "
+            "check the config against the code that trained it"
+        )
+    must, may = canonical_shapes(config)
+    if missing := sorted(set(must) - set(state)):
+        raise CheckpointError(
+            f"{source}: {_some(missing)} missing; a model with n_layer {config.n_layer}, attn_type {config.attn_type} "
+            "needs them; check the config against the code that trained it"
+        )
+    if unexpected := sorted(set(state) - set(must) - set(may)):
+        raise CheckpointError(
+            f"{source}: {_some(unexpected)} not expected for n_layer {config.n_layer}, attn_type {config.attn_type}; "
+            "check the config against the code that trained it"
+        )
+    shapes = must | may
+    checked: State = {}
+    for name in sorted(state):
+        tensor = state[name]
+        if tuple(tensor.shape) != shapes[name]:
+            raise CheckpointError(
+                f"{source}: {name} has shape {list(tensor.shape)}, expected {list(shapes[name])} from the config; "
+                "check the config against the code that trained it"
+            )
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{source}: {name} holds {tensor.dtype}, expected floating point; convert it first")
+        tensor = tensor.detach().to(torch.float32).contiguous()
+        if not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise CheckpointError(
+                f"{source}: {name} holds {bad} values that are NaN or infinite, expected finite weights; "
+                "take an earlier checkpoint"
+            )
+        checked[name] = tensor
+    return drop_ties(config, checked)
+
+
+def drop_ties(config: ModelConfig, state: State) -> State:
+    """The state without output parameters that equal the embedding's: one form for tied files of every kind."""
+    kept = dict(state)
+    for cluster, (first, last) in enumerate(config.clusters):
+        if config.div_val == 1:
+            table, projection = state["embedding.tables.0"][first:last], state.get("embedding.projections.0")
+        else:
+            table = state[f"embedding.tables.{cluster}"]
+            projection = state.get(f"embedding.projections.{cluster}")
+        for name, tied in ((f"softmax.tables.{cluster}", table), (f"softmax.projections.{cluster}", projection)):
+            own = kept.get(name)
+            if own is not None and tied is not None and (own is tied or torch.equal(own, tied)):
+                del kept[name]
+    return kept
+
+
+def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over config, dialect (family aside), M and the canonical weights: which function this is."""
+    facts = {"config": config, "dialect": dialect, "memory_length": memory_length}
+    digest = hashlib.sha256(canonical_json(facts, drop=("family",)))
+    for name in sorted(state):
+        tensor = state[name]
+        digest.update(f"{name} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().to(torch.float32).contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def parameter_count(state: Mapping[str, Tensor]) -> int:
+    """Number of values in the state; tied parameters count once."""
+    return sum(tensor.numel() for tensor in state.values())
+
+
+def _some(names: list[str], shown: int = 3) -> str:
+    listed = ", ".join(names[:shown])
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{listed}{more}"

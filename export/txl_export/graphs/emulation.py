@@ -1,0 +1,177 @@
+"""bf16 where there is none: the same bundle in float32, with every result of an operator rounded to bf16.
+
+ONNX Runtime's CPU has no bf16 kernels. A copy of the bundle in a temporary folder has its graphs rewritten: values are
+float32, and behind every operator that computed in bf16 stands a round trip to bf16. Operators that only move values
+need none. So weights, memory and every intermediate value are what bf16 can hold; what a device keeps in higher
+precision inside a fused kernel is rounded here, and sums are in another order. The figures are indicative.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file, save_file
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import SELFTEST
+from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.errors import TxlError
+
+from txl_export.bundle.sealing import seal
+
+__all__ = ["EMULATED", "in_float32", "runnable"]
+
+EMULATED = "bf16"
+"""The precision that the CPU has to be helped with."""
+
+MOVING = frozenset(
+    {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Slice"}
+    | {"Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Unsqueeze", "Where"}
+)
+"""Operators whose results are some of their inputs' values."""
+
+
+@contextlib.contextmanager
+def runnable(folder: Path, manifest: Manifest, backend: str) -> Iterator[Path]:
+    """The bundle itself, or for as long as this lasts a copy that the CPU can run.
+
+    Args:
+        folder: the bundle.
+        manifest: its own.
+        backend: that will run it; those of devices run everything themselves.
+    """
+    if manifest.precision != EMULATED or backend != "cpu":
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="txl-deploy-bf16-") as place:
+        _copy(folder, Path(place), manifest)
+        yield Path(place)
+
+
+def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
+    tensors = {name: tensor.float() for name, tensor in load_file(folder / manifest.weights).items()}
+    try:
+        save_file(tensors, place / manifest.weights, metadata={"format": "pt"})
+        for name in (manifest.vocabulary, SELFTEST):
+            if name is not None and (folder / name).is_file():
+                shutil.copy(folder / name, place / name)
+        places = _Places(folder / manifest.weights, place / manifest.weights)
+        for file in {program.file for program in manifest.programs}:
+            rewritten = in_float32(onnx.load(folder / file, load_external_data=False), places)
+            (place / file).write_bytes(rewritten.SerializeToString())
+    except OSError as error:
+        raise TxlError(
+            f"{place}: {error.strerror or error}; bf16 runs on the CPU as a float32 copy, expected room for one; "
+            "set TMPDIR to where there is"
+        ) from None
+    states = tuple(msgspec.structs.replace(state, dtype="float32") for state in manifest.states)
+    programs = tuple(_as_float32(program) for program in manifest.programs)
+    seal(place, msgspec.structs.replace(manifest, precision="fp32", states=states, programs=programs))
+
+
+def _as_float32(program: Program) -> Program:
+    def plain(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            msgspec.structs.replace(spec, dtype="float32") if spec.dtype == "bfloat16" else spec for spec in specs
+        )
+
+    return msgspec.structs.replace(program, inputs=plain(program.inputs), outputs=plain(program.outputs))
+
+
+class _Places:
+    """Where a byte range of one safetensors file lies in another, whose values take twice as many bytes."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        theirs, ours = _ranges(source), _ranges(target)
+        self._moves = sorted((*theirs[name], *ours[name]) for name in theirs)
+
+    def find(self, offset: int, length: int) -> tuple[int, int]:
+        """Offset and length there."""
+        for first, last, start, end in self._moves:
+            if first <= offset and offset + length <= last:
+                times = (end - start) // (last - first)
+                return start + (offset - first) * times, length * times
+        raise TxlError(f"a graph reads bytes {offset} to {offset + length}, which are no weights; export again")
+
+
+def _ranges(path: Path) -> dict[str, tuple[int, int]]:
+    """First and one past the last byte of each tensor in a safetensors file that is not empty."""
+    with path.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header: dict[str, Any] = json.loads(stream.read(size))
+    header.pop("__metadata__", None)
+    places = {name: [8 + size + place for place in entry["data_offsets"]] for name, entry in header.items()}
+    return {name: (first, last) for name, (first, last) in places.items() if first < last}
+
+
+def in_float32(model: onnx.ModelProto, places: _Places | None = None) -> onnx.ModelProto:
+    """A graph of bf16 as one of float32 that rounds to bf16 wherever the original would.
+
+    Args:
+        model: with its types complete, as `tracing` writes it.
+        places: where its external weights lie in a file of float32.
+    """
+    typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    half = {value.name for value in _values(typed.graph) if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
+    half |= {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.BFLOAT16}
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for tensor in graph.initializer:
+        _widen(tensor, places)
+    nodes: list[onnx.NodeProto] = []
+    numbers = count()
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                _widen(attribute.t, None)
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.BFLOAT16:
+                attribute.i = TensorProto.FLOAT
+        nodes.append(node)
+        if node.op_type in MOVING or node.op_type == "Constant":
+            continue
+        for index, output in enumerate(node.output):
+            if output in half:
+                number = next(numbers)
+                exact, short = f"bf16.{number}.exact", f"bf16.{number}.short"
+                node.output[index] = exact
+                nodes.append(helper.make_node("Cast", [exact], [short], to=TensorProto.BFLOAT16))
+                nodes.append(helper.make_node("Cast", [short], [output], to=TensorProto.FLOAT))
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return made
+
+
+def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from graph.value_info
+    yield from graph.input
+    yield from graph.output
+
+
+def _widen(tensor: onnx.TensorProto, places: _Places | None) -> None:
+    """Make a bf16 tensor one of float32; external ones are told where they lie now, whatever they hold."""
+    entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
+    half = tensor.data_type == TensorProto.BFLOAT16
+    if entries and places is not None:
+        offset, length = places.find(int(entries["offset"]), int(entries["length"]))
+        del tensor.external_data[:]
+        for key, text in {**entries, "offset": str(offset), "length": str(length)}.items():
+            tensor.external_data.add(key=key, value=text)
+        tensor.data_type = TensorProto.FLOAT if half else tensor.data_type
+    elif half:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))

@@ -1,0 +1,143 @@
+"""How a graph multiplies by quantised matrices, in ONNX Runtime's own operators.
+
+Few rows at a time (decoding) are MatMulNBits: one operator, which reads its weights at the speed of memory. Many rows,
+int8 only, are written out around an integer product, which is twice as fast there and three times slower for one row:
+
+    scale = max |x| of the row / 127        code = round(x / scale) + 128        y = scale · (code - 128) @ W
+
+Either way activations get a scale per row (token), so that no row's result depends on another's. ONNX Runtime's dynamic
+quantiser takes one for a whole tensor, and then padding and neighbours change what a stream gets. A row of zeros has
+scale 0, and whatever its codes are it comes to 0. Behind a ReLU, where nothing is negative, codes are 0 … 255 from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from torch import Tensor
+from txl_runtime.bundle.tables import Program
+
+from txl_export.graphs.quantising import BITS, QUANTISED, block_of
+
+__all__ = ["MICROSOFT", "apart", "has_many_rows", "multiply_quantised"]
+
+MICROSOFT = "com.microsoft"
+
+MANY = 16
+"""From so many rows on the integer product is the faster one."""
+
+
+def has_many_rows(program: Program) -> bool:
+    """Whether a program multiplies by many rows at a time; rolled programs do not have them in one dimension."""
+    rows = program.inputs[0].shape
+    return program.update == "ring" and int(rows[0]) * int(rows[1]) >= MANY
+
+
+def apart(programs: Sequence[Program]) -> tuple[Program, ...]:
+    """The programs, those of few rows in a file of their own where they share one with others."""
+    shared = {program.file for program in programs if has_many_rows(program)}
+    return tuple(
+        msgspec.structs.replace(program, file=program.file.replace(".onnx", "-few.onnx"))
+        if program.file in shared and not has_many_rows(program)
+        else program
+        for program in programs
+    )
+
+
+def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool) -> None:
+    """Replace products with quantised matrices; the graph's initializers are named as the parameters, "/" for ".".
+
+    Args:
+        graph: to change.
+        parts: from `quantising.quantise`.
+        many: multiply int8 the way that is good for many rows; these are all of the first input's dimensions but one.
+    """
+    zeros: ir.Value | None = None
+    for node in list(graph):
+        matrix = node.inputs[1] if node.op_type == "MatMul" else None
+        if matrix is None or matrix.const_value is None or matrix.name is None:
+            continue
+        name = matrix.name.replace("/", ".")
+        if f"{name}.shape" not in parts:
+            continue
+        if many and f"{name}.columns" in parts:
+            if zeros is None:
+                before = _zero_points(graph, node.inputs[0])
+                graph.insert_before(node, before)
+                zeros = before[-1].outputs[0]
+            nodes = _by_rows(graph, node.inputs[0], name, parts, zeros)
+        else:
+            nodes = [_by_blocks(graph, node.inputs[0], name, parts)]
+        graph.opset_imports[MICROSOFT] = 1
+        found, made = node.outputs[0], nodes[-1].outputs[0]
+        made.name, made.type, made.shape = found.name, found.type, found.shape
+        found.name = f"{found.name}.float"
+        ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, [found], [made])
+        if not matrix.uses() and matrix.name in graph.initializers:
+            del graph.initializers[matrix.name]
+
+
+def _by_blocks(graph: ir.Graph, x: ir.Value | None, name: str, parts: Mapping[str, Tensor]) -> ir.Node:
+    precision = next(precision for precision in QUANTISED if f"{name}.{precision}" in parts)
+    size, width = (int(n) for n in parts[f"{name}.shape"])
+    stored = [part for part in (precision, "scale", "zero") if f"{name}.{part}" in parts]
+    inputs = [x, *(_parameter(graph, f"{name}.{part}", parts) for part in stored)]
+    # accuracy_level 4: products of integers, the activations' scales per row and block.
+    attributes = {"K": size, "N": width, "bits": BITS[precision], "block_size": block_of(size), "accuracy_level": 4}
+    return ir.node("MatMulNBits", inputs, attributes=attributes, domain=MICROSOFT)
+
+
+def _zero_points(graph: ir.Graph, x: ir.Value | None) -> Sequence[ir.Node]:
+    """128 for every row of x, [rows]; all products of a graph have the same rows."""
+    shape = ir.node("Shape", [x], attributes={"start": 0, "end": 1})
+    value = ir.tensor(np.array([128], np.uint8))
+    return shape, ir.node("ConstantOfShape", [shape.outputs[0]], attributes={"value": value})
+
+
+def _by_rows(
+    graph: ir.Graph, x: ir.Value | None, name: str, parts: Mapping[str, Tensor], zeros: ir.Value
+) -> Sequence[ir.Node]:
+    """[rows, in] → [rows, out]."""
+    assert x is not None
+    source = x.producer()
+    positive = source is not None and source.op_type == "Relu"
+    axis = _constant(graph, "rows.axis", np.array([1], np.int64))
+    step = _constant(
+        graph, "rows.step.255" if positive else "rows.step.127", np.float32(1 / (255 if positive else 127))
+    )
+    size = [] if positive else [ir.node("Abs", [x])]
+    largest = ir.node("ReduceMax", [size[0].outputs[0] if size else x, axis], attributes={"keepdims": 0})
+    scale = ir.node("Mul", [largest.outputs[0], step])
+    offsets = [] if positive else [zeros]
+    codes = ir.node("QuantizeLinear", [x, scale.outputs[0], *offsets], attributes={"axis": 0})
+    columns, column_scale = (_parameter(graph, f"{name}.{part}", parts) for part in ("columns", "column_scale"))
+    offset = [] if positive else [_constant(graph, "rows.zero", np.uint8(128))]
+    one = _constant(graph, "rows.one", np.float32(1))
+    product = ir.node("MatMulIntegerToFloat", [codes.outputs[0], columns, one, column_scale, *offset], domain=MICROSOFT)
+    column = ir.node("Unsqueeze", [scale.outputs[0], axis])
+    result = ir.node("Mul", [product.outputs[0], column.outputs[0]])
+    return *size, largest, scale, codes, product, column, result
+
+
+def _constant(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.generic) -> ir.Value:
+    """An initializer of that name, made when it is first asked for."""
+    if name not in graph.initializers:
+        _register(graph, name, np.asarray(value))
+    return graph.initializers[name]
+
+
+def _parameter(graph: ir.Graph, name: str, parts: Mapping[str, Tensor]) -> ir.Value:
+    """An initializer of that name, which `write_graph` lets point into the weight file."""
+    if name not in graph.initializers:
+        _register(graph, name, parts[name].numpy())
+    return graph.initializers[name]
+
+
+def _register(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> None:
+    tensor = ir.tensor(array, name=name)
+    shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+    graph.register_initializer(ir.Value(name=name, type=kind, shape=shape, const_value=tensor))

@@ -1,0 +1,193 @@
+"""int8 and int4 weights for the CPU: which matrices, and how they are stored.
+
+Quantised are the four matrices of every layer: they are what a decode step reads. Embedding, softmax, norms, tables of
+relative positions, attention and memory stay float32.
+
+int4 has a scale and a zero point per block of inputs, by ONNX Runtime's own quantiser. int8 has a scale per column
+(output), and where segments are long it is stored in two forms that stand for the same matrix, because ONNX Runtime's
+operators differ in what they are good at (`quantised_matmul`): blocks for few rows at a time, as in decoding, and
+plain columns for many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from txl_runtime.errors import UsageError
+
+from txl_export.families.transformer_xl.weights import State
+
+__all__ = ["BITS", "QUANTISED", "block_of", "dequantise", "gain_error", "is_quantised", "quantise"]
+
+QUANTISED = ("int8", "int4")
+BITS = {"int8": 8, "int4": 4}
+BLOCKS = (128, 64, 32)
+COLUMNS = "columns"
+"""What the codes of int8 are called where they lie as the matrix does, [in, out]."""
+MATRICES = (
+    ".attention.query_key_value.weight",
+    ".attention.output.weight",
+    ".feed_forward.inner.weight",
+    ".feed_forward.outer.weight",
+)
+
+
+def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> float:
+    """How far quantised matrices are from standing for the originals at full size: the largest |gain - 1|.
+
+    The gain is the slope of a line through the origin from original to quantised values. Rounding cancels out in it
+    and a wrong scale does not, which the loose limits of few bits would let pass.
+    """
+    worst = 0.0
+    for name in parts:
+        base, _, kind = name.rpartition(".")
+        if is_quantised(name):
+            original, found = folded[base].double(), _matrix(parts, base, kind).double()
+            slope = float((found * original).sum() / original.square().sum().clamp_min(1e-30))
+            worst = max(worst, abs(slope - 1))
+    return worst
+
+
+def is_quantised(name: str) -> bool:
+    """Whether a part from `quantise` holds codes."""
+    base, _, kind = name.rpartition(".")
+    return _is_matrix(base) and kind in (*QUANTISED, COLUMNS)
+
+
+def _is_matrix(name: str) -> bool:
+    return name.endswith(MATRICES)
+
+
+def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str] = (), many: bool = False) -> State:
+    """The parameters with the matrices replaced by their quantised parts.
+
+    NAME.int8 or NAME.int4 are codes in blocks, uint8 [out, blocks, bytes of a block], with NAME.scale, float32
+    [out · blocks], NAME.zero, packed zero points (int4), and NAME.shape, int32 [2], in and out. NAME.columns are int8
+    codes [in, out], with NAME.column_scale, float32 [out].
+
+    Args:
+        folded: from `folding.fold`.
+        precision: int8 or int4; any other leaves all as it is.
+        keep: beginnings of names to leave in float32, such as "layers.03".
+        many: store int8 a second time, for products of many rows.
+
+    Raises:
+        UsageError: nothing begins like a name to keep.
+    """
+    for start in keep:
+        if not any(_begins(name, start) for name in folded if _is_matrix(name)):
+            raise UsageError(f"--keep {start} names no matrix; expected e.g. layers.00 or layers.00.feed_forward.inner")
+    parts: State = {}
+    for name, tensor in folded.items():
+        if precision not in QUANTISED or not _is_matrix(name) or any(_begins(name, start) for start in keep):
+            parts[name] = tensor
+            continue
+        parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
+        if precision == "int4":
+            codes, scale, zero = _blocks(tensor.numpy(), precision)
+            parts |= {f"{name}.int4": codes, f"{name}.scale": scale, f"{name}.zero": zero}
+            continue
+        columns, scale = _columns(tensor)
+        codes = _in_blocks(columns)
+        parts |= {f"{name}.int8": codes, f"{name}.scale": scale.repeat_interleave(codes.shape[1])}
+        if many:
+            parts |= {f"{name}.{COLUMNS}": columns, f"{name}.column_scale": scale}
+    return parts
+
+
+def dequantise(parts: Mapping[str, Tensor]) -> State:
+    """The inverse of `quantise`, to its rounding: what the quantised matrices stand for."""
+    folded: State = {}
+    for name, tensor in parts.items():
+        base, _, kind = name.rpartition(".")
+        if is_quantised(name):
+            folded[base] = _matrix(parts, base, kind)
+        elif not (_is_matrix(base) and kind in ("scale", "zero", "shape", "column_scale")):
+            folded[name] = tensor
+    return folded
+
+
+def block_of(size: int) -> int:
+    """How many inputs share a scale: as many as divide them all, or else as few as there can be."""
+    return next((block for block in BLOCKS if size % block == 0), BLOCKS[-1])
+
+
+def _columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 codes [in, out] and a scale per column, [out], symmetric."""
+    scale = matrix.abs().amax(dim=0) / 127
+    return (matrix / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round().to(torch.int8), scale
+
+
+def _in_blocks(columns: Tensor) -> Tensor:
+    """The same codes from 128 on, uint8 [out, blocks, block]; inputs that fill the last block up count nothing."""
+    size, width = columns.shape
+    block = block_of(size)
+    codes = torch.full((width, -(-size // block) * block), 128, dtype=torch.uint8)
+    codes[:, :size] = (columns.T.to(torch.int16) + 128).to(torch.uint8)
+    return codes.reshape(width, -1, block)
+
+
+def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes uint8 [out, blocks, bytes of a block], scales and packed zero points, by ONNX Runtime's quantiser."""
+    with _quiet_logging():
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    size, width = matrix.shape
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "one product",
+        [value("x", onnx.TensorProto.FLOAT, [1, size])],
+        [value("y", onnx.TensorProto.FLOAT, [1, width])],
+        [onnx.numpy_helper.from_array(matrix, "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    quantiser = MatMulNBitsQuantizer(
+        model, bits=BITS[precision], block_size=block_of(size), is_symmetric=False, accuracy_level=4
+    )
+    with _quiet_logging():
+        quantiser.process()
+    (product,) = quantiser.model.model.graph.node
+    found = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantiser.model.model.graph.initializer}
+    codes, scale, zero = (torch.from_numpy(found[name].copy()) for name in product.input[1:4])
+    return codes, scale, zero
+
+
+@contextlib.contextmanager
+def _quiet_logging() -> Iterator[None]:
+    """The quantiser sets up the whole process's logging when it is imported, and says what nobody asked."""
+    root = logging.getLogger()
+    handlers, level, off = list(root.handlers), root.level, logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(off)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def _matrix(parts: Mapping[str, Tensor], base: str, kind: str) -> Tensor:
+    """What codes of a kind stand for, float32 [in, out]."""
+    if kind == COLUMNS:
+        return parts[f"{base}.{COLUMNS}"].float() * parts[f"{base}.column_scale"]
+    size, width = (int(n) for n in parts[f"{base}.shape"])
+    codes, zero = parts[f"{base}.{kind}"], parts.get(f"{base}.zero")
+    zero = torch.tensor([[128]]) if zero is None else zero.reshape(width, -1)
+    if BITS[kind] == 4:  # two to a byte, the low half first
+        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(start_dim=2)
+        zero = torch.stack([zero & 15, zero >> 4], dim=-1).flatten(start_dim=1)
+    zero, scale = zero[:, : codes.shape[1], None], parts[f"{base}.scale"].reshape(width, -1, 1)
+    matrix = (codes.float() - zero.float()) * scale  # [out, blocks, inputs of a block]
+    return matrix.flatten(start_dim=1)[:, :size].T.contiguous()
+
+
+def _begins(name: str, start: str) -> bool:
+    return name.startswith(f"{start}.") or name == start

@@ -1,0 +1,62 @@
+"""Real text to judge a model on, as token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.vocabulary import Vocabulary
+from txl_runtime.errors import UsageError
+
+__all__ = ["read_tokens"]
+
+
+def read_tokens(
+    text: str | Path | None,
+    tokens: str | Path | NDArray[np.integer[Any]] | None,
+    vocabulary: Vocabulary | None,
+    vocab_size: int,
+) -> NDArray[np.int32] | None:
+    """Token ids int32 [T] of a text file or of an .npy file; None when neither was given.
+
+    Raises:
+        UsageError: both were given, a file cannot be read, there is no vocabulary for a text, or ids do not fit.
+    """
+    if text is not None and tokens is not None:
+        raise UsageError("both a text and tokens were given, expected one of them; leave --text or --tokens out")
+    if text is not None:
+        if vocabulary is None:
+            raise UsageError(
+                f"{text}: the checkpoint has no vocabulary to read text with; give --tokens FILE.npy instead"
+            )
+        try:
+            ids = vocabulary.encode(Path(text).read_bytes())
+        except OSError as error:
+            raise UsageError(f"{text}: {error.strerror}, expected a text file; check --text") from None
+        source = str(text)
+    elif tokens is not None:
+        source = str(tokens) if isinstance(tokens, str | Path) else "tokens"
+        ids = _load(tokens) if isinstance(tokens, str | Path) else np.asarray(tokens)
+    else:
+        return None
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or len(ids) < 2:
+        raise UsageError(f"{source}: {ids.dtype} {list(ids.shape)}, expected at least 2 whole numbers in one row")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise UsageError(
+            f"{source}: ids {ids.min()} … {ids.max()}, expected 0 … {vocab_size - 1}; check the vocabulary"
+        )
+    return ids.astype(np.int32)
+
+
+def _load(path: str | Path) -> NDArray[Any]:
+    try:
+        with Path(path).open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
+    if not isinstance(loaded, np.ndarray):
+        raise UsageError(f"{path}: holds several arrays, expected an .npy file of token ids")
+    return loaded

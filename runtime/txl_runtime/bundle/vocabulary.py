@@ -1,0 +1,171 @@
+"""Text to token ids and back. Plain JSON in a bundle; nothing in it is ever executed.
+
+{"kind": "bytes"}                                          every byte is a token
+{"kind": "words", "symbols": [...], "unknown": 3, ...}     words of lines, as the word-level code bases split them
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import ArrayLike, NDArray
+
+from txl_runtime.bundle.tables import Index
+from txl_runtime.errors import BundleError, UsageError
+
+__all__ = ["Bytes", "Vocabulary", "Words", "decode_vocabulary", "read_vocabulary", "split_lines"]
+
+
+class Vocabulary(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: bytes | str) -> NDArray[np.int32]:
+        """Token ids int32 [T] of a text; a str stands for its UTF-8."""
+        ...
+
+    def decode(self, tokens: ArrayLike) -> bytes:
+        """The text of token ids, one or many."""
+        ...
+
+
+class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):
+    """Every byte is a token."""
+
+    def encode(self, text: bytes | str) -> NDArray[np.int32]:
+        """Token ids int32 [T] of a text."""
+        return np.frombuffer(_as_bytes(text), np.uint8).astype(np.int32)
+
+    def decode(self, tokens: ArrayLike) -> bytes:
+        """The text of token ids.
+
+        Raises:
+            UsageError: they are not ids of this vocabulary.
+        """
+        return _ids(tokens, 256).astype(np.uint8).tobytes()
+
+
+class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_only=True):
+    """Words of lines. Text must already be split into words as the training text was; nothing is normalised here.
+
+    Attributes:
+        symbols: the words, by id.
+        unknown: id for words that are not among them; None when there is none.
+        line_start, line_end: ids put before and after the words of each line.
+        lower_case: fold the text first.
+        delimiter: what stands between words; None for white space, "" for a word per character.
+    """
+
+    symbols: Annotated[tuple[str, ...], Meta(min_length=1)]
+    unknown: Index | None = None
+    line_start: Index | None = None
+    line_end: Index | None = None
+    lower_case: bool = False
+    delimiter: str | None = None
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {symbol: index for index, symbol in enumerate(self.symbols)}
+
+    def encode(self, text: bytes | str) -> NDArray[np.int32]:
+        """Token ids int32 [T] of a text.
+
+        Raises:
+            UsageError: it is not UTF-8, or has a word that is not in a vocabulary without an unknown one.
+        """
+        text = _as_bytes(text)
+        try:
+            lines = split_lines(text.decode())
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the text is not UTF-8 ({error}), expected text; convert it first") from None
+        ids: list[int] = []
+        for line in lines:
+            ids += [] if self.line_start is None else [self.line_start]
+            ids += [self._id(word) for word in self._split(line)]
+            ids += [] if self.line_end is None else [self.line_end]
+        if lines and not text.endswith((b"\n", b"\r")) and self.line_end is not None:
+            ids.pop()  # the last line has not ended: a prompt goes on
+        return np.array(ids, np.int32)
+
+    def decode(self, tokens: ArrayLike) -> bytes:
+        """The text of token ids; ids beyond the symbols, which padding to a round size leaves, show as <id>.
+
+        Raises:
+            UsageError: they are not ids.
+        """
+        separator = " " if self.delimiter is None else self.delimiter
+        parts = []
+        for token in _ids(tokens, 2**31).tolist():
+            if token == self.line_end:
+                parts.append("\n")
+            elif token < len(self.symbols):
+                parts.append(self.symbols[token] + separator)
+            else:
+                parts.append(f"<{token}>{separator}")
+        return "".join(parts).encode()
+
+    def _split(self, line: str) -> list[str]:
+        line = line.strip().lower() if self.lower_case else line.strip()
+        return list(line) if self.delimiter == "" else line.split(self.delimiter) if line else []
+
+    def _id(self, word: str) -> int:
+        found = self._ids.get(word, self.unknown)
+        if found is None:
+            raise UsageError(
+                f"{word!r} is not among the {len(self.symbols)} words of the vocabulary, which has no unknown"
+            )
+        return found
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a text as files have them; str.splitlines would also break at form feeds and their like."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines[:-1] if not lines[-1] else lines
+
+
+def _as_bytes(text: bytes | str) -> bytes:
+    if not isinstance(text, bytes | str):
+        raise UsageError(f"the text is {type(text).__name__}, expected bytes or str; read the file first")
+    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
+
+
+def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
+    found = np.atleast_1d(np.asarray(tokens))
+    if not np.issubdtype(found.dtype, np.integer) or (found < 0).any() or (found >= many).any():
+        raise UsageError(f"tokens to decode are {found.dtype} {found[:8].tolist()}, expected ids of 0 … {many - 1}")
+    return found.astype(np.int64)
+
+
+def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
+    """A vocabulary from its JSON.
+
+    Raises:
+        BundleError: not a vocabulary, or not one of this many ids.
+    """
+    try:
+        found: Bytes | Words = msgspec.json.decode(data, type=Bytes | Words)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"{source}: {error}; expected a vocabulary; upgrade txl-deploy or export again") from None
+    if isinstance(found, Bytes):
+        if vocab_size != 256:
+            raise BundleError(f"{source}: a byte vocabulary has 256 ids, the model has {vocab_size}; leave it out")
+        return found
+    special = [index for index in (found.unknown, found.line_start, found.line_end) if index is not None]
+    if len(found.symbols) > vocab_size or max(special, default=0) >= len(found.symbols):
+        raise BundleError(
+            f"{source}: {len(found.symbols)} symbols and special ids {special}, "
+            f"expected at most {vocab_size} symbols and ids among them; export the model again"
+        )
+    return found
+
+
+def read_vocabulary(path: Path, vocab_size: int) -> Vocabulary:
+    """A vocabulary from a file of a bundle; errors as `decode_vocabulary`."""
+    try:
+        return decode_vocabulary(path.read_bytes(), vocab_size, str(path))
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}; expected a vocabulary; export the model again") from None

@@ -1,0 +1,52 @@
+"""Types of tensors on a device, and how float32 becomes them and comes back. NumPy has no bfloat16: uint16 holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_runtime.bundle.tables import TensorSpec
+from txl_runtime.errors import BackendError
+
+__all__ = ["from_float32", "stored_type", "tensor_bytes", "to_float32"]
+
+STORED: dict[str, np.dtype[Any]] = {
+    "int32": np.dtype("<i4"),
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
+
+
+def stored_type(name: str) -> np.dtype[Any]:
+    """How values of a type lie in memory."""
+    if name not in STORED:
+        raise BackendError(f"a tensor is {name}, expected one of {', '.join(STORED)}; export the model again")
+    return STORED[name]
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor of fixed shape."""
+    count = 1
+    for size in spec.fixed:
+        count *= size
+    return count * stored_type(spec.dtype).itemsize
+
+
+def to_float32(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
+    """Values as they lie in memory, as float32; float32 itself is not copied."""
+    if name == "bfloat16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32, copy=False)
+
+
+def from_float32(values: NDArray[np.float32], name: str) -> NDArray[Any]:
+    """Float32 as it lies in memory in another type: rounded to nearest, ties to even."""
+    if name != "bfloat16":
+        with np.errstate(over="ignore"):
+            return values.astype(stored_type(name), copy=False)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)

@@ -1,0 +1,117 @@
+"""What each version of TensorRT and TensorRT-RTX has: one table, nothing else asks for a version number.
+
+A row holds from its version to the next row's. `NEEDS` names the members that not every version has, and the fact
+that says which do; a test holds both against the member lists of seven versions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from txl_runtime.errors import BackendError
+
+__all__ = ["FACTS", "MODULES", "NEEDS", "TARGETS", "Facts", "Target", "find_facts"]
+
+Target = Literal["rtx", "tensorrt"]
+TARGETS: tuple[Target, ...] = ("rtx", "tensorrt")
+MODULES: dict[str, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One range of versions.
+
+    Attributes:
+        target, since: which library, and the first version the row is true for.
+        opset: the newest ONNX opset its parser is made for; it takes newer ones silently.
+        strongly_typed: the types of the graph are the types of the engine. Without it precision is asked for by flags.
+        bfloat16: has the type.
+        progress: the builder tells its progress, and can be cancelled through that.
+        ring: TensorScatter becomes an update in place (KV_CACHE_UPDATE).
+        compute_capabilities: GPUs that engines can be built for anywhere; empty: an engine is for the GPU at hand.
+    """
+
+    target: Target
+    since: tuple[int, int]
+    opset: int
+    strongly_typed: bool
+    bfloat16: bool
+    progress: bool
+    ring: bool
+    compute_capabilities: tuple[int, ...] = ()
+
+    @property
+    def weakly_typed(self) -> bool:
+        """Precision is asked for by flags."""
+        return not self.strongly_typed
+
+    @property
+    def portable(self) -> bool:
+        """Engines are built for a list of GPUs, none of which has to be there."""
+        return bool(self.compute_capabilities)
+
+
+RTX_GPUS = (75, 80, 86, 89, 120, 121)
+
+FACTS: tuple[Facts, ...] = (
+    Facts("tensorrt", (8, 6), opset=17, strongly_typed=False, bfloat16=False, progress=False, ring=False),
+    Facts("tensorrt", (10, 0), opset=20, strongly_typed=True, bfloat16=True, progress=True, ring=False),
+    Facts("tensorrt", (10, 9), opset=22, strongly_typed=True, bfloat16=True, progress=True, ring=False),
+    Facts("tensorrt", (10, 13), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=False),
+    Facts("tensorrt", (10, 15), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True),
+    Facts("tensorrt", (11, 0), opset=25, strongly_typed=True, bfloat16=True, progress=True, ring=True),
+    Facts(
+        "rtx",
+        (1, 7),
+        opset=24,
+        strongly_typed=True,
+        bfloat16=True,
+        progress=True,
+        ring=True,
+        compute_capabilities=RTX_GPUS,
+    ),
+)
+
+NEEDS: dict[str, str] = {
+    "BuilderFlag.FP16": "weakly_typed",
+    "ComputeCapability.__members__": "portable",
+    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE": "portable",
+    "EngineInvalidityDiagnostics.__members__": "portable",
+    "EngineValidity.INVALID": "portable",
+    "IBuilderConfig.num_compute_capabilities": "portable",
+    "IBuilderConfig.progress_monitor": "progress",
+    "IBuilderConfig.set_compute_capability": "portable",
+    "ICudaEngine.create_runtime_config": "portable",
+    "ICudaEngine.get_aliased_input_tensor": "ring",
+    "IProgressMonitor.phase_finish": "progress",
+    "IProgressMonitor.phase_start": "progress",
+    "IProgressMonitor.step_complete": "progress",
+    "IRuntimeCache.deserialize": "portable",
+    "IRuntimeCache.serialize": "portable",
+    "IRuntimeConfig.create_runtime_cache": "portable",
+    "IRuntimeConfig.cuda_graph_strategy": "portable",
+    "IRuntimeConfig.set_runtime_cache": "portable",
+    "NetworkDefinitionCreationFlag.EXPLICIT_BATCH": "weakly_typed",
+    "NetworkDefinitionCreationFlag.STRONGLY_TYPED": "strongly_typed",
+    "Runtime.engine_header_size": "portable",
+    "Runtime.get_engine_validity": "portable",
+}
+"""Members that some versions lack, and the fact that is true where they may be used."""
+
+
+def find_facts(target: Target, version: str) -> Facts:
+    """The row for an installed version.
+
+    Raises:
+        BackendError: it is older than the oldest row.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    number = (int(found[1]), int(found[2])) if found else (0, 0)
+    rows = [row for row in FACTS if row.target == target]
+    fitting = [row for row in rows if row.since <= number]
+    if not fitting:
+        oldest = ".".join(map(str, rows[0].since))
+        raise BackendError(f"{MODULES[target]} is {version}, expected {oldest} or newer; upgrade it")
+    return fitting[-1]

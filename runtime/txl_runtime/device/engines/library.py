@@ -1,0 +1,101 @@
+"""One of NVIDIA's two inference libraries, imported: TensorRT (8.6, 10.x, 11.x) or TensorRT-RTX.
+
+What a version has is read from `facts`, never asked of the library. Their objects are held under one name per class
+(`runtime`, `engine`, `context`, …), which a test uses to check every member that is named here, in `running` and in
+`txl_engines.compiler` against the member lists of seven versions.
+
+Two habits of the libraries shape this module: failures are return values, and a process has one logger, the first that
+is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+from txl_runtime.device.engines.facts import MODULES, Facts, Target, find_facts
+from txl_runtime.device.engines.journal import Journal
+from txl_runtime.errors import BackendError
+
+__all__ = ["DTYPES", "Library", "load_library"]
+
+DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
+"""The libraries' names of types, and the manifest's."""
+
+
+class Library:
+    """A library that has been imported. Use `load_library`.
+
+    Attributes:
+        target, module, version, facts: which library it is, and what that version has.
+        journal, logger: what the library has said so far, and the logger that it says it to.
+    """
+
+    def __init__(self, target: Target, module: Any) -> None:
+        trt = module
+        self.target = target
+        self.module = trt
+        self.version = str(trt.__version__)
+        self.facts: Facts = find_facts(target, self.version)
+        self.journal = Journal()
+        self.logger = _logger(trt, self.journal)
+
+    @property
+    def title(self) -> str:
+        """Name and version."""
+        return f"{self.module.__name__} {self.version}"
+
+    def header_problems(self, runtime: Any, engine_bytes: Any) -> list[str] | None:
+        """Why an engine's header says that the engine cannot run here, by the library's own names.
+
+        Returns:
+            None where the header says nothing against it, or where the library has no such check. An empty list where
+            the library says no without a reason, as it does without a usable CUDA driver.
+        """
+        trt = self.module
+        if not self.facts.portable:
+            return None
+        header = bytes(memoryview(engine_bytes)[: runtime.engine_header_size])
+        validity, bits = runtime.get_engine_validity(header)
+        if validity != trt.EngineValidity.INVALID:
+            return None
+        reasons = trt.EngineInvalidityDiagnostics.__members__
+        return [name for name, value in reasons.items() if int(bits) & int(value)]
+
+
+def _logger(trt: Any, journal: Journal) -> Any:
+    class Log(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
+        """Passes everything on; nothing here may raise."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            journal.add(int(severity), str(message))
+
+    return Log()
+
+
+@cache
+def load_library(target: Target) -> Library:
+    """Import the library behind a target, once per process.
+
+    Raises:
+        BackendError: it is not installed, cannot be loaded, or is too old.
+    """
+    name = MODULES[target]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name is not None and missing.name.partition(".")[0] != name:
+            raise BackendError(f"{name} needs {missing.name}, not installed here; install {name} again") from None
+        raise BackendError(
+            f"{name} is not installed, expected it for --target {target}; pip install 'txl-deploy[{target}]'"
+            + (", or on a Jetson the TensorRT of its JetPack" if target == "tensorrt" else "")
+        ) from None
+    except (ImportError, OSError) as reason:
+        raise BackendError(
+            f"{name} cannot be loaded: {reason}; expected its native libraries; install it again"
+        ) from None
+    return Library(target, module)

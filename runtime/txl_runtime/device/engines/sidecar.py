@@ -1,0 +1,175 @@
+"""The JSON beside an engine: what it is, from what it was made, and so whether it still fits.
+
+An engine is reused when everything that went into it is the same; otherwise each difference is a sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from txl_runtime.bundle.encoding import canonical_json, file_sha256
+from txl_runtime.bundle.tables import Count, Index, Sha256, Size, TensorSpec
+from txl_runtime.device.engines.facts import Target
+from txl_runtime.errors import BundleError
+
+__all__ = [
+    "FORMAT",
+    "RECIPE",
+    "Identity",
+    "Sidecar",
+    "differences",
+    "engine_path",
+    "is_intact",
+    "read_sidecar",
+    "sidecar_path",
+]
+
+FORMAT = "txl-deploy.engine"
+FORMAT_VERSION = "1.0"
+RECIPE = 1
+"""Counts changes of how engines are built from the same graph; part of an engine's identity."""
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """Everything that decides an engine's bytes.
+
+    Attributes:
+        flavour, version: the module that built it, "tensorrt" or "tensorrt_rtx", and its version.
+        compute_capabilities: GPUs it was asked for; empty for the library's default or the GPU at hand.
+        device: the GPU it was built on, where engines are for that one only; None where any will do.
+        platform: operating system and processor.
+        program, kind, segment_length, update, inputs, outputs: the `Program`.
+        precision: of the bundle.
+        onnx: SHA-256 of the graph file.
+        weights: SHA-256 of each file of external weights.
+        recipe: see `RECIPE`.
+    """
+
+    flavour: str
+    version: str
+    compute_capabilities: tuple[Count, ...]
+    device: str | None
+    platform: str
+    program: str
+    kind: str
+    segment_length: Count
+    update: str
+    precision: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    onnx: Sha256
+    weights: dict[str, Sha256]
+    recipe: Index = RECIPE
+
+    @property
+    def key(self) -> str:
+        """SHA-256 over all of it."""
+        return hashlib.sha256(canonical_json(self)).hexdigest()
+
+
+class Sidecar(Struct, frozen=True, kw_only=True):
+    """An engine's facts.
+
+    Attributes:
+        identity: what it was made from; `key` is its hash.
+        sha256, bytes: of the engine file.
+        seconds: that the build took.
+        kernels: layers that start work on the device; None where the library does not list them.
+        layers: each layer's name and kind, in the order they run.
+        attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
+        fused_kernels: their names.
+        in_place: states that are updated in place.
+        verified_on: what was checked, and where.
+    """
+
+    format: str = FORMAT
+    format_version: str = FORMAT_VERSION
+    key: Sha256
+    identity: Identity
+    sha256: Sha256
+    bytes: Size
+    seconds: Annotated[float, Meta(ge=0)]
+    kernels: Index | None = None
+    layers: tuple[tuple[str, str], ...] = ()
+    attention_layers: Index = 0
+    fused_attention: Index = 0
+    fused_kernels: dict[str, Index] = msgspec.field(default_factory=dict)
+    in_place: Index = 0
+    verified_on: tuple[str, ...] = ()
+
+
+def engine_path(target: Target, program: str) -> str:
+    """Where the engine of a program of that name lies in a bundle."""
+    return f"engines/{target}/{program}.engine"
+
+
+def sidecar_path(engine: str) -> str:
+    """Where an engine's facts lie."""
+    return engine.removesuffix(".engine") + ".json"
+
+
+def read_sidecar(path: Path) -> Sidecar:
+    """Read an engine's facts.
+
+    Raises:
+        BundleError: there are none, or they cannot be read.
+    """
+    advice = "build the engine again with `txl-deploy build`"
+    try:
+        sidecar = msgspec.json.decode(path.read_bytes(), type=Sidecar)
+    except FileNotFoundError:
+        raise BundleError(f"{path}: missing, expected the facts of the engine beside it; {advice}") from None
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}; expected the facts of an engine; {advice}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"{path}: {error}; expected the facts of an engine; {advice}") from None
+    if sidecar.format != FORMAT:
+        raise BundleError(f"{path}: format is {sidecar.format!r}, expected {FORMAT!r}; {advice}")
+    if sidecar.format_version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+        raise BundleError(
+            f"{path}: written in format {sidecar.format_version}, this version reads {FORMAT_VERSION}; upgrade "
+            "txl-deploy, or build the engine again"
+        )
+    return sidecar
+
+
+WORDS = {
+    "flavour": "was built by {found}, the library here is {wanted}",
+    "version": "was built by version {found}, the library here is {wanted}, and engines fit one version only",
+    "compute_capabilities": "was built for {found}, asked for is {wanted}",
+    "device": "was built on {found}, here is {wanted}, and it fits one GPU only",
+    "platform": "was built for {found}, this is {wanted}",
+    "onnx": "was built from another graph file",
+    "weights": "was built from other weights",
+    "recipe": "was built in an older way",
+    "precision": "was built for {found}, the bundle is {wanted}",
+    "inputs": "was built for other inputs",
+    "outputs": "was built for other outputs",
+}
+
+
+def differences(found: Identity, wanted: Identity) -> list[str]:
+    """Why an engine is not the one wanted, a sentence each; empty when it is."""
+    reasons = []
+    for name in Identity.__struct_fields__:
+        has, wants = getattr(found, name), getattr(wanted, name)
+        if has != wants:
+            words = WORDS.get(name, f"has {name} {{found}}, asked for is {{wanted}}")
+            reasons.append(words.format(found=_shown(name, has), wanted=_shown(name, wants)))
+    return reasons
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "compute_capabilities":
+        return f"SM {', '.join(map(str, value))}" if value else "the default list of GPUs"
+    return "no known GPU" if value is None else str(value)
+
+
+def is_intact(path: Path, sidecar: Sidecar) -> bool:
+    """Whether an engine file is the one its sidecar describes."""
+    return path.is_file() and path.stat().st_size == sidecar.bytes and file_sha256(path) == sidecar.sha256

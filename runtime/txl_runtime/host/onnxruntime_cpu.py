@@ -1,0 +1,171 @@
+"""ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_runtime.bundle.external_data import external_tensors
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import Program
+from txl_runtime.errors import BackendError, BundleError
+from txl_runtime.streaming.loop import Arrays, Call
+from txl_runtime.update_rules import usable_updates
+
+__all__ = ["OnnxRuntimeCpu"]
+
+SMALL = 2**18
+"""Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
+
+# ONNX Runtime's names of the dtypes a program may have.
+DTYPES = {"tensor(int32)": "int32", "tensor(float)": "float32", "tensor(float16)": "float16"}
+_Tensor = tuple[str, tuple[int | str, ...]]
+
+
+class OnnxRuntimeCpu:
+    """One session per graph, opened with the bundle; arrays are bound once and never copied.
+
+    Programs that share a file share its session, and with it one copy of the weights.
+    """
+
+    name = "cpu"
+
+    def __init__(self, bundle: Bundle, programs: Sequence[Program], threads: int | None, lean: bool) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise BackendError(
+                "onnxruntime is not installed, backend cpu needs it; pip install 'txl-deploy[cpu]'"
+            ) from None
+        if bundle.manifest.precision == "bf16":
+            raise BackendError(
+                f"{bundle.path}: its precision is bf16, which backend cpu (ONNX Runtime) cannot run, expected fp32, "
+                "fp16, int8 or int4; give --backend rtx, tensorrt or cuda, or export another precision "
+                "(`txl-deploy verify` compares bf16 without a device)"
+            )
+        self._ort = onnxruntime
+        self._bundle, self._threads, self._lean = bundle, threads, lean
+        config = bundle.manifest.config
+        self._small_softmax = config.d_model * config.vocab_size <= SMALL
+        # Lean: one mapping of the weight file for all sessions, which would each make their own.
+        weights = bundle.file(bundle.manifest.weights)
+        self._mapping = _map(weights) if lean else None
+        self._shared: list[Any] = []  # lives as long as the sessions that read it
+        # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
+        self._sessions: dict[str, Any] = {}
+        for program in programs:
+            if program.file not in self._sessions:
+                self._sessions[program.file] = self._open(program)
+            self._check(program)
+        # With weights as they lie in the file a single row is multiplied in another way, and rounded in another.
+        self.least_rows = 2 if lean else 1
+        self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
+
+    def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
+        """Tie a program to arrays; see `Backend.bind`."""
+        session = self._sessions[program.file]
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, self._value(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, self._value(array))
+
+        def call() -> None:
+            try:
+                session.run_with_iobinding(binding)
+            except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+                raise BackendError(f"program {program.name} failed in ONNX Runtime: {_one_line(error)}") from None
+
+        return call
+
+    def release_pages(self) -> None:
+        """Let go of the pages that lean weights take up in memory; they come back as they are needed."""
+        if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
+    def _value(self, array: NDArray[Any]) -> Any:
+        if not array.flags.c_contiguous:
+            raise BackendError("an array to bind is not C-contiguous, expected a plain array; bind a copy of it")
+        return self._ort.OrtValue.ortvalue_from_numpy(array)
+
+    def _open(self, program: Program) -> Any:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 3
+        options.inter_op_num_threads = 1
+        if self._small_softmax and (program.kind == "head" or program.kind.startswith("tail.")):
+            options.intra_op_num_threads = 1
+        elif self._threads is not None:
+            options.intra_op_num_threads = self._threads
+        # An arena makes a decode step 8 % faster and holds on to the peak of a segment: worth it for the layers; the
+        # softmax would hold on to whole vocabularies.
+        options.enable_cpu_mem_arena = program.kind == "hidden" and not self._lean
+        # Shapes in the file must be the ones inference finds; without this a wrong declaration only warns.
+        options.add_session_config_entry("session.strict_shape_type_inference", "1")
+        # A pool goes on spinning for a moment after its run. The next step then starts at once (5 % of a decode step),
+        # but a softmax with a pool of its own has to share the cores with it (a whole one then takes 40 % longer).
+        if self._lean or not self._small_softmax:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+        if program.update == "rolled":
+            # In the graph's own order new memory is written layer by layer. ONNX Runtime's leaves that to the end, with
+            # the rows of all layers kept until then: 0.65 GiB at 24 layers and M 3800, and a fifth of the time.
+            options.execution_order = self._ort.ExecutionOrder.PRIORITY_BASED
+        if self._lean:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            options.enable_mem_pattern = False  # one block for all that a run needs, as large as it gets
+        path = self._bundle.file(program.file)
+        for name, tensor in self._parameters(path).items():
+            self._shared.append(self._value(tensor))
+            options.add_initializer(name, self._shared[-1])
+        try:
+            session = self._ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+            able = "a graph ONNX Runtime can load"
+            if program.update not in (*usable_updates(("ring", "rolled")), "none"):
+                able = f"update rolled, because a ring takes ONNX Runtime 1.25 and this is {self._ort.__version__}"
+            raise BundleError(f"{path}: {_one_line(error)}; expected {able}") from None
+        return session
+
+    def _parameters(self, graph: Path) -> dict[str, NDArray[Any]]:
+        """What a lean session is given to share; every other one reads its own."""
+        if self._mapping is None:
+            return {}
+        content = np.frombuffer(self._mapping, np.uint8)
+        return external_tensors(graph.read_bytes(), self._bundle.manifest.weights, content)
+
+    def _check(self, program: Program) -> None:
+        """The graph must have exactly the tensors its manifest promises."""
+        session = self._sessions[program.file]
+        sides = (("inputs", program.inputs, session.get_inputs()), ("outputs", program.outputs, session.get_outputs()))
+        for side, promised, found in sides:
+            has = {item.name: (DTYPES.get(item.type, item.type), tuple(item.shape)) for item in found}
+            wants = {spec.name: (spec.dtype, spec.shape) for spec in promised}
+            for name in sorted({*has, *wants}):
+                if name not in has or name not in wants or not _fits(has[name], wants[name]):
+                    raise BundleError(
+                        f"{program.file}: among the {side}, {name} is {_tensor(has.get(name))}, "
+                        f"the manifest says {_tensor(wants.get(name))}; export the model again"
+                    )
+
+
+def _map(path: Path) -> mmap.mmap | None:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else None
+
+
+def _fits(has: _Tensor, wants: _Tensor) -> bool:
+    """Same dtype and sizes; where the graph leaves the segment open any length will do."""
+    same = len(has[1]) == len(wants[1]) and has[0] == wants[0]
+    return same and all(a in (b, "segment") for a, b in zip(has[1], wants[1], strict=True))
+
+
+def _tensor(found: _Tensor | None) -> str:
+    return "absent" if found is None else f"{found[0]} {list(found[1])}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[-300:]  # what went wrong stands last, after signatures and places

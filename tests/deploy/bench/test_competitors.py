@@ -1,0 +1,157 @@
+"""Competitors compute what the reference computes, over chained segments through empty, filling and full memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import txl_runtime
+from support import random_state, small_config
+from txl_export.checkpoints.txl import TxlConfig
+from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.weights import check_state
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.errors import CheckError, UsageError
+
+from txl_deploy.bench.competitor import BundleCompetitor, agree
+from txl_deploy.bench.competitors import NAMES, competitors, config_values, weights_of, why_not
+from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
+from txl_deploy.bench.competitors.hidden import BatchFirstHidden, TimeFirstHidden
+from txl_deploy.bench.competitors.parts import Eager, Parts
+
+M, BATCH = 7, 2
+LENGTHS = (4, 4, 4, 1, 1, 1, 5, 4, 1, 9, 1, 4, 4, *[1] * 12)
+"""Filling, over the edge of the memory, longer than the memory, and many single tokens behind each other."""
+
+MODELS = {
+    "plain": ({}, {}),
+    "window of M": ({}, {"window": M}),
+    "window of M + 1, clamp, pre-norm": ({"pre_lnorm": True, "final_norm": True}, {"window": 8, "clamp_length": 3}),
+    "zeros attended, biases": ({"attention_bias": True, "pre_lnorm": True}, {"memory_start": "zeros"}),
+    "adaptive, div_val 2": ({"cutoffs": (20, 40), "div_val": 2}, {"memory_start": "zeros"}),
+    "adaptive, one table": ({"cutoffs": (20, 40)}, {}),
+    "embedding projected": ({"cutoffs": (20, 40), "d_embed": 8, "activation": "gelu"}, {}),
+}
+
+
+def parts_of(changes: dict, dialect: dict, memory_length: int = M) -> tuple[Parts, Reference]:
+    values = small_config(**changes)
+    typed = msgspec.convert(values, TxlConfig)
+    config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
+    state = check_state(config, random_state(values), "random")
+    settings = Dialect(**dialect)
+    reference = Reference(config, settings, memory_length, state, torch.float64)
+    return Parts(config, settings, memory_length, state), reference
+
+
+def largest_error(competitor: Eager, reference: Reference) -> float:
+    """Of log-probabilities, next tokens and nats, in turns, over chained segments."""
+    draws, worst = np.random.default_rng(0), 0.0
+    memory = reference.initial_memory(BATCH)
+    for index, length in enumerate(LENGTHS):
+        tokens = draws.integers(0, reference.config.vocab_size, (BATCH, length + 1), dtype=np.int32)
+        expected, memory = reference(torch.from_numpy(tokens[:, :-1]), memory)
+        exact = expected.numpy()
+        if index % 3 == 0:
+            worst = max(worst, float(np.abs(competitor.logprobs(tokens[:, :-1]) - exact).max()))
+        elif index % 3 == 1:
+            nats = -np.take_along_axis(exact, tokens[:, 1:, None], axis=2)[..., 0]
+            worst = max(worst, float(np.abs(competitor.score(tokens) - nats).max()))
+        else:
+            assert competitor.next_token(tokens[:, :-1]).tolist() == exact[:, -1].argmax(-1).tolist()
+    return worst
+
+
+@pytest.mark.parametrize("kind", [TimeFirstHidden, BatchFirstHidden, KeyValue], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_an_eager_competitor_is_the_reference(kind: Callable[..., Eager], model: tuple[dict, dict]) -> None:
+    parts, reference = parts_of(*model)
+    competitor = kind(parts, BATCH)
+    assert largest_error(competitor, reference) < 2e-5
+    competitor.reset()
+    assert largest_error(competitor, reference) < 2e-5, "the same again after a reset"
+
+
+@pytest.mark.parametrize("kind", [TimeFirstHidden, BatchFirstHidden, KeyValue], ids=lambda kind: kind.name)
+def test_a_competitor_needs_no_memory(kind: Callable[..., Eager]) -> None:
+    parts, reference = parts_of({}, {}, memory_length=0)
+    assert largest_error(kind(parts, BATCH), reference) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
+def test_the_compiled_competitor_is_the_reference() -> None:
+    parts, reference = parts_of({}, {"window": M})
+    assert largest_error(CompiledKeyValue(parts, BATCH, longest=9), reference) < 2e-5
+
+
+def test_bfloat16_is_close() -> None:
+    parts, reference = parts_of({}, {})
+    low = Parts(parts.config, parts.dialect, M, parts.state, torch.bfloat16)
+    tokens = np.arange(2 * 4, dtype=np.int32).reshape(2, 4)
+    expected, _ = reference(torch.from_numpy(tokens), reference.initial_memory(BATCH))
+    found = KeyValue(low, BATCH, "torch-bf16").logprobs(tokens)
+    assert found.dtype == np.float32
+    assert 1e-4 < np.abs(found - expected.numpy()).max() < 1
+
+
+def test_step_bytes_are_those_of_the_parameters_and_the_memory() -> None:
+    parts, _ = parts_of({}, {})
+    every = sum(tensor.numel() * 4 for tensor in parts.state.values())
+    hidden = 2 * BATCH * M * 16 * 4
+    assert TimeFirstHidden(parts, BATCH).step_bytes(1) == every + hidden
+    positions = 2 * 16 * 16 * 4  # W_r of two layers, folded
+    assert KeyValue(parts, BATCH).step_bytes(1) == every - positions + 2 * hidden + 2 * (M + 1) * 16 * 4
+
+
+def test_other_kinds_of_attention_are_refused() -> None:
+    values = small_config(attn_type=2)
+    typed = msgspec.convert(values, TxlConfig)
+    config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
+    with pytest.raises(UsageError, match=r"compute attn_type 0, the bundle has attn_type 2; give --against"):
+        Parts(config, Dialect(), M, {})
+
+
+def test_all_competitors_of_a_bundle_agree_with_it(make_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    model = txl_runtime.load(make_bundle(batch_size=3, config={}), threads=1)
+    names = tuple(name for name in NAMES if name != "torch-compile" and why_not(name, model) is None)
+    assert {"torch", "torch-bhlk", "torch-kv", "torch-bf16", "onnx-hidden"} <= set(names)
+    ours = BundleCompetitor("bundle", model)
+    for name, make in competitors(names, model, torch.get_num_threads(), tmp_path).items():
+        other, precision = make()
+        found = agree(ours, other, model, precision)
+        assert other.name == name
+        assert found.max_abs < 1e-3 or precision == "bf16"
+        assert other.step_bytes(1) > 0
+        assert ours.stream.fill.tolist() == [7, 7, 7], "the comparison leaves full memories"
+
+
+def test_another_function_is_not_timed(make_bundle: Callable[..., Path]) -> None:
+    model = txl_runtime.load(make_bundle(), threads=1)
+    state = weights_of(model)
+    state["layers.01.attention.position_bias"] = state["layers.01.attention.position_bias"] * 1.5
+    m = model.manifest
+    wrong = KeyValue(Parts(m.config, m.dialect, m.memory_length, state), m.batch_size)
+    with pytest.raises(CheckError, match=r"torch-kv: differs from the bundle by max_abs .* expected at most 0.001"):
+        agree(BundleCompetitor("bundle", model), wrong, model)
+
+
+def test_what_cannot_run_is_said_by_name(make_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = txl_runtime.load(make_bundle(), threads=1)
+    with pytest.raises(UsageError, match="'jax', expected some of torch, torch-bhlk"):
+        why_not("jax", model)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert why_not("torch-compile", model) == "torch.compile needs a C++ compiler, none of no-such-compiler was found"
+    vanilla = txl_runtime.load(make_bundle(config={"attn_type": 2}, memory_length=0), threads=1)
+    assert "attn_type 0" in str(why_not("torch", vanilla))
+    assert why_not("onnx-hidden", vanilla) is None
+
+
+def test_config_values_are_a_checkpoint_s(make_bundle: Callable[..., Path]) -> None:
+    m = txl_runtime.load(make_bundle(), threads=1).manifest
+    typed = msgspec.convert(config_values(m.config, m.dialect), TxlConfig)
+    assert (typed.n_layer, typed.memory_start) == (m.config.n_layer, m.dialect.memory_start)

@@ -1,0 +1,145 @@
+"""The parts of a measurement: turns, percentiles, bytes of pages, agreement."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import txl_runtime
+from txl_runtime.errors import BackendError, UsageError
+
+from txl_deploy.bench import processes, timing
+from txl_deploy.bench.competitor import BundleCompetitor, fill, overhead
+from txl_deploy.bench.floor import Bandwidth
+from txl_deploy.bench.measuring import bench
+
+SMAPS = """\
+00400000-00500000 r-xp 00000000 fd:00 11 /usr/bin/thing
+Rss:                1000 kB
+Private_Clean:      1000 kB
+Private_Dirty:         0 kB
+00600000-00700000 r--s 00000000 fd:00 12 /weights
+Rss:                 800 kB
+Private_Clean:         0 kB
+Private_Dirty:         0 kB
+00800000-00900000 r--s 00000000 fd:00 12 /weights
+Rss:                 600 kB
+Private_Clean:         0 kB
+Private_Dirty:         0 kB
+00a00000-00b00000 rw-p 00000000 00:00 0
+Rss:                 500 kB
+Private_Clean:         0 kB
+Private_Dirty:       400 kB
+VmFlags: rd wr
+"""
+
+
+def test_a_page_of_a_file_counts_once_however_often_it_is_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "smaps").write_text(SMAPS)
+    monkeypatch.setattr(processes, "SMAPS", tmp_path / "smaps")
+    assert processes.resident_bytes() == ((1000 + 800 + 500) * 1024, 500 * 1024)
+
+
+def test_memory_is_not_measured_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "SMAPS", tmp_path / "absent")
+    assert processes.resident_bytes() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_that_is_taken_is_seen() -> None:
+    before = processes.resident_bytes()
+    taken = np.ones(4_000_000)
+    after = processes.resident_bytes()
+    assert before is not None
+    assert after is not None
+    assert after[0] - before[0] > 0.9 * taken.nbytes
+
+
+def test_everyone_has_a_turn_in_every_round_and_the_first_changes() -> None:
+    turns: list[str] = []
+
+    def work(name: str) -> timing.Work:
+        def call(_: int) -> None:
+            if not turns or turns[-1] != name:
+                turns.append(name)
+
+        return call
+
+    found = timing.interleave({"a": work("a"), "b": work("b")}, rounds=3, slice_seconds=0.001)
+    assert turns == ["a", "b", "a", "b"], "a b, b a, a b"
+    assert all(len(timed.rounds) == 3 and timed.times.calls >= 9 for timed in found.values())
+
+
+def test_slow_work_is_called_a_few_times_all_the_same() -> None:
+    calls: list[int] = []
+    samples = timing.time_slice(lambda index: (calls.append(index), time.sleep(0.01)), 0.001)
+    assert len(samples) == timing.LEAST_CALLS
+    assert calls == list(range(1 + timing.LEAST_CALLS)), "one call was enough to warm up"
+
+
+def test_rest_is_looked_up() -> None:
+    assert timing.come_to_rest()
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    spinning = threading.Thread(target=spin)
+    spinning.start()
+    try:
+        assert not timing.come_to_rest(patience=0.1)
+    finally:
+        stop.set()
+        spinning.join()
+
+
+def test_percentiles_are_in_milliseconds() -> None:
+    found = timing.Percentiles.of([1_000_000 * value for value in range(1, 101)])
+    assert (found.calls, found.best, found.p50) == (100, 1.0, 50.5)
+    assert found.p90 == pytest.approx(90.1)
+
+
+def test_bandwidth_is_a_rate() -> None:
+    bandwidth = Bandwidth(2)
+    assert bandwidth.gb_per_second is None
+    bandwidth.measure()
+    assert 0.01 < (bandwidth.gb_per_second or 0) < 10_000
+
+
+def test_python_is_timed_without_changing_the_model(make_bundle: Callable[..., Path]) -> None:
+    model = txl_runtime.load(make_bundle(), threads=1)
+    engine = model.backend
+    found = overhead(model, steps=20)
+    assert model.backend is engine
+    assert 0 < found.in_step < found.step
+    assert found.share == pytest.approx(found.in_step / found.step)
+    assert 0 < found.without_engine < np.inf
+
+
+def test_filling_fills_every_stream(make_bundle: Callable[..., Path]) -> None:
+    model = txl_runtime.load(make_bundle(batch_size=3, config={}), threads=1)
+    competitor = BundleCompetitor("bundle", model)
+    fill(competitor, model)
+    assert competitor.stream.fill.tolist() == [7, 7, 7]
+
+
+def test_a_bundle_is_measured_without_competitors_and_processes(make_bundle: Callable[..., Path]) -> None:
+    report = bench(txl_runtime.load(make_bundle(), threads=1), threads=1, seconds=0.01, rounds=1, processes=False)
+    assert [row.task for row in report.rows] == ["decode", "prefill", "score"]
+    assert report.load is None
+    assert report.memory is None
+    with pytest.raises(UsageError, match=r"--seconds is 1e\+06, expected"):
+        bench(txl_runtime.load(make_bundle(), threads=1), threads=1, seconds=1e6)
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"a process to measure memory ended with code 1: .*expected a bundle"):
+        processes.measure_memory(tmp_path / "absent", 1)

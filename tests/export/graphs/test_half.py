@@ -1,0 +1,265 @@
+"""fp16 and bf16: weights, products and memory of half the bytes, float32 where numbers need it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import txl_export
+import txl_runtime
+from onnx import TensorProto, helper
+from safetensors import safe_open
+from support import cli, random_state, save_checkpoint, small_config
+from txl_export.families.transformer_xl.folding import to_precision
+from txl_export.graphs.emulation import in_float32, runnable
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.listener import Silent
+from txl_runtime.selftest import run_selftest
+
+KINDS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+STORED = {"fp16": "F16", "bf16": "BF16"}
+BIG = {"d_model": 32, "d_embed": 32, "d_head": 16, "d_inner": 64, "vocab_size": 256}
+precisions = pytest.mark.parametrize("precision", KINDS)
+TEXT = (np.arange(3000) * 7 % 60).astype(np.int32)
+
+
+def types_of(model: onnx.ModelProto) -> dict[str, int]:
+    typed = onnx.shape_inference.infer_shapes(model, check_type=True, data_prop=True)
+    values = (*typed.graph.value_info, *typed.graph.input, *typed.graph.output)
+    found = {value.name: value.type.tensor_type.elem_type for value in values}
+    return found | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+
+
+@precisions
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param({}, marks=pytest.mark.slow), {"cutoffs": (20, 40), "pre_lnorm": True}],
+    ids=["plain", "adaptive, pre-norm"],
+)
+def test_graphs_say_what_is_computed_in_which_type(make_bundle, precision: str, config):
+    bundle = open_bundle(make_bundle(config=config, precision=precision, verify=False))
+    half, full = KINDS[precision], TensorProto.FLOAT
+    for file in sorted({program.file for program in bundle.manifest.programs}):
+        model = onnx.load(bundle.file(file), load_external_data=False)
+        types = types_of(model)
+        for node in model.graph.node:
+            kinds = {types[name] for name in node.input if name}
+            if node.op_type in ("MatMul", "Gemm", "LayerNormalization", "TensorScatter"):
+                assert kinds - {TensorProto.INT64} == {half}, (file, node.op_type)
+            if node.op_type == "LayerNormalization":
+                assert [a.i for a in node.attribute if a.name == "stash_type"] == [TensorProto.FLOAT], "statistics"
+            if node.op_type in ("Softmax", "LogSoftmax"):
+                assert kinds == {full}, (file, node.op_type)
+            if node.op_type in ("Gather", "GatherElements"):
+                assert types[node.input[1]] == TensorProto.INT32
+        for value in (*model.graph.input, *model.graph.output):
+            kind = value.type.tensor_type.elem_type
+            if value.name in ("logprobs", "hidden"):
+                assert kind == full
+            elif "memory" in value.name:
+                assert kind == half
+            else:
+                assert kind == TensorProto.INT32
+
+
+@precisions
+def test_the_bundle_says_and_stores_half(make_bundle, precision: str):
+    bundle = open_bundle(make_bundle(precision=precision, verify=False))
+    other = open_bundle(make_bundle(verify=False))
+    manifest = bundle.manifest
+    assert manifest.precision == precision
+    assert {state.dtype for state in manifest.states} == {{"fp16": "float16", "bf16": "bfloat16"}[precision]}
+    assert manifest.state_bytes * 2 == other.manifest.state_bytes
+    assert manifest.model_id == other.manifest.model_id
+    with safe_open(bundle.file("weights.safetensors"), framework="pt") as tensors:
+        assert {tensors.get_slice(name).get_dtype() for name in tensors.keys()} == {STORED[precision]}  # noqa: SIM118
+    size, whole = (b.file("weights.safetensors").stat().st_size for b in (bundle, other))
+    assert size < 0.6 * whole
+
+
+def test_fp16_streams_are_close_to_fp32_and_their_state_is_float32(make_bundle):
+    config = {"memory_start": "zeros", "pre_lnorm": True, "cutoffs": (20, 40)}
+    paths = [make_bundle(config=config, batch_size=2, verify=False, precision=name) for name in ("fp16", "fp32")]
+    draws = np.random.default_rng(0)
+    for update in ("ring", "rolled"):
+        half, full = (txl_runtime.load(path, update=update).stream() for path in paths)
+        for number in range(12):
+            tokens = draws.integers(0, 60, (2, 4))
+            counts = draws.integers(0, 5, 2) if number % 2 else np.array([4, 4])
+            found, wanted = half.step(tokens, counts), full.step(tokens, counts)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=0.05)
+        memory, other = half.memory(), full.memory()
+        for name, rows in memory.items():
+            assert rows.dtype == np.float32
+            np.testing.assert_array_equal(rows, rows.astype(np.float16).astype(np.float32))
+            np.testing.assert_allclose(rows, other[name], rtol=0, atol=0.02)
+        saved = half.snapshot()
+        first = half.step(tokens)
+        half.step(tokens)
+        half.restore(saved)
+        np.testing.assert_array_equal(half.step(tokens), first)
+        half.select([1, 1])
+        assert np.isfinite(half.step(tokens)).all()
+
+
+def test_fp16_padding_changes_no_bit(make_bundle):
+    path = make_bundle(precision="fp16", batch_size=2, verify=False)
+    for update in ("ring", "rolled"):
+        one, other = (txl_runtime.load(path, update=update).stream() for _ in range(2))
+        for value in (7, 59):
+            tokens = np.array([[1, 2, 3, 4], [5, 6, value, value]])
+            found = [stream.step(tokens, [4, 2]) for stream in (one, other)]
+            np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("precision", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
+def test_verification_judges_half_by_its_distribution_and_says_what_it_is_worth(tmp_path, precision: str):
+    values = small_config(**BIG)
+    state = {name: tensor * (1 if "norm" in name else 0.2) for name, tensor in random_state(values).items()}
+    heard: list[str] = []
+
+    class Heard(Silent):
+        def warn(self, message):
+            heard.append(message)
+
+    path = tmp_path / "b.txl"
+    made = txl_export.export(
+        state, path, config=values, precision=precision, tokens=TEXT, segment_length=(8, 1), listener=Heard()
+    )
+    assert made.parity is not None
+    gates = {gate.name: gate for gate in made.parity.gates}
+    assert set(gates) == {"drift (late mean abs)", "KL mean", "top-1 differing", "perplexity (relative)"}
+    assert all(gate.passed for gate in gates.values()), made.parity.gates
+    assert 0 < gates["KL mean"].value < 1e-4
+    assert made.parity.precision == precision
+    assert any(f"{precision} on the CPU is indicative" in message for message in heard)
+    if precision == "bf16":
+        assert "in float32 rounded to bf16 (indicative)" in made.parity.backend
+    reached = np.load(path / "selftest.npz")["reached"]
+    assert 1e-5 < reached[0] < 0.5
+    again = txl_export.verify(path, tokens=TEXT)
+    assert again.passed
+    assert again.precision == precision
+    assert again.reference.startswith("the bundle's own weights")
+    checked = txl_export.verify(path, checkpoint=save_checkpoint(tmp_path / "m.pt", values, state), tokens=TEXT)
+    assert checked.passed
+    assert max(chain.max_logprobs for chain in again.chains) > 1e-5, "a reference in full precision"
+    if precision == "fp16":
+        result = run_selftest(txl_runtime.load(path))
+        assert result.passed
+        assert result.limit_logprobs < 1
+
+
+def test_bf16_on_the_cpu_is_refused_by_name(make_bundle):
+    path = make_bundle(precision="bf16", verify=False)
+    with pytest.raises(BackendError, match=r"its precision is bf16, which backend cpu .* cannot run, expected fp32"):
+        txl_runtime.load(path, "cpu")
+    done = cli("selftest", path, "--backend", "cpu")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--backend rtx, tensorrt or cuda" in done.stderr
+
+
+def test_the_copy_for_the_cpu_holds_and_computes_what_bf16_can(make_bundle, tmp_path):
+    path = make_bundle(precision="bf16", verify=False, config={"cutoffs": (20, 40)})
+    manifest = open_bundle(path).manifest
+    with runnable(path, manifest, "rtx") as same:
+        assert same == path
+    with runnable(path, manifest, "cpu") as copy:
+        assert open_bundle(copy).manifest.precision == "fp32"
+        for update in ("ring", "rolled"):
+            stream = txl_runtime.load(copy, update=update).stream()
+            exact = txl_runtime.load(make_bundle(verify=False, config={"cutoffs": (20, 40)}), update=update).stream()
+            for _ in range(4):
+                found, wanted = (s.step([[3, 1, 4, 1]]) for s in (stream, exact))
+            assert 1e-3 < np.abs(found - wanted).max() < 0.5
+            for rows in stream.memory().values():
+                np.testing.assert_array_equal(rows, rows.astype(ml_dtypes.bfloat16).astype(np.float32))
+        weights = [safe_open(folder / manifest.weights, framework="pt") for folder in (path, copy)]
+        for name in weights[0].keys():  # noqa: SIM118 - no mapping
+            assert torch.equal(weights[0].get_tensor(name).float(), weights[1].get_tensor(name))
+    assert not copy.exists()
+
+
+def test_every_operator_that_computes_is_followed_by_a_rounding():
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Transpose", ["product"], ["turned"], perm=[1, 0]),
+        helper.make_node("Exp", ["turned"], ["grown"]),
+        helper.make_node("Cast", ["grown"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Softmax", ["wide"], ["weights"]),
+        helper.make_node("Cast", ["weights"], ["y"], to=TensorProto.BFLOAT16),
+    ]
+    draws = np.random.default_rng(0)
+    matrix = draws.normal(size=(5, 3)).astype(ml_dtypes.bfloat16)
+    x, y = (value(name, TensorProto.BFLOAT16, shape) for name, shape in (("x", [2, 5]), ("y", [3, 2])))
+    graph = helper.make_graph(nodes, "small", [x], [y], [onnx.numpy_helper.from_array(matrix, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    copy = in_float32(model)
+    onnx.checker.check_model(copy, full_check=True)
+    operators = [node.op_type for node in copy.graph.node]
+    assert Counter(operators)["Cast"] == 2 + 2 * 3, "products, exponentials and the cast itself are rounded"
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
+    given = draws.normal(size=(2, 5)).astype(ml_dtypes.bfloat16)
+
+    def rounded(values):
+        return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    grown = rounded(np.exp(rounded(given.astype(np.float32) @ matrix.astype(np.float32)).T))
+    soft = np.exp(grown - grown.max(axis=-1, keepdims=True))
+    wanted = rounded(soft / soft.sum(axis=-1, keepdims=True))
+    (found,) = session.run(None, {"x": given.astype(np.float32)})
+    np.testing.assert_allclose(found, wanted, rtol=2**-7)
+    np.testing.assert_array_equal(found, rounded(found))
+
+
+def test_values_that_fp16_cannot_hold_are_refused_by_name(tmp_path):
+    values = small_config()
+    state = random_state(values)
+    state["layers.01.feed_forward.inner.weight"][0, 0] = 1e5
+    with pytest.raises(
+        UsageError, match=r"layers\.01\.feed_forward\.inner\.weight holds 1e\+05, expected at most 6\.55e"
+    ):
+        txl_export.export(state, tmp_path / "b.txl", config=values, precision="fp16", segment_length=4, verify=False)
+    assert not (tmp_path / "b.txl").exists()
+    assert to_precision({"a": torch.ones(1)}, "fp32")["a"].dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory": "hidden"},
+        {"config": {"attn_type": 1, "position_rows": 9}},
+        {"config": {"attn_type": 2}},
+        {"config": {"attn_type": 3, "position_rows": 12}},
+        {"config": {"cutoffs": (20, 40), "div_val": 2}},
+        {"config": {"d_head": 41}},
+        {"config": {"memory_length": 0}},
+    ],
+    ids=str,
+)
+@precisions
+def test_every_kind_of_model_exports_in_half(make_bundle, precision: str, options):
+    path = make_bundle(precision=precision, batch_size=2, **options)
+    assert txl_export.verify(path).passed
+
+
+def test_a_half_bundle_through_the_commands(make_bundle, tmp_path):
+    path = tmp_path / "b.txl"
+    shutil.copytree(make_bundle(precision="fp16", verify=False), path)
+    shown = json.loads(cli("inspect", path, "--json").stdout)
+    assert shown["precision"] == "fp16"
+    assert cli("selftest", path).returncode == 0
+    done = cli("verify", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["precision"] == "fp16"

@@ -1,0 +1,127 @@
+"""The first layer that differs is named: one fault, one name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import cli
+from txl_export.exporting import reference_for
+from txl_export.parity.bisecting import bisect, bisect_against_reference
+from txl_export.parity.bisecting_engines import bisect_engine, compare
+from txl_export.verifying import _state_of
+from txl_runtime import BackendError
+from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.reading import open_bundle
+
+KINDS = {
+    "post-norm": {"config": {"n_layer": 3}},
+    "pre-norm": {"config": {"n_layer": 3, "pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}},
+    "hidden memory": {"config": {"n_layer": 3}, "memory": "hidden"},
+    "pre-norm, hidden memory": {"config": {"n_layer": 3, "pre_lnorm": True}, "memory": "hidden"},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def scale_tensor(path: Path, name: str, factor: float) -> None:
+    """Multiply one tensor of a weight file in place, and have the manifest accept it."""
+    weights = path / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    first, last = (start + offset for offset in json.loads(data[8:start])[name]["data_offsets"])
+    data[first:last] = (np.frombuffer(data[first:last], np.float32) * np.float32(factor)).tobytes()
+    weights.write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["weights.safetensors"]["sha256"] = file_sha256(weights)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "post-norm" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_nothing_differs_in_a_good_bundle(make_bundle, kind):
+    found = bisect(make_bundle(**KINDS[kind]))
+    assert found.first is None
+    assert [place.name for place in found.places] == [
+        f"layers.0{i}.{part}" for i in range(3) for part in ("attention", "feed_forward")
+    ]
+    assert max(place.difference for place in found.places) < 1e-5
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("tensor", "first"),
+    [
+        ("layers.00.attention.query_key_value.weight", "layers.00.attention"),
+        ("layers.01.attention.output.weight", "layers.01.attention"),
+        ("layers.01.feed_forward.outer.weight", "layers.01.feed_forward"),
+        ("layers.02.attention.query_key_value.weight", "layers.02.attention"),
+        ("layers.02.feed_forward.inner.weight", "layers.02.feed_forward"),
+    ],
+)
+def test_a_fault_in_one_layer_is_named(make_bundle, tmp_path, kind, tensor, first):
+    good = make_bundle(**KINDS[kind])
+    bundle = open_bundle(good)
+    m = bundle.manifest
+    reference = reference_for(m.config, m.dialect, m.memory_length, _state_of(bundle.file(m.weights), m))
+    path = Path(shutil.copytree(good, tmp_path / "a.txl"))
+    scale_tensor(path, tensor, 1.2)
+    found = bisect_against_reference(open_bundle(path), reference)
+    assert found.first == first
+
+
+def test_the_command_names_it(make_bundle, tmp_path):
+    good = make_bundle(config={"n_layer": 3})
+    done = cli("verify", good, "--bisect")
+    assert done.returncode == 0, done.stderr
+    assert "no layer differs" in done.stdout
+    path = Path(shutil.copytree(good, tmp_path / "a.txl"))
+    manifest = json.loads((path / "manifest.json").read_text())
+    table = next(
+        name
+        for name in open_header(path / "weights.safetensors")
+        if name.startswith("layers.01.attention.position.table")
+    )
+    del manifest
+    for name in open_header(path / "weights.safetensors"):
+        if name.startswith(table[:-5]):
+            scale_tensor(path, name, 3.0)
+    done = cli("verify", path, "--bisect", "--json")
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert document["first"] == "layers.01.attention", "a folded table that is not what the weights fold to"
+
+
+def open_header(path: Path) -> list[str]:
+    data = path.read_bytes()
+    return [name for name in json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]) if name != "__metadata__"]
+
+
+def test_what_an_engine_needs_is_named(make_bundle, monkeypatch):
+    monkeypatch.setattr("txl_export.parity.bisecting_engines.find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"polygraphy is not installed.*txl-deploy\[debug\]"):
+        bisect_engine(open_bundle(make_bundle(config={"n_layer": 3})), "rtx")
+
+
+def test_sides_are_compared_in_order():
+    names = {"layers.00.attention": "a", "layers.00.feed_forward": "b"}
+    good, bad = {"a": np.ones(3), "b": np.full(3, 4.0)}, {"a": np.ones(3), "b": np.array([4.0, np.nan, 4.0])}
+    assert [place.difference for place in compare(names, good, good)] == [0.0, 0.0]
+    assert [place.difference for place in compare(names, bad, good)] == [0.0, pytest.approx(np.inf)] or (
+        compare(names, bad, good)[1].difference > 1e300
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("target", ["rtx", "tensorrt"])
+def test_an_engine_agrees_with_onnx_runtime(make_bundle, target):
+    from txl_runtime.device.choosing import NO_GPU, _has_gpu
+
+    if not _has_gpu():
+        pytest.skip(NO_GPU)
+    pytest.importorskip("polygraphy")
+    pytest.importorskip({"rtx": "tensorrt_rtx"}.get(target, target))
+    assert bisect_engine(open_bundle(make_bundle(config={"n_layer": 3})), target).first is None

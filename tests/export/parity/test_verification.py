@@ -1,0 +1,555 @@
+"""The verification: a good bundle passes, and every kind of fault fails at the gate that is there for it."""
+
+import gc
+import json
+import math
+import shutil
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+import txl_export
+from support import random_state, save_checkpoint, small_config
+from txl_export.exporting import reference_for
+from txl_export.graphs.tracing import WeightFile
+from txl_export.parity.verification import ChainResult, Parity, _compare, _judge, openers, verify_models
+from txl_runtime import ladder
+from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.reading import MANIFEST, WEIGHTS, open_bundle
+from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.model import Model
+from txl_runtime.streaming.stream import Stream
+
+from txl_deploy.main import main
+
+# With a window of M = 7 keys and a clamp, so that an error in either can be made.
+WINDOWED = {"same_length": True, "clamp_length": 4}
+LOGPROBS, MEMORY = "log-probs max abs", "memory max abs (relative)"
+KINDS = ("segments of 4", "segments of 1", "mixed partial segments")
+CHAINS = [f"{kind}, {rule}" for rule in ("ring", "rolled") for kind in KINDS]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose more to handing work around than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def bundle(make_bundle: Callable[..., Path]) -> Path:
+    return make_bundle(config=WINDOWED)
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(bundle, tmp_path / "copy.txl")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `bundle` was made from, as a file."""
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint") / "model.pt", small_config(**WINDOWED))
+
+
+class Heard:
+    """A listener that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int | None]] = []
+        self.steps = 0
+        self.warnings: list[str] = []
+
+    def stage(self, title: str, total: int | None = None) -> None:
+        self.stages.append((title, total))
+
+    def advance(self, steps: int = 1) -> None:
+        self.steps += steps
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def seal(folder: Path) -> None:
+    """Write the sizes and hashes of the files as they now are into the manifest."""
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    for name in manifest["files"]:
+        path = folder / name
+        manifest["files"][name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def edit_graphs(folder: Path, output: str, change: Callable[[onnx.GraphProto], None], files: str = "*.onnx") -> None:
+    """Change the graphs that have an output of that name."""
+    edited = []
+    for path in folder.glob(files):
+        model = onnx.load(path, load_external_data=False)
+        if output in {value.name for value in model.graph.output}:
+            change(model.graph)
+            path.write_bytes(model.SerializeToString())
+            edited.append(path)
+    assert edited
+    seal(folder)
+
+
+def scale_weight(folder: Path, name: str, factor: float) -> None:
+    """Multiply one tensor of the weight file, where it lies."""
+    offset, length = WeightFile(folder / WEIGHTS)._ranges[name]
+    data = bytearray((folder / WEIGHTS).read_bytes())
+    values = np.frombuffer(data, np.float32, length // 4, offset) * np.float32(factor)
+    data[offset : offset + length] = values.tobytes()
+    (folder / WEIGHTS).write_bytes(data)
+    seal(folder)
+
+
+def halves(parity: Parity) -> tuple[tuple[ChainResult, ...], tuple[ChainResult, ...]]:
+    """The chains of the ring, and those of rolled memory."""
+    return tuple(
+        tuple(chain for chain in parity.chains if chain.name.endswith(f", {rule}")) for rule in ("ring", "rolled")
+    )
+
+
+def verdicts(parity: Parity) -> dict[str, str]:
+    return {gate.name: gate.verdict for gate in parity.gates}
+
+
+def failing(parity: Parity) -> set[str]:
+    return {gate.name for gate in parity.gates if gate.passed is False}
+
+
+def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of a command."""
+    monkeypatch.setattr("sys.argv", ["txl-deploy", *map(str, arguments)])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code)
+
+
+# ---- a good bundle
+
+
+def test_a_good_bundle_passes_against_its_checkpoint_and_against_itself(bundle, checkpoint):
+    for options, source in (({"checkpoint": checkpoint}, "the checkpoint"), ({}, "the bundle's own weights")):
+        heard = Heard()
+        parity = txl_export.verify(bundle, listener=heard, **options)
+        assert parity.passed
+        parity.require()
+        assert parity.reference == f"{source}, computed in float64"
+        assert parity.precision == "fp32"
+        assert verdicts(parity) == {
+            LOGPROBS: "passed",
+            MEMORY: "passed",
+            "drift (late mean abs)": "passed",
+            "KL mean": "not judged",
+            "perplexity (relative)": "not judged",
+        }
+        assert [chain.name for chain in parity.chains] == CHAINS
+        stages = {title: total for title, total in heard.stages if title.startswith("verify against PyTorch")}
+        assert list(stages) == ["verify against PyTorch, ring memory", "verify against PyTorch, rolled memory"]
+        assert list(stages.values()) == [sum(chain.segments for chain in half) for half in halves(parity)]
+        assert heard.steps == sum(stages.values())
+        not_again = [line for line in heard.warnings if "not proven again" in line]
+        assert bool(not_again) == (not options)
+
+
+def test_every_row_and_every_state_of_memory_is_compared(make_bundle):
+    parity = txl_export.verify(make_bundle(memory="hidden", batch_size=3))
+    assert parity.passed
+    longest, single, _, alone = parity.chains
+    assert longest.positions == 3 * 4 * longest.segments
+    assert longest.full_from == math.ceil(7 / 4)
+    assert longest.segments - longest.full_from >= 8
+    assert (alone.name, alone.streams) == ("one stream alone", 1)
+    assert single.segments > 7
+    assert all(chain.max_logprobs > 0 and chain.max_memory > 0 for chain in parity.chains)
+
+
+def test_every_way_to_run_a_bundle_is_compared(make_bundle):
+    parity = txl_export.verify(make_bundle(batch_size=3, config={}))
+    assert parity.passed
+    ring, rolled = halves(parity)
+    assert len(ring) == len(rolled) == 4
+    for longest, single, _, alone in (ring, rolled):
+        assert longest.positions == 3 * 4 * longest.segments
+        assert longest.full_from == math.ceil(7 / 4)
+        assert longest.segments - longest.full_from >= 8, "filled and rolled over"
+        assert single.segments > 7
+        assert alone.streams == 1
+    assert all(chain.max_logprobs > 0 and chain.max_memory > 0 for chain in parity.chains)
+    assert ring[0].max_per_segment != rolled[0].max_per_segment, "two ways, two roundings"
+
+
+def test_one_way_is_open_at_a_time_and_the_first_alone_runs_the_text(bundle):
+    opened: list[weakref.ref[Model]] = []
+    scored: list[str] = []
+
+    def noting(opener: Callable[[], Model]) -> Callable[[], Model]:
+        def opening() -> Model:
+            gc.collect()
+            assert not [model for model in opened if model() is not None], "each holds its weights"
+            model = opener()
+            opened.append(weakref.ref(model))
+            score = Stream.score
+            streams = model.stream
+
+            def stream(count: int | None = None) -> Stream:
+                made = streams(count)
+                made.score = lambda tokens: (scored.append(model_update), score(made, tokens))[1]
+                return made
+
+            model_update = model.update
+            model.stream = stream
+            return model
+
+        return opening
+
+    manifest = open_bundle(bundle).manifest
+    state = random_state(small_config(**WINDOWED))
+    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
+    ways = [noting(opener) for opener in openers(bundle, manifest)]
+    parity = verify_models(ways, reference, "the test", np.arange(100, dtype=np.int32) % 60)
+    assert parity.passed
+    assert len(opened) == 2
+    assert set(scored) == {"ring"}
+    assert parity.text.tokens == 100
+
+
+def test_two_hundred_chained_segments_stay_close_and_flat(bundle):
+    parity = txl_export.verify(bundle, segments=200)
+    longest = parity.chains[0]
+    assert longest.segments == 200
+    assert [chain.segments < 40 for chain in halves(parity)[1]] == [True] * 3, "the other way is run in brief"
+    assert longest.max_logprobs <= 1e-5
+    assert len(longest.mean_logprobs) == len(longest.max_per_segment) == 200
+    early, late = longest.early_and_late
+    assert 0 < late <= 1.5 * early + 1e-6
+    assert late < 1e-6
+    assert parity.passed
+
+
+@pytest.mark.parametrize("segments", [0, -1, 1_000_001])
+def test_a_number_of_segments_that_makes_no_sense_is_refused(bundle, segments):
+    with pytest.raises(UsageError, match=f"--segments is {segments}, expected"):
+        txl_export.verify(bundle, segments=segments)
+
+
+# ---- faults in the bundle
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.01.attention.query_key_value.weight",
+        "layers.00.feed_forward.inner.weight",
+        "layers.01.attention.position.table.00005",
+        "embedding.tables.0",
+    ],
+)
+def test_weights_one_percent_off_fail_against_the_checkpoint(copy, checkpoint, name, monkeypatch, capsys):
+    scale_weight(copy, name, 1.01)
+    parity = txl_export.verify(copy, checkpoint=checkpoint)
+    assert LOGPROBS in failing(parity)
+    if name == "layers.01.attention.query_key_value.weight":
+        assert MEMORY in failing(parity)
+        assert run("verify", copy, "--checkpoint", checkpoint, monkeypatch=monkeypatch) == 1
+        assert "FAILED" in capsys.readouterr().out
+        assert run("selftest", copy, monkeypatch=monkeypatch) == 1
+        assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_folded_table_of_positions_is_proven_even_against_the_bundles_own_weights(copy):
+    scale_weight(copy, "layers.00.attention.position.table.00005", 1.01)
+    parity = txl_export.verify(copy)
+    assert failing(parity) >= {LOGPROBS}
+    assert [chain.name for chain in parity.chains if chain.max_logprobs > 1e-4] == CHAINS
+
+
+def set_aside(graph: onnx.GraphProto, name: str) -> str:
+    """Call an output by another name, within the graph too: a ring is attended to as it is written."""
+    before = f"{name}.before"
+    for node in graph.node:
+        node.output[:] = [before if output == name else output for output in node.output]
+        node.input[:] = [before if given == name else given for given in node.input]
+    return before
+
+
+def replace_output(graph: onnx.GraphProto, name: str, operator: str, *more: str) -> None:
+    """Let the output `name` be `operator` of what it was."""
+    graph.node.append(onnx.helper.make_node(operator, [set_aside(graph, name), *more], [name]))
+
+
+def swap_layers(graph: onnx.GraphProto) -> None:
+    names = ("new_memory.layers.00.key", "new_memory.layers.01.key")
+    aside = [set_aside(graph, name) for name in names]
+    for name, other in zip(names, reversed(aside), strict=True):
+        graph.node.append(onnx.helper.make_node("Identity", [other], [name]))
+
+
+def stale_state(graph: onnx.GraphProto) -> None:
+    name = "new_memory.layers.01.value"
+    set_aside(graph, name)
+    graph.node.append(onnx.helper.make_node("Identity", ["memory.layers.01.value"], [name]))
+
+
+def forget_oldest(graph: onnx.GraphProto) -> None:
+    """Zero the oldest row of a state; within a window of M keys no later query sees it."""
+    name = "new_memory.layers.01.key"
+    if "head" not in {value.name for value in graph.input}:
+        mask = np.ones((1, 1, 7, 1), np.float32)
+        mask[:, :, 0] = 0
+        graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+        replace_output(graph, name, "Mul", "mask")
+        return
+    constants = {
+        "seven": np.array(7, np.int32),
+        "eleven": np.array(11, np.int32),
+        "slot": np.arange(15, dtype=np.int32).reshape(1, 1, 15, 1),
+        "per stream": np.array([-1, 1, 1, 1], np.int64),
+        "nothing": np.zeros((), np.float32),
+    }
+    graph.initializer.extend(onnx.numpy_helper.from_array(array, own) for own, array in constants.items())
+    before = set_aside(graph, name)
+    for operator, inputs, output in (
+        ("Add", ["head", "valid"], "next"),
+        ("Sub", ["next", "seven"], "behind"),
+        ("Mod", ["behind", "eleven"], "oldest"),
+        ("Reshape", ["oldest", "per stream"], "oldest of each"),
+        ("Equal", ["slot", "oldest of each"], "forgotten"),
+        ("Where", ["forgotten", "nothing", before], name),
+    ):
+        graph.node.append(onnx.helper.make_node(operator, inputs, [output]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "gates"),
+    [
+        (swap_layers, {LOGPROBS, MEMORY}),
+        (stale_state, {LOGPROBS, MEMORY}),
+        (forget_oldest, {MEMORY}),
+    ],
+)
+@pytest.mark.parametrize(("files", "ill"), [("*.onnx", (0, 1)), ("hidden-ring.onnx", (0,)), ("logprobs-*.onnx", (1,))])
+def test_a_fault_in_the_memory_alone_is_found(copy, fault, gates, files, ill):
+    edit_graphs(copy, "new_memory.layers.01.value", fault, files)
+    parity = txl_export.verify(copy)
+    assert failing(parity) - {"drift (late mean abs)"} == gates
+    for number, (longest, *_) in enumerate(halves(parity)):
+        # The first segment meets no memory, so its log-probabilities are right; only what it leaves behind is not.
+        assert longest.max_per_segment[0] <= 1e-5
+        assert (longest.max_memory > 1e-4) == (number in ill)
+    with pytest.raises(CheckError) as refused:
+        parity.require()
+    message = str(refused.value)
+    assert all(name in message for name in gates)
+    assert (LOGPROBS in message) == (LOGPROBS in gates)
+    assert "limit 0.0001" in message
+
+
+@pytest.mark.parametrize(
+    ("output", "gates"),
+    [("logprobs", {LOGPROBS, "KL mean", "perplexity (relative)"}), ("new_memory.layers.01.value", {LOGPROBS, MEMORY})],
+)
+def test_nan_fails_every_gate_it_touches(copy, output, gates):
+    def spoil(graph: onnx.GraphProto) -> None:
+        graph.initializer.append(onnx.numpy_helper.from_array(np.full((), np.nan, np.float32), "nan"))
+        replace_output(graph, output, "Add", "nan")
+
+    edit_graphs(copy, output, spoil)
+    parity = txl_export.verify(copy, tokens=np.arange(200) % 60)
+    assert failing(parity) >= gates
+    assert (MEMORY in failing(parity)) == (MEMORY in gates)
+    for longest, *_ in halves(parity):
+        assert longest.max_logprobs == math.inf
+        assert (longest.max_memory == math.inf) == (MEMORY in gates)
+
+
+# ---- faults in what the reference is told
+
+
+@pytest.mark.parametrize(
+    "change", [{"window": 6}, {"window": 8}, {"window": None}, {"clamp_length": 3}, {"clamp_length": 5}], ids=str
+)
+def test_a_reference_of_another_dialect_is_not_matched(bundle, change):
+    manifest, state = open_bundle(bundle).manifest, random_state(small_config(**WINDOWED))
+    dialect = msgspec.structs.replace(manifest.dialect, **change)
+    reference = reference_for(manifest.config, dialect, manifest.memory_length, state)
+    parity = verify_models(openers(bundle, manifest), reference, "another dialect")
+    assert LOGPROBS in failing(parity)
+    for longest, single, _ in halves(parity):
+        assert longest.max_logprobs > 1e-4
+        # Nothing tells them apart before there are keys that far away.
+        assert single.max_per_segment[0] <= 1e-5
+
+
+# ---- which model it is
+
+
+def test_another_checkpoint_is_refused_by_both_names(bundle, tmp_path):
+    other = small_config(**WINDOWED)
+    path = save_checkpoint(tmp_path / "other.pt", other, random_state(other, seed=1))
+    with pytest.raises(CheckError) as refused:
+        txl_export.verify(bundle, checkpoint=path)
+    own = txl_export.export(path, tmp_path / "other.txl", segment_length=1, verify=False).manifest.model_id
+    message = str(refused.value)
+    assert own[:12] in message
+    assert open_bundle(bundle).manifest.model_id[:12] in message
+    assert refused.value.exit_code == 1
+
+
+# ---- text
+
+
+def test_text_gates_are_judged_with_tokens_alone(bundle, tmp_path):
+    ids = np.random.default_rng(0).integers(0, 60, 300)
+    np.save(tmp_path / "ids.npy", ids)
+    for given in (ids, tmp_path / "ids.npy"):
+        parity = txl_export.verify(bundle, tokens=given)
+        assert verdicts(parity)["KL mean"] == verdicts(parity)["perplexity (relative)"] == "passed"
+        assert parity.text.tokens == 300
+        assert parity.text.relative == pytest.approx(0, abs=1e-5)
+        assert parity.text.reference_nll == pytest.approx(parity.text.runtime_nll, abs=1e-5)
+        assert parity.text.reference_nll > 1
+    assert set(parity.summary()) == {gate.name for gate in parity.gates}
+
+
+def test_text_needs_a_vocabulary_and_is_read_with_it(bundle, make_bundle, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(256)) * 2)
+    with pytest.raises(UsageError, match="no vocabulary"):
+        txl_export.verify(bundle, text=text)
+    values = small_config(vocab_size=256)
+    path = save_checkpoint(tmp_path / "bytes.pt", values, vocabulary={"kind": "bytes"})
+    result = txl_export.export(path, tmp_path / "bytes.txl", segment_length=4, text=text)
+    assert result.parity.text.tokens == 512
+    assert verdicts(result.parity)["KL mean"] == "passed"
+    stored = json.loads((result.path / "report.json").read_bytes())
+    assert stored == msgspec.to_builtins(result.parity.document())
+    assert result.manifest.parity == result.parity.summary()
+
+
+# ---- the numbers themselves
+
+
+def logprobs(scores: list[list[float]]) -> np.ndarray:
+    values = np.array(scores, np.float64)
+    return values - np.logaddexp.reduce(values, axis=1, keepdims=True)
+
+
+def compared(expected: np.ndarray, found: np.ndarray) -> ChainResult:
+    result = ChainResult("test", 1)
+    _compare(result, [(expected, found)])
+    return result
+
+
+def test_identical_distributions_do_not_diverge_and_different_ones_do():
+    one, other = logprobs([[3, 1, 0], [0, 2, 1]]), logprobs([[0, 3, 1], [0, 2, 1]])
+    same = compared(one, one.copy())
+    assert same.max_logprobs == 0
+    assert np.allclose(same.kl, 0, atol=1e-15)
+    assert (same.agreeing, same.decided, same.positions) == (2, 2, 2)
+    different = compared(one, other)
+    probabilities = np.exp(one[0])
+    assert different.kl[0] == pytest.approx(float((probabilities * (one[0] - other[0])).sum()))
+    assert different.kl[0] > 1
+    assert different.kl[1] == pytest.approx(0, abs=1e-15)
+    assert (different.agreeing, different.decided) == (1, 2)
+    assert different.max_logprobs == pytest.approx(float(np.abs(one - other).max()))
+
+
+def test_divergence_is_of_distributions_and_not_of_their_normalisation():
+    one = logprobs([[3, 1, 0]])
+    shifted = compared(one, one + 0.5)
+    assert shifted.kl[0] == pytest.approx(0, abs=1e-12)
+    assert shifted.max_logprobs == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("gap", "decided"), [(0.0, 0), (0.019, 0), (0.021, 1), (1.0, 1)])
+def test_near_ties_do_not_count_for_the_best_token(gap, decided):
+    result = compared(logprobs([[1.0, 1.0 + gap, -2.0]]), logprobs([[1.5 + gap, 1.0, -2.0]]))
+    assert (result.agreeing, result.decided) == (0, decided)
+
+
+def test_nan_is_an_infinite_difference_and_divergence():
+    result = compared(logprobs([[1, 2, 3]]), np.full((1, 3), np.nan))
+    assert result.max_logprobs == math.inf
+    assert result.kl == [math.inf]
+
+
+@pytest.mark.parametrize(
+    ("curve", "verdict"),
+    [
+        ([3e-6] * 40, "passed"),
+        (list(np.linspace(3e-6, 3.5e-6, 40)), "passed"),
+        (list(np.linspace(3e-6, 9e-6, 40)), "FAILED"),
+        ([3e-6] * 30 + [8e-6] * 10, "FAILED"),
+        ([1e-9] * 20 + [9e-7] * 20, "passed"),
+        ([9e-6] * 20 + [3e-6] * 20, "passed"),
+        ([3e-6] * 40, "not judged"),
+    ],
+    ids=["flat", "hardly growing", "growing", "late jump", "below what counts", "shrinking", "too few rows"],
+)
+def test_drift_is_late_error_above_early_error(bundle, curve, verdict):
+    before = [5e-5, 4e-5]  # while memory fills
+    rows = [16] * (len(curve) + 2)
+    chain = ChainResult("test", 1, full_from=2, mean_logprobs=before + curve, rows=rows, kl=[0.0])
+    if verdict == "not judged":
+        chain = replace(chain, rows=[4] * len(rows))
+    gates = {gate.name: gate for gate in _judge(open_bundle(bundle).manifest, "fp32", "cpu", [chain], None)}
+    assert gates["drift (late mean abs)"].verdict == verdict
+
+
+def test_the_worst_chain_decides_the_drift(bundle):
+    def chain(late: float) -> ChainResult:
+        curve = [3e-6] * 20 + [late] * 20
+        return ChainResult("test", 1, full_from=0, mean_logprobs=curve, rows=[16] * 40, kl=[0.0])
+
+    manifest = open_bundle(bundle).manifest
+    gates = {gate.name: gate for gate in _judge(manifest, "fp32", "cpu", [chain(3e-6), chain(9e-6), chain(3e-6)], None)}
+    assert gates["drift (late mean abs)"].passed is False
+    assert gates["drift (late mean abs)"].value == pytest.approx(9e-6)
+
+
+def test_a_low_precision_is_judged_by_distribution_and_best_token(bundle):
+    manifest = msgspec.structs.replace(open_bundle(bundle).manifest, precision="fp16")
+    chain = ChainResult("test", 1, max_logprobs=0.5, kl=[5e-5] * 10, agreeing=994, decided=1000)
+    for text, verdict in (
+        (None, "not judged"),
+        (txl_export.parity.verification.TextResult(10, 1.0, 1.00001), "FAILED"),
+    ):
+        gates = {gate.name: gate for gate in _judge(manifest, "fp16", "cpu", [chain], text)}
+        assert LOGPROBS not in gates
+        assert gates["top-1 differing"].verdict == verdict
+        assert gates["top-1 differing"].value == pytest.approx(0.006)
+
+
+# ---- an export that fails its gates
+
+
+def test_an_export_that_fails_shows_the_table_and_leaves_nothing(checkpoint, tmp_path, monkeypatch, capsys):
+    strict = replace(ladder.LADDER["fp32", "cpu"], logprobs=1e-12)
+    monkeypatch.setitem(ladder.LADDER, ("fp32", "cpu"), strict)
+    out = tmp_path / "model.txl"
+    options = ("export", checkpoint, "-o", out, "--segment-length", 4)
+    assert run(*options, monkeypatch=monkeypatch) == 1
+    shown = capsys.readouterr()
+    (line,) = [line for line in shown.out.splitlines() if "FAILED" in line]
+    assert line.startswith(LOGPROBS)
+    assert f"error: parity failed: {LOGPROBS} is" in shown.err
+    assert not list(tmp_path.iterdir())
+
+    assert run(*options, "--json", monkeypatch=monkeypatch) == 1
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["exit_code"] == 1
+    assert document["error"].startswith(f"parity failed: {LOGPROBS}")
+    assert [gate["name"] for gate in document["parity"]["gates"] if gate["passed"] is False] == [LOGPROBS]
+    assert not list(tmp_path.iterdir())

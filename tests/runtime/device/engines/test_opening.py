@@ -1,0 +1,385 @@
+"""Engines from a bundle to a stream, with stand-ins for CUDA and for the libraries; and what is refused on the way.
+
+The engine files are real ones of TensorRT-RTX, where that is installed: they are built without a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from stand_ins.cuda import FakeCuda, run_engines
+from stand_ins.tensorrt import fake
+from txl_engines import build_bundle
+from txl_runtime import BackendError, BundleError, load
+from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.device import choosing, onnxruntime_cuda
+from txl_runtime.device.cuda import CudaDevice, _Runtime, open_cuda
+from txl_runtime.device.engines import files as engine_files
+from txl_runtime.device.engines.files import check_identity, find_engines
+from txl_runtime.device.engines.library import Library
+from txl_runtime.device.engines.opening import load_engines, open_engines
+from txl_runtime.selftest import record_pass, run_selftest
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
+
+B, V = 2, 60
+GPU = "Fake RTX, SM 86"
+both = pytest.mark.parametrize("update", ["ring", "rolled"])
+
+
+@pytest.fixture(scope="module")
+def built(make_bundle, tmp_path_factory):
+    """A bundle with RTX engines of an update rule."""
+    made: dict[str, Path] = {}
+
+    def build(update: str) -> Path:
+        if update not in made:
+            place = tmp_path_factory.mktemp("built") / "small.txl"
+            path = Path(shutil.copytree(make_bundle(batch_size=B, config={}), place))
+            build_bundle(path, "rtx", (86,), update=update)
+            made[update] = path
+        return made[update]
+
+    return build
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A machine with a GPU, as far as files are concerned."""
+    monkeypatch.setattr(engine_files, "gpu_name", lambda: GPU)
+
+
+def opened(path: Path, name: str = "rtx171", cuda: FakeCuda | None = None) -> Any:
+    """A bundle's engines, by stand-ins; the library's, CUDA's and what was seen besides."""
+    bundle, cuda = open_bundle(path), cuda or FakeCuda()
+    trt = fake(name, SimpleNamespace(data=b""))
+    library = Library("rtx" if name.startswith("rtx") else "tensorrt", trt)
+    engines = find_engines(bundle, library.target)
+    programs = {engine.sidecar.sha256: engine.program for engine in engines}
+    seen = run_engines(trt, bundle, programs, cuda)
+    return load_engines(bundle, library, CudaDevice(_Runtime(cuda))), cuda, seen
+
+
+def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(choosing, "open_device", lambda *_: backend)
+        return load(path, backend=backend.name)
+
+
+def as_tensorrt(path: Path, place: Path, version: str) -> Path:
+    """The same bundle, with its engines passed off as TensorRT's of a version."""
+    copy = Path(shutil.copytree(path, place))
+    shutil.move(copy / "engines" / "rtx", copy / "engines" / "tensorrt")
+    manifest = msgspec.json.decode((copy / "manifest.json").read_bytes())
+    for name in [name for name in manifest["files"] if name.startswith("engines/")]:
+        moved = name.replace("/rtx/", "/tensorrt/")
+        del manifest["files"][name]
+        if name.endswith(".json"):
+            sidecar = msgspec.json.decode((copy / moved).read_bytes())
+            sidecar["identity"] |= {
+                "flavour": "tensorrt",
+                "version": version,
+                "compute_capabilities": [],
+                "device": GPU,
+            }
+            (copy / moved).write_bytes(msgspec.json.encode(sidecar))
+        manifest["files"][moved] = {"size": (copy / moved).stat().st_size, "sha256": file_sha256(copy / moved)}
+    (copy / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    return copy
+
+
+# --- all the way --------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("name", ["rtx171", "trt860", "trt10.0.1", "trt10.13.0.35", "trt10.16.1.11", "trt114a"])
+def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, monkeypatch, name, update):
+    path = built(update)
+    if not name.startswith("rtx"):
+        versions = {"trt860": "8.6.0", "trt114a": "11.4.0.106"}
+        path = as_tensorrt(path, tmp_path / "other.txl", versions.get(name, name.removeprefix("trt")))
+    if update == "ring" and name in ("trt860", "trt10.0.1", "trt10.13.0.35"):
+        backend, _, _ = opened(path, name)
+        stream = load_with(path, backend, monkeypatch).stream()
+        with pytest.raises(BackendError, match="overlaps"):  # such an engine cannot have been built there
+            stream.step(np.zeros((B, 1), int))
+        return
+    backend, cuda, seen = opened(path, name)
+    ours = load_with(path, backend, monkeypatch).stream()
+    theirs = load(path, backend="cpu", update=update).stream()
+    draws = np.random.default_rng(0)
+    for turn in range(40):
+        tokens = draws.integers(0, V, (B, int(draws.integers(2, 10))))
+        lengths = draws.integers(0, tokens.shape[1] + 1, B)
+        np.testing.assert_allclose(ours.feed(tokens, lengths), theirs.feed(tokens, lengths), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(ours.score(tokens), theirs.score(tokens), rtol=0, atol=1e-5)
+        if turn % 7 == 3:
+            for stream in (ours, theirs):
+                stream.select([1, 0])
+                stream.reset([turn % 2])
+        found, expected = ours.memory(), theirs.memory()
+        for key, rows in expected.items():
+            np.testing.assert_allclose(found[key], rows, rtol=0, atol=1e-5)
+    recorded = cuda.calls.count("cudaGraphLaunch")
+    assert (recorded == 0) if name.startswith("rtx") else (recorded > 50)
+    assert seen.contexts == len(ours._device_calls), "a context for every program and side"
+
+
+def test_everything_is_given_back(built, here, monkeypatch):
+    backend, cuda, _ = opened(built("rolled"))
+    model = load_with(built("rolled"), backend, monkeypatch)
+    stream = model.stream()
+    stream.feed(np.zeros((B, 9), int))
+    del stream, model, backend
+    gc.collect()
+    assert not cuda.held
+
+
+def test_memory_that_is_not_there_is_an_error_that_says_so(built, here, monkeypatch):
+    backend, cuda, _ = opened(built("ring"))
+    model = load_with(built("ring"), backend, monkeypatch)
+    cuda.full = True
+    with pytest.raises(
+        BackendError, match=r"cudaMalloc failed: out of memory \(cudaError 2\); the device's memory is full"
+    ):
+        model.stream()
+
+
+def test_work_that_cannot_be_recorded_is_done_as_it_is(built, here, tmp_path, monkeypatch):
+    path = as_tensorrt(built("rolled"), tmp_path / "other.txl", "11.4.0.106")
+    backend, cuda, _ = opened(path, "trt114a")
+    cuda.unrecordable = True
+    ours = load_with(path, backend, monkeypatch).stream()
+    theirs = load(path, backend="cpu", update="rolled").stream()
+    for seed in range(5):
+        tokens = np.random.default_rng(seed).integers(0, V, (B, 3))
+        np.testing.assert_allclose(ours.step(tokens), theirs.step(tokens), rtol=0, atol=1e-5)
+    assert any("not permitted when stream is capturing" in said for said in ours.recorded.values())
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------
+
+
+def test_what_rtx_compiles_is_kept_beside_the_bundle_and_given_back(built, here, tmp_path, monkeypatch):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a bundle.txl"))
+    backend, _, seen = opened(path)
+    stream = load_with(path, backend, monkeypatch).stream()
+    for _ in range(3):
+        stream.step(np.zeros((B, 1), int))
+    assert seen.caches == []
+    kept = sorted((tmp_path / "a bundle.txl.rtx-cache").iterdir())
+    assert kept
+    assert all(file.name.endswith(".cache") and not file.name.startswith(".") for file in kept)
+    assert any(file.read_bytes().startswith(b"kernels of logprobs-ring-1") for file in kept)
+    _, _, again = opened(path)
+    assert sorted(again.caches) == sorted(file.read_bytes() for file in kept)
+    open_bundle(path)  # and the bundle is what it was
+
+
+def test_a_place_that_cannot_be_written_only_makes_the_next_start_slower(built, here, tmp_path, monkeypatch):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    (tmp_path / "a.txl.rtx-cache").write_text("a file where the folder would be")
+    backend, _, _ = opened(path)
+    stream = load_with(path, backend, monkeypatch).stream()
+    for _ in range(3):
+        stream.step(np.zeros((B, 1), int))
+
+
+# --- the self-test, and its record --------------------------------------------------------------------------------
+
+
+def test_engines_that_pass_say_where(built, here, tmp_path, monkeypatch):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    model = load_with(path, opened(path)[0], monkeypatch)
+    run_selftest(model).require()
+    assert set(record_pass(model)) == {program.name for program in model.backend.programs}
+    for engine in find_engines(open_bundle(path), "rtx"):
+        assert f"self-test on {GPU}" in engine.sidecar.verified_on
+    assert record_pass(load(path, backend="cpu")) == ()
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def refusal(path: Path, version: str = "1.7.1.116") -> str:
+    bundle = open_bundle(path)
+    engine = find_engines(bundle, "rtx")[0]
+    with pytest.raises(BackendError) as caught:
+        check_identity(bundle, engine, version, "rtx")
+    assert len(str(caught.value).splitlines()) == 1
+    assert "txl-deploy build" in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_engine_of_another_version_is_refused_by_name(built, here):
+    assert "built by version 1.7.1.116, the library here is 1.8.0.1" in refusal(built("ring"), "1.8.0.1")
+
+
+def test_an_engine_for_another_gpu_is_refused_by_name(built, monkeypatch):
+    monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake, SM 120")
+    assert "was built for SM 86, the GPU here is SM 120" in refusal(built("ring"))
+
+
+def test_an_engine_of_other_weights_is_refused_by_name(built, here, tmp_path):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
+    data = bytearray((path / "weights.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "weights.safetensors").write_bytes(data)
+    manifest["files"]["weights.safetensors"]["sha256"] = file_sha256(path / "weights.safetensors")
+    (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    assert "was built from other weights" in refusal(path)
+
+
+def test_a_bundle_without_engines_says_how_to_build_them(make_bundle):
+    path = make_bundle(batch_size=B, config={})
+    with pytest.raises(BackendError, match=r"has no rtx engines.*txl-deploy build .* --target rtx"):
+        open_engines(open_bundle(path), "rtx")
+    with pytest.raises(BackendError, match="backend tensorrt cannot run here: the bundle has no engines for it"):
+        load(path, backend="tensorrt")
+
+
+def test_engines_of_the_other_rule_are_not_taken_for_it(built):
+    with pytest.raises(BackendError, match=r"has rtx engines of rolled memory alone.*--update ring"):
+        find_engines(open_bundle(built("rolled")), "rtx", "ring")
+
+
+def test_a_damaged_engine_is_refused_before_a_library_reads_it(built, here, tmp_path):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    engine = path / "engines" / "rtx" / "logprobs-ring-1.engine"
+    data = bytearray(engine.read_bytes())
+    data[200] ^= 1
+    engine.write_bytes(data)
+    bundle = open_bundle(path)  # the model itself is whole
+    assert load(path, backend="cpu").update == "ring"
+    with pytest.raises(BundleError, match=r"SHA-256 is not the manifest's.*build it with `txl-deploy build` again"):
+        load_engines(
+            bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), CudaDevice(_Runtime(FakeCuda()))
+        )
+    manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
+    manifest["files"]["engines/rtx/logprobs-ring-1.engine"]["sha256"] = file_sha256(engine)
+    (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    bundle = open_bundle(path)
+    with pytest.raises(BundleError, match="is not the file that its sidecar describes"):
+        load_engines(
+            bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), CudaDevice(_Runtime(FakeCuda()))
+        )
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        ("VERSION_MISMATCH", "another version"),
+        ("UNSUPPORTED_CC", "not built for this GPU"),
+        (None, "no usable CUDA driver"),
+    ],
+)
+def test_a_header_that_does_not_fit_says_why(built, here, monkeypatch, bits, words):
+    bundle = open_bundle(built("ring"))
+    trt = fake("rtx171", SimpleNamespace(data=b""))
+    run_engines(trt, bundle, {}, FakeCuda())
+    flags = 0 if bits is None else int(trt.EngineInvalidityDiagnostics[bits])
+    # The stand-in's numbers are plain; bit 0 cannot be asked for among them.
+    monkeypatch.setattr(trt.Runtime, "get_engine_validity", lambda *_: (trt.EngineValidity.INVALID, flags))
+    with pytest.raises(BundleError, match="cannot run it") as caught:
+        load_engines(bundle, Library("rtx", trt), CudaDevice(_Runtime(FakeCuda())))
+    assert words in str(caught.value) or flags == 0
+
+
+def test_an_engine_that_is_not_loaded_says_what_the_library_said(built, here):
+    bundle = open_bundle(built("ring"))
+    trt = fake("rtx171", SimpleNamespace(data=b""))
+    run_engines(trt, bundle, {}, FakeCuda())
+    with pytest.raises(BundleError, match=r"cannot load it \(.*Serialization assertion failed.*build it again"):
+        load_engines(bundle, Library("rtx", trt), CudaDevice(_Runtime(FakeCuda())))
+
+
+# --- packages that are not there ----------------------------------------------------------------------------------
+
+
+def test_missing_packages_are_named(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    open_cuda.cache_clear()
+    with pytest.raises(
+        BackendError, match=r"cuda\.bindings\.runtime cannot be imported .*pip install 'txl-deploy\[cuda\]'"
+    ):
+        open_cuda()
+    with pytest.raises(
+        BackendError, match="was built without CUDA, expected onnxruntime-gpu; pip uninstall onnxruntime"
+    ):
+        onnxruntime_cuda.import_onnxruntime()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(BackendError, match=r"onnxruntime is not installed, backend cuda needs it; pip install"):
+        onnxruntime_cuda.import_onnxruntime()
+
+
+# --- ONNX Runtime's provider --------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("whole", [True, False], ids=["composed", "the bundle's own graphs"])
+def test_onnx_runtime_streams_by_address(make_bundle, monkeypatch, update, whole):
+    """The provider's way, with the CPU's provider at addresses of the host."""
+    import onnxruntime
+    from stand_in_engine import StandInDevice
+
+    path = make_bundle(batch_size=B, config={"cutoffs": (20, 40), "div_val": 2})
+    bundle, device = open_bundle(path), StandInDevice()
+    if not whole:
+        monkeypatch.setattr(onnxruntime_cuda, "find_spec", lambda name: None)
+    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, ["CPUExecutionProvider"], "cpu")
+    queue = device.queue()
+    queue.push = lambda name, work: work()  # its work is done at once, as ONNX Runtime waits for its own
+    backend = onnxruntime_cuda.load_onnxruntime(sessions, bundle, device, queue, update, "CPUExecutionProvider")
+    assert "run on the CPU" not in backend.description
+    ours = load_with(path, backend, monkeypatch).stream()
+    theirs = load(path, backend="cpu", update=update).stream()
+    draws = np.random.default_rng(0)
+    for _ in range(30):
+        tokens = draws.integers(0, V, (B, int(draws.integers(2, 10))))
+        np.testing.assert_allclose(ours.feed(tokens), theirs.feed(tokens), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(ours.score(tokens), theirs.score(tokens), rtol=0, atol=1e-5)
+        drawn = [list(stream.generate(tokens, 3, temperature=0)) for stream in (ours, theirs)]
+        assert np.array_equal(*drawn)
+
+
+def test_nodes_that_fall_back_are_named(make_bundle):
+    import onnxruntime
+
+    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, ["CPUExecutionProvider"], "cpu")
+    program = next(program for program in bundle.manifest.programs if program.update == "rolled")
+    sessions.executable(program)
+    assert sessions.elsewhere("CPUExecutionProvider") == {}
+    (nodes,) = sessions.elsewhere("CUDAExecutionProvider").values()
+    assert any("MatMul" in node for node in nodes)
+
+
+def test_a_provider_that_does_not_start_is_no_fallback(make_bundle):
+    import onnxruntime
+
+    class Started:
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+    ort = SimpleNamespace(
+        __version__="1",
+        SessionOptions=onnxruntime.SessionOptions,
+        InferenceSession=lambda *_, **__: Started(),
+    )
+    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+    sessions = onnxruntime_cuda.OrtSessions(
+        ort, bundle, [("CUDAExecutionProvider", {}), "CPUExecutionProvider"], "cuda"
+    )
+    with pytest.raises(BackendError, match="could not start CUDAExecutionProvider and took the CPU instead"):
+        sessions.executable(bundle.manifest.programs[0])

@@ -1,0 +1,381 @@
+"""The ring against rolled memory: the same function, whatever is done to a stream, and nothing of size M is moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from txl_runtime import Model, Stream, StreamState, UsageError, load
+from txl_runtime.bundle.tables import ring_slots
+from txl_runtime.host.memory import RingMemory
+
+B, V = 3, 60
+TOLERANCE = 2e-6  # relative, or absolute below 1
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"config": {}},
+    "zeros": {"config": {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}},
+    "window": {"config": {"same_length": True, "clamp_length": 3}},
+    "adaptive": {"config": {"cutoffs": (20, 40), "div_val": 2}},
+    "memory shorter than a segment": {
+        "config": {"memory_length": 2, "n_layer": 1},
+        "segment_length": (5, 2),
+        "verify": False,
+    },
+    "segments of 1": {"config": {"memory_length": 4, "n_layer": 1}, "segment_length": 1, "verify": False},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+Pair = tuple[Model, Model]
+
+
+@pytest.fixture(scope="module")
+def models(make_bundle):
+    """The bundle of a kind, loaded for the ring and rolled."""
+    opened: dict[str, Pair] = {}
+
+    def open_kind(kind: str) -> Pair:
+        if kind not in opened:
+            path = make_bundle(**{"batch_size": B, **KINDS[kind]})
+            ring, rolled = (load(path, threads=1, update=update) for update in ("ring", "rolled"))
+            assert (ring.update, rolled.update) == ("ring", "rolled")
+            opened[kind] = ring, rolled
+        return opened[kind]
+
+    return open_kind
+
+
+def random_tokens(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, V, (rows, columns)).astype(np.int32)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * scale)
+
+
+def assert_alike(ring: Stream, rolled: Stream) -> None:
+    assert ring.batch_size == rolled.batch_size
+    assert ring.fill.tolist() == rolled.fill.tolist()
+    ours, theirs = ring.memory(), rolled.memory()
+    assert list(ours) == list(theirs)
+    for name, rows in theirs.items():
+        assert_close(ours[name], rows)
+
+
+def same_bits(found: np.ndarray, expected: np.ndarray) -> bool:
+    return found.shape == expected.shape and found.tobytes() == expected.tobytes()
+
+
+def heads(stream: Stream) -> list[int]:
+    return stream.snapshot().head.tolist()
+
+
+# --- the same function --------------------------------------------------------------------------------------------
+
+
+def through_a_file(state: StreamState, path: Path) -> StreamState:
+    state.save(path)
+    return StreamState.load(path)
+
+
+def do(kind: str, streams: tuple[Stream, Stream], kept: list[list[StreamState]], draws: Any, path: Path) -> None:
+    """One thing that can be done to a stream, done to both; results are compared."""
+    ring, _ = streams
+    b, longest = ring.batch_size, ring._manifest.segment_lengths[0]
+    if kind in ("step", "feed"):
+        columns = int(draws.integers(1, longest + 1 if kind == "step" else 3 * longest))
+        lengths = draws.integers(0, columns + 1, b) if draws.random() < 0.7 else None
+        tokens = draws.integers(0, V, (b, columns))
+        ours, theirs = (getattr(stream, kind)(tokens, lengths) for stream in streams)
+        assert_close(ours, theirs)
+    elif kind == "score":
+        tokens = draws.integers(0, V, (b, int(draws.integers(2, 10))))
+        ours, theirs = (stream.score(tokens) for stream in streams)
+        assert_close(ours, theirs)
+    elif kind == "reset":
+        rows = draws.random(b) < 0.4
+        for stream in streams:
+            stream.reset(rows)
+    elif kind == "select":
+        rows = draws.integers(0, b, int(draws.integers(1, B + 1)))
+        for stream in streams:
+            stream.select(rows)
+    elif kind == "snapshot":
+        kept.append([stream.snapshot() for stream in streams])
+    else:
+        fitting = [states for states in kept if states[0].batch_size == b]
+        if fitting:
+            states = fitting[int(draws.integers(len(fitting)))]
+            if kind == "reload":
+                states = [through_a_file(state, path / str(index)) for index, state in enumerate(states)]
+            if kind == "swap":  # what one form of memory was is restored into the other
+                states = states[::-1]
+            for stream, state in zip(streams, states, strict=True):
+                stream.restore(state)
+
+
+KINDS_OF_CALL = ("step", "step", "step", "feed", "score", "reset", "select", "snapshot", "restore", "reload", "swap")
+
+
+@kinds
+@settings(
+    max_examples=8,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],  # making a long run shorter takes minutes and tells little
+    report_multiple_bugs=False,
+)
+@given(calls=st.lists(st.sampled_from(KINDS_OF_CALL), min_size=25, max_size=60), seed=st.integers(0, 2**32 - 1))
+def test_whatever_is_done_to_a_stream_ring_and_rolled_stay_alike(models, tmp_path_factory, kind, calls, seed):
+    ring, rolled = (model.stream() for model in models(kind))
+    draws, path, kept = np.random.default_rng(seed), tmp_path_factory.mktemp("states"), []
+    for call in calls:
+        do(call, (ring, rolled), kept, draws, path)
+        assert_alike(ring, rolled)
+
+
+@kinds
+def test_a_long_run_stays_alike_many_times_around_the_ring(models, kind):
+    ring, rolled = (model.stream() for model in models(kind))
+    draws = np.random.default_rng(0)
+    longest = models(kind)[0].segment_lengths[0]
+    laps, before = np.zeros(B, int), np.zeros(B, int)
+    for _ in range(150):
+        columns = int(draws.integers(1, longest + 1))
+        tokens, lengths = draws.integers(0, V, (B, columns)), draws.integers(0, columns + 1, B)
+        assert_close(ring.step(tokens, lengths), rolled.step(tokens, lengths))
+        laps += np.array(heads(ring)) < before
+        before = np.array(heads(ring))
+    assert_alike(ring, rolled)
+    assert laps.min() >= 10
+
+
+@kinds
+def test_greedy_generation_is_the_same_for_both(models, kind):
+    found = [
+        np.stack(list(model.stream().generate(random_tokens(B, 6), 30, temperature=0, lengths=[6, 1, 4]))).tolist()
+        for model in models(kind)
+    ]
+    assert found[0] == found[1]
+
+
+# --- states -------------------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_restore_is_bit_for_bit_wherever_the_head_stands(models, kind, tmp_path):
+    model, _ = models(kind)
+    ring, _ = ring_slots(model.memory_length, model.segment_lengths[0])
+    stream, seen = model.stream(), set()
+    for seed in range(ring + 3):
+        stream.step(random_tokens(B, 1, seed), [1, seed % 2, 1])
+        state = stream.snapshot()
+        seen.add(int(state.head[0]))
+        other = model.stream()
+        other.feed(random_tokens(B, 3 + seed, 100))
+        other.restore(through_a_file(state, tmp_path / "a.state"))
+        assert heads(other) == heads(stream)
+        tokens = random_tokens(B, 9, 200 + seed)
+        expected = stream.feed(tokens)
+        assert same_bits(other.feed(tokens), expected)
+        for name, rows in stream.memory().items():
+            assert same_bits(other.memory()[name], rows)
+        stream.restore(state)
+    assert seen == set(range(ring))
+
+
+def test_a_state_knows_its_heads(models):
+    ring, rolled = (model.stream() for model in models("plain"))
+    for stream in (ring, rolled):
+        stream.feed(random_tokens(B, 9), [9, 4, 0])
+    assert heads(ring) == [9, 4, 0]
+    ring.step(random_tokens(B, 4), [3, 0, 1])
+    assert heads(ring) == [12 - 11, 4, 1]
+    assert ring.snapshot().head.dtype == np.int32
+    assert heads(rolled) == [0, 0, 0]
+    ring.select([1, 0])
+    assert heads(ring) == [4, 1]
+    ring.reset([0])
+    assert heads(ring) == [0, 1]
+
+
+@pytest.mark.parametrize("change", [None, 5, 1_000_003, -4], ids=["no head", "5", "beyond the ring", "negative"])
+def test_the_head_of_a_state_is_no_part_of_the_function(models, tmp_path, change):
+    ring, rolled = (model.stream() for model in models("plain"))
+    for stream in (ring, rolled):
+        stream.feed(random_tokens(B, 9), [9, 4, 0])
+    head = None if change is None else np.array([change, change, change + 1], np.int32)
+    state = replace(ring.snapshot(), head=head)
+    for given_state in (state, through_a_file(state, tmp_path / "a.state")):
+        other = models("plain")[0].stream()
+        other.feed(random_tokens(B, 5, 3))
+        other.restore(given_state)
+        twin = models("plain")[1].stream()
+        twin.restore(rolled.snapshot())
+        for seed in range(8):
+            tokens, lengths = random_tokens(B, 4, seed), [4, seed % 5, 2]
+            assert_close(other.step(tokens, lengths), twin.step(tokens, lengths))
+            assert_alike(other, twin)
+
+
+def test_a_file_without_heads_is_a_state_without_them(models, tmp_path):
+    stream = models("plain")[0].stream()
+    stream.feed(random_tokens(B, 5))
+    with_heads, without = tmp_path / "with", tmp_path / "without"
+    stream.snapshot().save(with_heads)
+    replace(stream.snapshot(), head=None).save(without)
+    with safe_open(with_heads, "numpy") as file:
+        assert "head" in file.keys()  # noqa: SIM118 - no mapping
+    with safe_open(without, "numpy") as file:
+        assert "head" not in file.keys()  # noqa: SIM118 - no mapping
+    assert StreamState.load(with_heads).head.tolist() == [5] * B
+    assert StreamState.load(without).head is None
+
+
+@pytest.mark.parametrize("head", [np.zeros(2, np.int32), np.zeros(B, np.int64), np.zeros((B, 1), np.int32)], ids=repr)
+def test_a_file_whose_heads_do_not_fit_is_refused(models, tmp_path, head):
+    stream = models("plain")[0].stream()
+    replace(stream.snapshot(), head=head).save(tmp_path / "a.state")
+    with pytest.raises(UsageError, match=r"its head is int(32|64) \[.*\], expected int32 \[3\]"):
+        StreamState.load(tmp_path / "a.state")
+
+
+# --- nothing of size M is moved -----------------------------------------------------------------------------------
+
+
+class Noted:
+    """A backend that notes what is bound."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.bound: list[tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def bind(self, program: Any, inputs: Any, outputs: Any) -> Any:
+        self.bound.append((program.name, dict(inputs), dict(outputs)))
+        return self._backend.bind(program, inputs, outputs)
+
+
+@kinds
+def test_each_state_is_one_buffer_bound_as_input_and_output_once_per_program(models, kind, monkeypatch):
+    model, _ = models(kind)
+    noted = Noted(model.backend)
+    monkeypatch.setattr(model, "backend", noted)
+    stream = model.stream()
+    memory = stream._memory
+    assert isinstance(memory, RingMemory)
+    addresses = {name: array.ctypes.data for name, array in memory._tensors.items()}
+    for seed in range(60):
+        stream.feed(random_tokens(B, 1 + seed % 7, seed))
+    stream.restore(stream.snapshot())
+    stream.reset([1])
+    stream.select([2, 0])
+    stream.feed(random_tokens(2, 9))
+    segments = [bound for bound in noted.bound if bound[0].startswith("hidden-ring")]
+    assert sorted(name for name, *_ in segments) == sorted(f"hidden-ring-{length}" for length in model.segment_lengths)
+    for _, inputs, outputs in segments:
+        for state in model.manifest.states_of("ring"):
+            assert inputs[state.input] is outputs[state.output]
+            assert inputs[state.input].ctypes.data == addresses[state.name]
+            assert np.shares_memory(inputs[state.input], memory._all), "all states are views of one array"
+    assert {name: array.ctypes.data for name, array in memory._tensors.items()} == addresses
+
+
+def test_the_engine_works_on_the_bound_arrays_themselves(models):
+    model, _ = models("plain")
+    array = np.zeros((3, 4), np.float32)
+    assert model.backend._value(array).data_ptr() == array.ctypes.data
+
+
+@kinds
+def test_a_step_writes_the_segments_slots_and_no_others(models, kind):
+    model, _ = models(kind)
+    ring, columns = ring_slots(model.memory_length, model.segment_lengths[0])
+    stream, draws, spilled, changed = model.stream(), np.random.default_rng(0), set(), 0
+    for _ in range(60):
+        length = int(draws.choice(model.segment_lengths))
+        lengths = draws.integers(0, length + 1, B)
+        before, stood = stream._memory._all.copy(), np.array(heads(stream))
+        stream.step(draws.integers(0, V, (B, length)), lengths)
+        after = stream._memory._all
+        for row in range(B):
+            written = np.zeros(columns, bool)
+            written[stood[row] : stood[row] + length] = True
+            over = stood[row] + lengths[row] - ring
+            if over >= 0:
+                written[:over] = True
+                spilled.add(int(over))
+            assert same_bits(after[:, row][:, :, ~written], before[:, row][:, :, ~written])
+            changed += not same_bits(after[:, row], before[:, row])
+    assert spilled == set(range(model.segment_lengths[0])), "spilled every number of rows"
+    assert changed > 60
+
+
+def test_streams_have_memories_of_their_own(models):
+    model, _ = models("plain")
+    one, other = model.stream(), model.stream()
+    assert not np.shares_memory(one._memory._all, other._memory._all)
+    taken = one.memory()
+    assert not any(np.shares_memory(rows, one._memory._all) for rows in taken.values())
+
+
+# --- lean loading -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+@pytest.mark.parametrize("kind", ["plain", "adaptive", "zeros"])
+def test_a_lean_model_computes_the_same(models, kind, update):
+    plain = models(kind)[update == "rolled"]
+    lean = load(plain.bundle.path, threads=1, update=update, lean=True)
+    ours, theirs = lean.stream(), plain.stream()
+    draws = np.random.default_rng(0)
+    for _ in range(25):
+        columns = int(draws.integers(1, 9))
+        tokens, lengths = draws.integers(0, V, (B, columns)), draws.integers(0, columns + 1, B)
+        lean.backend.release_pages()  # what comes back is the same
+        assert_close(ours.feed(tokens, lengths), theirs.feed(tokens, lengths))
+        assert_alike(ours, theirs)
+    tokens = random_tokens(B, 12)
+    assert_close(ours.score(tokens), theirs.score(tokens))
+
+
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+def test_the_sessions_of_a_lean_model_share_one_mapping_of_the_weights(models, update, monkeypatch):
+    given: dict[str, set[int]] = {}
+    options = onnxruntime.SessionOptions
+
+    class Options(options):
+        def add_initializer(self, name, value):
+            given.setdefault(name, set()).add(value.data_ptr())
+            super().add_initializer(name, value)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    bundle = models("plain")[0].bundle
+    load(bundle.path, update=update, lean=True)
+    assert all(len(places) == 1 for places in given.values()), "the same place in every session"
+    with safe_open(bundle.path / "weights.safetensors", framework="numpy") as stored:
+        names = set(stored.keys())
+    assert {name for name in names if "query_key_value" in name or "feed_forward.inner.weight" in name} <= set(given)
+    assert set(given) <= names
+
+
+def test_in_a_lean_model_sequences_are_independent_too(models):
+    lean = load(models("adaptive")[0].bundle.path, lean=True)
+    for seed in range(10):
+        tokens = random_tokens(B, 9, seed)
+        others = tokens.copy()
+        others[1:] = random_tokens(B - 1, 9, 100 + seed)
+        first, second = (lean.stream().score(ids)[0] for ids in (tokens, others))
+        assert same_bits(first, second)

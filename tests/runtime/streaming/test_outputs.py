@@ -1,0 +1,316 @@
+"""The softmax apart from the layers: the whole one's numbers, and no more of it computed than is asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import random_state, small_config
+from txl_export.families.transformer_xl.folding import fold
+from txl_export.families.transformer_xl.softmax import SoftmaxHead
+from txl_runtime import Model, load
+from txl_runtime.bundle.tables import Program
+from txl_runtime.streaming import outputs
+from txl_runtime.streaming.loop import Backend
+from txl_runtime.streaming.outputs import SplitOutput, WholeOutput, open_output
+
+B, V = 3, 60
+KINDS: dict[str, dict[str, Any]] = {
+    "one cluster": {},
+    "adaptive": {"cutoffs": (20, 40), "div_val": 2},
+    "adaptive, one projected table": {"cutoffs": (20, 40), "d_embed": 12},
+    # Wide enough for several blocks of the matrix products; two columns of words, as odd as real cutoffs are.
+    "wide": {
+        "vocab_size": 2500,
+        "cutoffs": (777, 1900),
+        "d_model": 288,
+        "d_embed": 288,
+        "embedding_scale": 0.02,
+        "n_head": 4,
+        "n_layer": 1,
+    },
+}
+ROWS = range(1, 71)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def models(make_bundle):
+    """The loaded bundle of a kind."""
+    opened: dict[str, Model] = {}
+
+    def open_kind(kind: str, **options: Any) -> Model:
+        key = repr((kind, options))
+        if key not in opened:
+            unverified = {"verify": False} if kind not in ("one cluster", "adaptive") else {}
+            opened[key] = load(make_bundle(batch_size=B, config=KINDS[kind], **unverified), **options)
+        return opened[key]
+
+    return open_kind
+
+
+@dataclass
+class Counting:
+    """A backend that counts the calls of each program, and the rows they had."""
+
+    backend: Backend
+    calls: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    bound: Counter[str] = field(default_factory=Counter)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def bind(self, program: Program, inputs: Any, outputs: Any) -> Any:
+        call = self.backend.bind(program, inputs, outputs)
+        self.bound[program.name] += 1
+        rows = len(next(iter(inputs.values())))
+
+        def counted() -> None:
+            self.calls[program.name] += 1
+            self.rows[program.name] += rows
+            call()
+
+        return counted
+
+
+def split(model: Model) -> tuple[SplitOutput, Counting]:
+    counting = Counting(model.backend)
+    output = open_output("hidden", model.manifest, counting)
+    assert isinstance(output, SplitOutput)
+    return output, counting
+
+
+def hidden(model: Model, rows: int, seed: int = 0) -> np.ndarray:
+    width = model.manifest.config.d_model
+    return np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
+
+
+def logprobs(output: Any, features: np.ndarray, vocabulary: int) -> np.ndarray:
+    found = np.full((len(features), vocabulary), np.nan, np.float32)
+    output.logprobs(features, found)
+    return found
+
+
+def ids_of(model: Model, cluster: int, count: int, seed: int = 0) -> np.ndarray:
+    """Some words of a cluster, its first and last among them."""
+    first, last = model.manifest.config.clusters[cluster]
+    drawn = np.random.default_rng(seed).integers(first, last, count).astype(np.int32)
+    drawn[0], drawn[-1] = first, last - 1
+    return drawn
+
+
+# --- the numbers --------------------------------------------------------------------------------------------------
+
+
+def test_split_log_probabilities_are_those_of_the_whole_softmax(models, kind):
+    model, config = models(kind), models(kind).manifest.config
+    state = {name: tensor.double() for name, tensor in random_state(small_config(**KINDS[kind])).items()}
+    network = SoftmaxHead(config, model.manifest.dialect, fold(config, state))
+    features = hidden(model, 20)
+    expected = network.logprobs(torch.from_numpy(features).double()).numpy()
+    found = logprobs(split(model)[0], features, model.vocab_size)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-5 if kind == "wide" else 2e-6)
+    np.testing.assert_allclose(np.exp(found.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
+
+
+def test_clusters_are_where_the_vocabulary_has_them(models, kind):
+    model = models(kind)
+    output, _ = split(model)
+    ends = [0, *model.manifest.config.cutoffs, model.vocab_size]
+    assert list(output.clusters) == list(pairwise(ends))
+    features = hidden(model, 5)
+    assert output.head(features).shape == (5, ends[1] + len(output.clusters) - 1)
+    for cluster in range(1, len(output.clusters)):
+        tail = output.tail(features, cluster)
+        assert tail.shape == (5, ends[cluster + 1] - ends[cluster])
+        np.testing.assert_allclose(np.exp(tail.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 4, 7])
+def test_log_probabilities_are_the_same_computed_some_rows_at_a_time(models, kind, at_a_time, monkeypatch):
+    model = models(kind)
+    output, _ = split(model)
+    features = hidden(model, 9)
+    expected = logprobs(output, features, model.vocab_size)
+    monkeypatch.setattr(outputs, "CHUNK", at_a_time * model.vocab_size)
+    assert logprobs(output, features, model.vocab_size).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_log_probabilities_go_where_they_are_wanted(models, kind, strided):
+    model = models(kind)
+    output, _ = split(model)
+    features = hidden(model, 6)
+    expected = logprobs(output, features, model.vocab_size)
+    place = np.full((6, 2, model.vocab_size + 1), np.nan, np.float32)
+    view = place[:, 1, :-1] if strided else place[:, 0][:, :-1]
+    output.logprobs(features[::1], view)
+    assert view.tobytes() == expected.tobytes()
+    assert np.isnan(np.delete(place, 1 if strided else 0, axis=1)).all()
+    assert np.isnan(place[..., -1]).all()
+
+
+def test_nll_is_what_gathering_gives_bit_for_bit(models, kind):
+    model = models(kind)
+    output, _ = split(model)
+    clusters = len(model.manifest.config.clusters)
+    targets = np.concatenate([ids_of(model, cluster, 9) for cluster in range(clusters)])
+    targets = np.random.default_rng(3).permutation(targets)
+    features = hidden(model, len(targets))
+    whole = logprobs(output, features, model.vocab_size)
+    found = output.nll(features, targets)
+    assert found.dtype == np.float32
+    assert found.tobytes() == (-whole[np.arange(len(targets)), targets]).tobytes()
+
+
+def test_nll_is_right_for_every_word_of_the_vocabulary(models):
+    model = models("adaptive")
+    output, _ = split(model)
+    features = np.repeat(hidden(model, 1), V, axis=0)
+    found = output.nll(features, np.arange(V, dtype=np.int32))
+    assert (-found).tobytes() == logprobs(output, features[:1], V)[0].tobytes()
+
+
+def test_whole_output_returns_what_it_is_given(models):
+    model = models("one cluster")
+    output = open_output("logprobs", model.manifest, Counting(model.backend))
+    assert isinstance(output, WholeOutput)
+    given = np.random.default_rng(0).normal(size=(5, V)).astype(np.float32)
+    assert logprobs(output, given, V).tobytes() == given.tobytes()
+    assert output.head(given).tobytes() == given.tobytes()
+    targets = np.array([0, 59, 7, 7, 30], np.int32)
+    assert output.nll(given, targets).tobytes() == (-given[np.arange(5), targets]).tobytes()
+    assert output.clusters == ((0, V),)
+    with pytest.raises(IndexError):
+        output.tail(given, 1)
+
+
+# --- a row does not depend on the others --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 1}, {"lean": True}, {"lean": True, "threads": 1}], ids=str)
+def test_what_a_row_gets_does_not_depend_on_how_many_there_are(models, kind, options):
+    model = models(kind, **options)
+    output, _ = split(model)
+    features = hidden(model, ROWS[-1])
+    parts = [output.head, *(lambda rows, c=c: output.tail(rows, c) for c in range(1, len(output.clusters)))]
+    for number, part in enumerate(parts):
+        whole = part(features).copy()
+        for count in ROWS:
+            assert part(features[:count]).tobytes() == whole[:count].tobytes(), f"part {number}, {count} rows"
+            assert part(features[count - 1 : count]).tobytes() == whole[count - 1].tobytes(), f"part {number}, alone"
+
+
+def test_a_row_of_nan_leaves_the_others_alone(models, kind):
+    model = models(kind)
+    output, _ = split(model)
+    features = hidden(model, 7)
+    expected = logprobs(output, features, model.vocab_size)
+    targets = np.arange(7, dtype=np.int32) * (model.vocab_size // 7)
+    nll = output.nll(features, targets)
+    features[3] = np.nan
+    found = logprobs(output, features, model.vocab_size)
+    well = np.arange(7) != 3
+    assert np.isnan(found[3]).all()
+    assert found[well].tobytes() == expected[well].tobytes()
+    assert output.nll(features, targets)[well].tobytes() == nll[well].tobytes()
+
+
+def test_a_number_of_rows_is_bound_once_while_it_is_in_use(models):
+    model = models("adaptive")
+    output, counting = split(model)
+    features = hidden(model, 40)
+    expected = output.head(features).copy()
+    for _ in range(3):
+        for count in (1, 2, 3, 40):
+            assert output.head(features[:count]).tobytes() == expected[:count].tobytes()
+    assert counting.bound == {"head": 4}
+    for count in (*range(1, 31), *range(30, 0, -1)):  # more than are kept
+        assert output.head(features[:count]).tobytes() == expected[:count].tobytes()
+    assert counting.bound["head"] > 4
+    more = hidden(model, 100, seed=1)  # arrays are made anew
+    assert output.head(more)[:1].tobytes() == output.head(more[:1]).tobytes()
+    assert output.head(features).tobytes() == expected.tobytes()
+
+
+# --- only what is asked for ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clusters", [[0], [1], [2], [0, 2], [1, 2], [0, 1, 2]], ids=str)
+def test_clusters_without_targets_are_not_run(models, clusters):
+    model = models("adaptive")
+    output, counting = split(model)
+    targets = np.concatenate([ids_of(model, cluster, 4 + cluster) for cluster in clusters])
+    output.nll(hidden(model, len(targets)), targets)
+    tails = [cluster for cluster in clusters if cluster]
+    assert counting.calls == {"head": 1} | {f"tail.{c}": 1 for c in tails}
+    assert counting.rows == {"head": len(targets)} | {f"tail.{c}": 4 + c for c in tails}, "rows of their own alone"
+
+
+def test_log_probabilities_run_every_part_once(models):
+    output, counting = split(models("adaptive"))
+    logprobs(output, hidden(models("adaptive"), 9), V)
+    assert counting.calls == {"head": 1, "tail.1": 1, "tail.2": 1}
+    assert set(counting.rows.values()) == {9}
+
+
+@pytest.fixture
+def counted(models, monkeypatch):
+    """A model whose streams count their calls."""
+    model = models("adaptive", threads=1)
+    counting = Counting(model.backend)
+    monkeypatch.setattr(model, "backend", counting)
+    return model, counting
+
+
+@pytest.mark.parametrize("cluster", [0, 1, 2])
+def test_scoring_runs_the_tails_of_its_targets(counted, cluster):
+    model, counting = counted
+    tokens = np.stack([ids_of(model, cluster, 6, seed) for seed in range(B)])
+    model.stream().score(tokens)
+    expected = {"hidden-ring-4": 1, "hidden-ring-1": 1, "head": 2}
+    assert counting.calls == expected | ({f"tail.{cluster}": 2} if cluster else {})
+    assert counting.rows["head"] == 5 * B
+
+
+def test_idle_sequences_and_padding_cost_no_softmax(counted):
+    model, counting = counted
+    model.stream().feed(np.zeros((B, 9), int), [9, 0, 2])
+    assert counting.calls["hidden-ring-4"] == 2
+    assert counting.calls["hidden-ring-1"] == 1
+    assert counting.rows["head"] == counting.rows["tail.1"] == counting.rows["tail.2"] == 9 + 2
+
+
+def test_generating_runs_the_softmax_for_drawn_tokens_alone(counted):
+    model, counting = counted
+    stream = model.stream()
+    tokens = list(stream.generate(np.ones((B, 11), int), 8, temperature=0))
+    assert len(tokens) == 8
+    assert stream.draws.tokens == 8 * B
+    assert counting.calls["head"] == 8, "the prompt needs none"
+    tails = counting.calls["tail.1"] + counting.calls["tail.2"]
+    assert tails == stream.draws.tails < 2 * 8 * B
+
+
+def test_a_stream_counts_the_draws_of_all_it_generates(counted):
+    model, counting = counted
+    stream = model.stream(1)
+    for seed in range(3):
+        list(stream.generate(np.ones(2, int), 5, seed=seed))
+    assert stream.draws.tokens == 15
+    assert stream.draws.tails <= 15, "one at most per draw at temperature 1"
+    before = stream.draws.tails
+    list(stream.generate(np.ones(2, int), 4, temperature=2.0, seed=3))
+    assert stream.draws.tokens == 19
+    assert before <= stream.draws.tails <= before + 2 * 4
+    assert stream.draws.tails == counting.calls["tail.1"] + counting.calls["tail.2"] > 0

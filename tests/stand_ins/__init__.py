@@ -1,0 +1,1 @@
+"""What stands in for devices and libraries that are not on every machine."""

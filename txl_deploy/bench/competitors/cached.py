@@ -1,0 +1,214 @@
+"""Eager PyTorch with K/V memory: the best that plain PyTorch does with the same weights, and torch.compile of it.
+
+The same savings as in a bundle: keys and values are kept instead of projected again, W_r·R is computed once per length,
+the scale is folded into W_q, u and v. Eager, new rows are written behind the old ones in a buffer with room for M more,
+so that nothing of size M is copied but once in M tokens. Attention is `scaled_dot_product_attention` with the relative
+scores as its mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from txl_deploy.bench.competitors.hidden import shift
+from txl_deploy.bench.competitors.parts import Eager, Parts
+
+__all__ = ["CompiledKeyValue", "KeyValue"]
+
+Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Layer, its new keys and values [B, H, L, d_head] → those of memory and segment."""
+Place = Callable[[Tensor], Tensor]
+"""Scores with a column per distance, [B, H, L, distances] → with a column per key, what may not be seen at -inf."""
+
+
+class KeyValue(Eager):
+    """K/V memory in plain eager PyTorch."""
+
+    name = "torch-kv"
+    description = "eager PyTorch, K/V memory, W_r·R folded, nothing of size M copied"
+
+    def __init__(self, parts: Parts, batch_size: int, name: str = "torch-kv") -> None:
+        self.name = name
+        if parts.dtype != torch.float32:
+            self.description = f"{type(self).description}, {str(parts.dtype).removeprefix('torch.')}"
+        state, scale, bias = parts.state, parts.config.d_head**-0.5, parts.config.attention_bias
+        factors = (("query", scale), ("key", 1.0), ("value", 1.0))
+        self.joined, self.joined_bias, self.content, self.position = [], [], [], []
+        for attention in parts.attention:
+            weights = torch.cat([state[f"{attention}.{part}.weight"] * factor for part, factor in factors])
+            biases = [state[f"{attention}.{part}.bias"] * factor for part, factor in factors] if bias else None
+            self.joined.append(weights)
+            self.joined_bias.append(torch.cat(biases) if biases else None)
+            self.content.append((state[f"{attention}.content_bias"] * scale)[:, None])  # [H, 1, d_head]
+            self.position.append((state[f"{attention}.position_bias"] * scale)[:, None])
+        self._tables: dict[int, list[Tensor]] = {}
+        self._masks: dict[tuple[int, int], Tensor | None] = {}
+        super().__init__(parts, batch_size)
+
+    def reset(self) -> None:
+        """See `Eager`."""
+        c, m = self.parts.config, self.parts.memory_length
+        self._room = 2 * m + 1
+        shape = (self.batch_size, c.n_head, self._room, c.d_head)
+        self._buffers = [(self._zeros(shape), self._zeros(shape)) for _ in range(c.n_layer)]
+        self.rows = self._end = 0
+        if self.parts.dialect.memory_start == "zeros":
+            self._remember_zeros()
+
+    def segment(self, tokens: Tensor) -> Tensor:
+        """See `Eager`."""
+        length = tokens.shape[1]
+        if self._end + length > self._room:
+            self._make_room(length)
+        mask = self._mask(length, self.rows)
+
+        def place(scores: Tensor) -> Tensor:
+            shifted = shift(scores) if length > 1 else scores
+            return shifted if mask is None else shifted + mask
+
+        hidden = self.run(tokens, self._table(self.rows + length), self._join, place)
+        self._end += length
+        self.rows = min(self.rows + length, self.parts.memory_length)
+        return hidden
+
+    def step_bytes(self, length: int) -> int:
+        """See `Eager`."""
+        c, m = self.parts.config, self.parts.memory_length
+        rows = c.n_layer * (2 * self.batch_size * m + m + length) * c.n_head * c.d_head  # keys, values, positions
+        return self.parts.read_bytes(".position.weight", ".position.bias") + rows * self.parts.dtype.itemsize
+
+    def run(self, tokens: Tensor, tables: list[Tensor], join: Join, place: Place) -> Tensor:
+        """All layers over a segment [B, T], with the positions [H, d_head, distances] of each: [B, T, D]."""
+        parts = self.parts
+        hidden = parts.embed(tokens)
+        for i, name in enumerate(parts.attention):
+            source = parts.norm(f"{name}.norm", hidden) if parts.config.pre_lnorm else hidden
+            joined = F.linear(source, self.joined[i], self.joined_bias[i])
+            query, key, value = joined.view(*tokens.shape, 3, *parts.heads).permute(2, 0, 3, 1, 4).unbind(0)
+            keys, values = join(i, key, value)
+            scores = place((query + self.position[i]) @ tables[i])  # [B, H, L, K]
+            mixed = F.scaled_dot_product_attention(query + self.content[i], keys, values, scores, scale=1.0)
+            attended = parts.linear(f"{name}.output", mixed.transpose(1, 2).flatten(2))
+            hidden = parts.feed_forward(i, hidden, attended)
+        return parts.final(hidden)
+
+    def memory(self) -> list[Tensor]:
+        """Keys and values in turns, contiguous [B, H, rows, d_head]."""
+        rows = slice(self._end - self.rows, self._end)
+        return [buffer[:, :, rows].contiguous() for pair in self._buffers for buffer in pair]
+
+    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, dtype=self.parts.dtype)
+
+    def _join(self, i: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        first, last = self._end - self.rows, self._end + key.shape[2]
+        joined = []
+        for buffer, new in zip(self._buffers[i], (key, value), strict=True):
+            buffer[:, :, self._end : last] = new
+            joined.append(buffer[:, :, first:last])
+        return joined[0], joined[1]
+
+    def _make_room(self, length: int) -> None:
+        """Move the memory's rows to the front; into larger buffers where a segment is longer than the room."""
+        kept = self.memory()
+        self._room = max(self._room, 2 * self.parts.memory_length + length)
+        if self._buffers[0][0].shape[2] < self._room:
+            c = self.parts.config
+            shape = (self.batch_size, c.n_head, self._room, c.d_head)
+            self._buffers = [(self._zeros(shape), self._zeros(shape)) for _ in self._buffers]
+        for buffer, rows in zip((buffer for pair in self._buffers for buffer in pair), kept, strict=True):
+            buffer[:, :, : self.rows] = rows
+        self._end = self.rows
+
+    def _remember_zeros(self) -> None:
+        """M rows of zeros, as layers project them: not zero under pre-norm or with biases."""
+        parts = self.parts
+        zeros = torch.zeros(1, 1, parts.config.d_model, dtype=parts.dtype)
+        for i, name in enumerate(parts.attention):
+            source = parts.norm(f"{name}.norm", zeros) if parts.config.pre_lnorm else zeros
+            joined = F.linear(source, self.joined[i], self.joined_bias[i])
+            _, key, value = joined.view(3, *parts.heads, 1).transpose(2, 3).unbind(0)  # [H, 1, d_head]
+            for buffer, row in zip(self._buffers[i], (key, value), strict=True):
+                buffer[:, :, : parts.memory_length] = row
+        self.rows = self._end = parts.memory_length
+
+    def _table(self, rows: int) -> list[Tensor]:
+        """W_r·R of distances rows-1 … 0 per layer, [H, d_head, rows]."""
+        if rows not in self._tables:
+            if len(self._tables) > 4:  # lengths of a memory that is still filling are met once
+                self._tables.clear()
+            positions, heads = self.parts.positions(rows), self.parts.heads
+            projected = (self.parts.linear(f"{name}.position", positions) for name in self.parts.attention)
+            self._tables[rows] = [x.view(rows, *heads).permute(1, 2, 0).contiguous() for x in projected]
+        return self._tables[rows]
+
+    def _mask(self, length: int, rows: int) -> Tensor | None:
+        """What to add to scores [L, K]; None where everything may be seen."""
+        if (length, rows) not in self._masks:
+            if len(self._masks) > 4:
+                self._masks.clear()
+            unseen = self.parts.unseen(length, rows)
+            mask = torch.zeros(unseen.shape, dtype=self.parts.dtype).masked_fill(unseen, float("-inf"))
+            self._masks[length, rows] = mask if bool(unseen.any()) else None
+        return self._masks[length, rows]
+
+
+class CompiledKeyValue(KeyValue):
+    """torch.compile of the same layers with a static cache: a ring written in place, shapes that never change.
+
+    Eager until the memory is full, so that one graph per segment length is compiled and no more.
+    """
+
+    name = "torch-compile"
+    description = "torch.compile (inductor), K/V memory in a static ring, W_r·R folded"
+
+    def __init__(self, parts: Parts, batch_size: int, longest: int) -> None:
+        self._compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(self._in_ring, dynamic=False)
+        self._longest = longest
+        self._by_distance: dict[int, list[Tensor]] = {}
+        super().__init__(parts, batch_size, "torch-compile")
+
+    def reset(self) -> None:
+        """See `Eager`."""
+        super().reset()
+        self._ring: list[Tensor] = []
+        self._head = torch.zeros((), dtype=torch.int64)
+
+    def segment(self, tokens: Tensor) -> Tensor:
+        """See `Eager`."""
+        length, m = tokens.shape[1], self.parts.memory_length
+        if self.rows < m or not m or length > self._longest:
+            return super().segment(tokens)
+        if not self._ring:
+            pad = (0, 0, 0, self._longest)
+            self._ring = [F.pad(rows, pad) for rows in self.memory()]  # [B, H, M + longest, d_head]
+            self._head = self._head + m
+        if length not in self._by_distance:
+            self._by_distance[length] = [table.flip(2).contiguous() for table in self._table(m + length)]
+        hidden = self._compiled(tokens, self._head)
+        self._head = (self._head + length) % (m + self._longest)
+        return hidden
+
+    def _in_ring(self, tokens: Tensor, head: Tensor) -> Tensor:
+        length, m, window = tokens.shape[1], self.parts.memory_length, self.parts.dialect.window
+        size = m + self._longest
+        behind = (torch.arange(size) - head) % size  # slots after the first that is written now
+        row = torch.where(behind < length, behind, behind - size)  # counted from the segment's first
+        distance = torch.arange(length)[:, None] - row  # [L, size]
+        visible = (distance >= 0) & (row >= -m)
+        if window is not None:
+            visible &= distance < window
+        index, slots = distance.clamp(0, m + length - 1), (head + torch.arange(length)) % size
+
+        def join(i: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            keys, values = self._ring[2 * i], self._ring[2 * i + 1]
+            return keys.index_copy_(2, slots, key), values.index_copy_(2, slots, value)
+
+        def place(scores: Tensor) -> Tensor:
+            return scores.gather(3, index.expand(*scores.shape[:3], -1)).masked_fill(~visible, float("-inf"))
+
+        return self.run(tokens, self._by_distance[length], join, place)

@@ -1,0 +1,222 @@
+"""What every PyTorch competitor has in common: parameters, embedding, feed-forward layer, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from txl_export.families.transformer_xl.reference import activate
+from txl_export.families.transformer_xl.weights import layer_name
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.errors import UsageError
+
+__all__ = ["Eager", "Parts"]
+
+
+class Parts:
+    """Canonical parameters in one dtype, and the layers that all forms of the model compute alike.
+
+    Args:
+        config, dialect: the model; attn_type 0 only.
+        memory_length: M.
+        state: canonical parameters (`weights`).
+        dtype: of parameters and activations; log-probabilities are float32.
+
+    Raises:
+        UsageError: the model has another kind of attention.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dialect: Dialect,
+        memory_length: int,
+        state: Mapping[str, Tensor],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if config.attn_type != 0 or dialect.segment_window:
+            found = "a window of the segment" if dialect.segment_window else f"attn_type {config.attn_type}"
+            raise UsageError(
+                f"the PyTorch competitors compute attn_type 0, the bundle has {found}; "
+                "give --against onnx-hidden, or none"
+            )
+        self.config, self.dialect, self.memory_length, self.dtype = config, dialect, memory_length, dtype
+        self.heads = (config.n_head, config.d_head)
+        self.attention = [f"{layer_name(i)}.attention" for i in range(config.n_layer)]
+        self.state = {name: tensor.to(dtype) for name, tensor in state.items()}
+        self.frequencies = 1 / (10000 ** (torch.arange(0.0, config.d_model, 2.0) / config.d_model))
+
+    def positions(self, rows: int) -> Tensor:
+        """Sinusoids of distances rows-1 … 0, clamped: [rows, D]; sines first."""
+        distances = torch.arange(rows - 1, -1, -1.0)
+        if self.dialect.clamp_length is not None:
+            distances.clamp_(max=self.dialect.clamp_length)
+        angles = distances[:, None] * self.frequencies
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.dtype)
+
+    def unseen(self, length: int, remembered: int) -> Tensor:
+        """Which keys a query may not see: bool [L, remembered + L]."""
+        ones = torch.ones(length, remembered + length, dtype=torch.bool)
+        unseen = ones.triu(remembered + 1)
+        if self.dialect.window is not None:
+            unseen |= ones.tril(remembered - self.dialect.window)
+        return unseen
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [...] → [..., D]."""
+        c = self.config
+        if c.div_val == 1:
+            rows = F.embedding(tokens, self.state["embedding.tables.0"])
+            projection = self.state.get("embedding.projections.0")
+            return (rows if projection is None else F.linear(rows, projection)) * c.embedding_scale
+        flat = tokens.flatten()
+        embedded = torch.zeros(len(flat), c.d_model, dtype=self.dtype)
+        for cluster, (first, last) in enumerate(c.clusters):
+            index = ((flat >= first) & (flat < last)).nonzero().flatten()
+            if len(index):
+                rows = F.embedding(flat[index] - first, self.state[f"embedding.tables.{cluster}"])
+                embedded.index_copy_(0, index, F.linear(rows, self.state[f"embedding.projections.{cluster}"]))
+        return embedded.view(*tokens.shape, -1) * c.embedding_scale
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """A projection by name, with its bias if it has one."""
+        return F.linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """A layer norm by name."""
+        weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
+        return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
+
+    def feed_forward(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The rest of layer i: residual, norms and the feed-forward layer, over [..., D]."""
+        name = f"{layer_name(i)}.feed_forward"
+        if self.config.pre_lnorm:
+            hidden = hidden + attended
+            inner = activate(self.config, self.linear(f"{name}.inner", self.norm(f"{name}.norm", hidden)))
+            return hidden + self.linear(f"{name}.outer", inner)
+        hidden = self.norm(f"{self.attention[i]}.norm", hidden + attended)
+        inner = activate(self.config, self.linear(f"{name}.inner", hidden))
+        return self.norm(f"{name}.norm", hidden + self.linear(f"{name}.outer", inner))
+
+    def final(self, hidden: Tensor) -> Tensor:
+        """The last norm, where the model has one."""
+        return self.norm("final_norm", hidden) if self.config.final_norm else hidden
+
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """[N, D] → log-probabilities of the whole vocabulary, float32 [N, V]."""
+        head = self._head(hidden)
+        clusters = self.config.clusters
+        if len(clusters) == 1:
+            return head
+        first = self.config.cutoffs[0]
+        tails = [
+            head[:, first + c - 1, None] + self._logits(c, hidden).log_softmax(dim=-1) for c in range(1, len(clusters))
+        ]
+        return torch.cat([head[:, :first], *tails], dim=-1)
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """[N, D] and token ids [N] → nats, float32 [N]; a tail is computed for the rows that need it, as released."""
+        head = self._head(hidden)
+        clusters = self.config.clusters
+        if len(clusters) == 1:
+            return -head.gather(1, targets[:, None])[:, 0]
+        result, first = torch.empty(len(targets)), self.config.cutoffs[0]
+        for cluster, (low, high) in enumerate(clusters):
+            index = ((targets >= low) & (targets < high)).nonzero().flatten()
+            if not len(index):
+                continue
+            rows, inside = head[index], (targets[index] - low)[:, None]
+            if cluster == 0:
+                found = rows.gather(1, inside)[:, 0]
+            else:
+                tail = self._logits(cluster, hidden[index]).log_softmax(dim=-1)
+                found = rows[:, first + cluster - 1] + tail.gather(1, inside)[:, 0]
+            result.index_copy_(0, index, -found)
+        return result
+
+    def read_bytes(self, *unread: str) -> int:
+        """Bytes of the parameters that one token's step reads; names that contain one of `unread` are not."""
+        tied = not any(name.startswith("softmax.tables.") for name in self.state)
+        skipped = unread if tied else (*unread, "embedding.tables.")
+        read = (t for name, t in self.state.items() if not any(part in name for part in skipped))
+        return sum(tensor.numel() * tensor.element_size() for tensor in read)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        logits = self._logits(0, hidden)
+        if len(self.config.clusters) > 1:
+            clusters = self.linear("softmax.cluster", self._softmax_input(0, hidden)).float()
+            logits = torch.cat([logits, clusters], dim=-1)
+        return logits.log_softmax(dim=-1)
+
+    def _logits(self, cluster: int, hidden: Tensor) -> Tensor:
+        table = self.state.get(f"softmax.tables.{cluster}")
+        if table is None and self.config.div_val == 1:
+            first, last = self.config.clusters[cluster]
+            table = self.state["embedding.tables.0"][first:last]
+        elif table is None:
+            table = self.state[f"embedding.tables.{cluster}"]
+        bias = self.state.get(f"softmax.biases.{cluster}")
+        return F.linear(self._softmax_input(cluster, hidden), table, bias).float()
+
+    def _softmax_input(self, cluster: int, hidden: Tensor) -> Tensor:
+        tied = f"embedding.projections.{0 if self.config.div_val == 1 else cluster}"
+        projection = self.state.get(f"softmax.projections.{cluster}", self.state.get(tied))
+        return hidden if projection is None else hidden @ projection
+
+
+class Eager:
+    """A PyTorch competitor: arrays in, arrays out, one segment at a time.
+
+    A form of the model gives `segment`: token ids int64 [B, T] → hidden states [B, T, D], memory carried along.
+    """
+
+    name = "torch"
+    description = ""
+
+    def __init__(self, parts: Parts, batch_size: int) -> None:
+        self.parts, self.batch_size = parts, batch_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Start with the memory of streams that have seen nothing."""
+        raise NotImplementedError
+
+    def segment(self, tokens: Tensor) -> Tensor:
+        """One segment, [B, T] → [B, T, D]."""
+        raise NotImplementedError
+
+    def step_bytes(self, length: int) -> int:
+        """Bytes that one segment has to read at least, memory full."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """int32 [B, T] → float32 [B, T, V]."""
+        hidden = self.segment(_ids(tokens))
+        return _array(self.parts.log_probabilities(hidden.flatten(0, 1)).view(*tokens.shape, -1))
+
+    @torch.inference_mode()
+    def next_token(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """int32 [B, T] → the most likely token after it, int32 [B]; the softmax runs for the last position only."""
+        hidden = self.segment(_ids(tokens))
+        return _array(self.parts.log_probabilities(hidden[:, -1]).argmax(dim=-1).int())
+
+    @torch.inference_mode()
+    def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        """int32 [B, T] → nats of tokens[:, 1:], float32 [B, T-1]."""
+        ids = _ids(tokens)
+        hidden = self.segment(ids[:, :-1])
+        return _array(self.parts.nll(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1))
+
+
+def _ids(tokens: NDArray[np.int32]) -> Tensor:
+    return torch.from_numpy(tokens).long()
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.numpy()

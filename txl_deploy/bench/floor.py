@@ -1,0 +1,157 @@
+"""What a step has to read, and how fast this machine reads: together the shortest time a step can take.
+
+A step of one token multiplies every weight with one vector, so it takes at least as long as reading its bytes once:
+weights, keys and values, and the table of relative positions. Caches can beat this floor where a model is small.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import STATE_DTYPES
+from txl_runtime.errors import BundleError
+
+__all__ = ["Bandwidth", "Bytes", "bytes_of_step", "position_rows"]
+
+BITS = {
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F4": 4,
+}
+PASSES_SECONDS = 0.15
+ARRAY_BYTES = 512 * 2**20
+
+
+class Bytes(Struct, frozen=True, kw_only=True):
+    """Bytes that one step of L tokens has to read at least, all sequences together.
+
+    Attributes:
+        weights: of the layers and the softmax, each once, as stored in the weight file.
+        embedding: the tokens' own rows.
+        memory: M rows of keys and values, or of hidden states, per layer and sequence.
+        positions: relative positions, one table per layer, up to the clamp or the window.
+    """
+
+    weights: int
+    embedding: int
+    memory: int
+    positions: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.embedding + self.memory + self.positions
+
+
+def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
+    """The floor of one segment with full memory, from the manifest and the sizes in the weight file's header.
+
+    With an adaptive softmax it is that of the full distribution; `generate` may read less.
+    """
+    m = bundle.manifest
+    c, stored = m.config, _stored_bytes(bundle.file(m.weights))
+    item = 4 if not m.states or m.states[0].dtype == "float32" else 2
+    width = 2 * c.n_head * c.d_head if m.memory == "kv" else c.d_model
+    memory = m.batch_size * c.n_layer * m.memory_length * width * item
+    untied = {name.split(".")[2] for name in stored if name.startswith("softmax.tables.")}
+    weights = embedding = 0
+    for name, size in stored.items():
+        if name.startswith("initial.") or ".table." in name or name.endswith(".positions"):
+            continue  # rows a memory starts with; positions are counted by what a query can reach
+        if ".attention.position.weight" in name or ".attention.position.bias" in name or ".distance." in name:
+            continue  # folded into the tables
+        matrix, _, part = name.rpartition(".")
+        if part in ("columns", "column_scale") and f"{matrix}.int8" in stored:
+            continue  # the same matrix once more, for segments
+        if name.startswith("embedding.tables."):
+            cluster = name.split(".")[2]
+            tied = len(untied) < len(c.clusters) if c.div_val == 1 else cluster not in untied
+            weights += size if tied else 0
+            embedding += 0 if tied else m.batch_size * length * c.cluster_width(int(cluster)) * 4
+        else:
+            weights += size
+    return Bytes(weights=weights, embedding=embedding, memory=memory, positions=_position_bytes(m, length))
+
+
+def position_rows(manifest: Manifest, length: int) -> int:
+    """How many distances a segment's queries tell apart."""
+    rows = manifest.memory_length + length
+    if manifest.dialect.window is not None:
+        rows = min(rows, manifest.dialect.window)
+    if manifest.dialect.clamp_length is not None:
+        rows = min(rows, manifest.dialect.clamp_length + 1)
+    return rows
+
+
+def _position_bytes(m: Manifest, length: int) -> int:
+    c, rows = m.config, position_rows(m, length)
+    item = 2 if m.precision in STATE_DTYPES else 4
+    if c.attn_type in (0, 1):
+        return item * c.n_layer * rows * c.n_head * c.d_head
+    return item * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)
+
+
+def _stored_bytes(path: Path) -> dict[str, int]:
+    """Name and size of every tensor, from the header alone: reading it maps no weights into this process."""
+    try:
+        with path.open("rb") as file:
+            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        return {name: int(np.prod(entry["shape"])) * BITS[entry["dtype"]] // 8 for name, entry in tensors.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path}: {error}; expected the bundle's weights; export the model again") from None
+
+
+class Bandwidth:
+    """How fast the machine reads memory: threads that each reduce their part of one large array with bitwise or.
+
+    numpy's reduction is one vector instruction per load and holds no lock; the array is far larger than a cache.
+    """
+
+    method = "numpy bitwise_or.reduce over 512 MB of int64, one part per thread, best pass"
+
+    def __init__(self, threads: int) -> None:
+        self._parts: list[NDArray[np.int64]] = np.array_split(np.ones(ARRAY_BYTES // 8, np.int64), threads)
+        self.measured: list[float] = []
+
+    def measure(self) -> None:
+        """One measurement, kept as GB/s."""
+        size = sum(part.nbytes for part in self._parts)
+        until, best = time.perf_counter() + PASSES_SECONDS, 0.0
+        while time.perf_counter() < until or not best:
+            best = max(best, size / self._pass() / 1e9)
+        self.measured.append(best)
+
+    @property
+    def gb_per_second(self) -> float | None:
+        """The median of all measurements; None before the first."""
+        return float(np.median(self.measured)) if self.measured else None
+
+    def _pass(self) -> float:
+        others = [threading.Thread(target=np.bitwise_or.reduce, args=(part,)) for part in self._parts[1:]]
+        started = time.perf_counter()
+        for thread in others:
+            thread.start()
+        np.bitwise_or.reduce(self._parts[0])
+        for thread in others:
+            thread.join()
+        return time.perf_counter() - started

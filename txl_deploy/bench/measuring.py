@@ -1,0 +1,326 @@
+"""The whole measurement of a bundle, and of others beside it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.model import Model
+
+from txl_deploy.bench import timing
+from txl_deploy.bench.competitor import Agreement, BundleCompetitor, Competitor, Overhead, agree, fill, overhead
+from txl_deploy.bench.floor import Bandwidth, Bytes, bytes_of_step
+from txl_deploy.bench.processes import LoadTime, Memory, measure_load, measure_memory
+from txl_deploy.bench.timing import Percentiles, Work, interleave, random_tokens
+
+__all__ = ["BUNDLE", "Conditions", "Listener", "Machine", "Report", "Row", "Task", "bench", "tasks_of", "time_tasks"]
+
+BUNDLE = "bundle"
+"""The name of the bundle among its competitors."""
+
+ROUNDS = 5
+SHORTEST, LONGEST = 0.01, 600.0
+TOKENS = 16
+"""Different segments that calls go through."""
+
+
+class Listener(Protocol):
+    """Hears of stages and progress, as the command line's display does."""
+
+    def stage(self, title: str, total: int | None = None) -> None:
+        """A new stage begins."""
+
+    def advance(self, steps: int = 1) -> None:
+        """Some steps of it are done."""
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """A kind of work: what is asked for after each segment of `segment_length` tokens.
+
+    decode: the log-probabilities after one token. prefill: the most likely next token after a segment, nothing else.
+    score: the nats of every token of a segment.
+    """
+
+    kind: str
+    segment_length: int
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One competitor at one task.
+
+    Attributes:
+        ms: of single calls.
+        rounds: the median of each round, ms.
+        tokens_per_second: of all sequences together, at the median.
+        ratio: this median over the bundle's: how many times faster the bundle is.
+        bytes_per_token: what has to be read at least, per token of a call.
+        gb_per_second: those bytes over the median time.
+        of_bandwidth: gb_per_second over what the machine was measured to read in the same run.
+        restless, foreign: see `txl_deploy.bench.timing.Timed`.
+    """
+
+    task: str
+    segment_length: int
+    competitor: str
+    description: str
+    ms: Percentiles
+    rounds: tuple[float, ...]
+    tokens_per_second: float
+    ratio: float
+    bytes_per_token: float
+    gb_per_second: float
+    of_bandwidth: float | None
+    restless: int
+    foreign: float | None
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """Where it was measured."""
+
+    cpu: str
+    cores: int
+    system: str
+    read_gb_per_second: float | None
+    read_measurements: tuple[float, ...]
+    read_method: str
+    versions: dict[str, str]
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """How it was measured."""
+
+    threads: int
+    batch_size: int
+    memory_length: int
+    memory_rows: tuple[int, ...]
+    rounds: int
+    slice_seconds: float
+    warm_up_calls: int
+    rest: str
+    tokens: str = "uniformly random ids"
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Everything `bench` found; None for what was not measured."""
+
+    model_id: str
+    precision: str
+    memory_form: str
+    machine: Machine
+    conditions: Conditions
+    rows: tuple[Row, ...]
+    floor: dict[str, Bytes]
+    agreement: dict[str, Agreement]
+    left_out: dict[str, str]
+    overhead: Overhead | None
+    load: LoadTime | None
+    memory: Memory | None
+
+    def row(self, task: str, competitor: str = BUNDLE) -> Row | None:
+        """The row of that task and competitor, if there is one."""
+        return next((row for row in self.rows if (row.task, row.competitor) == (task, competitor)), None)
+
+
+class _Silent:
+    def stage(self, title: str, total: int | None = None) -> None:
+        """Say nothing."""
+
+    def advance(self, steps: int = 1) -> None:
+        """Say nothing."""
+
+
+def tasks_of(model: Model) -> tuple[Task, ...]:
+    """Decode with L = 1, prefill and scoring with the longest segments."""
+    longest = model.segment_lengths[0]
+    long = (Task(kind="prefill", segment_length=longest),) if longest > 1 else ()
+    return (Task(kind="decode", segment_length=1), *long, Task(kind="score", segment_length=longest))
+
+
+def bench(
+    model: Model,
+    competitors: Mapping[str, Callable[[], tuple[Competitor, str]]] | None = None,
+    *,
+    threads: int,
+    seconds: float = 2.0,
+    rounds: int = ROUNDS,
+    left_out: Mapping[str, str] | None = None,
+    processes: bool = True,
+    listener: Listener | None = None,
+) -> Report:
+    """Measure a bundle and its competitors.
+
+    Args:
+        model: the bundle, opened with `threads`.
+        competitors: by name, each made when its turn to be checked comes: the competitor and its precision.
+        threads: of every competitor and of the memory measurement.
+        seconds: of timing per competitor and task, over all rounds.
+        rounds: turns of every competitor.
+        left_out: competitors that cannot run here, and why; for the report.
+        processes: measure load time and memory too, in processes of their own.
+        listener: hears of stages and progress.
+
+    Raises:
+        UsageError: seconds or rounds out of range.
+        CheckError: a competitor computes something else than the bundle.
+    """
+    heard = listener or _Silent()
+    if not SHORTEST <= seconds <= LONGEST:
+        raise UsageError(f"--seconds is {seconds:g}, expected {SHORTEST:g} … {LONGEST:g} per competitor and task")
+    if rounds < 1:
+        raise UsageError(f"rounds is {rounds}, expected at least 1")
+    load = memory = None
+    if processes:
+        heard.stage("load in fresh processes")
+        load = measure_load(model.bundle.path, threads)
+        heard.stage("memory of a fresh process")
+        memory = measure_memory(model.bundle.path, threads)
+
+    ours = BundleCompetitor(BUNDLE, model)
+    others: list[Competitor] = []
+    agreement: dict[str, Agreement] = {}
+    heard.stage("check that competitors agree", len(competitors or {}))
+    for name, make in (competitors or {}).items():
+        other, precision = make()
+        agreement[name] = agree(ours, other, model, precision)
+        others.append(other)
+        heard.advance()
+
+    bandwidth, tasks = Bandwidth(threads), tasks_of(model)
+    if not others:
+        fill(ours, model)  # else the comparison has filled every memory
+    rows = time_tasks(model, [ours, *others], tasks, bandwidth, seconds, rounds, heard)
+    heard.stage("cost of Python")
+    timing.come_to_rest()
+    python = overhead(model)
+    m = model.manifest
+    return Report(
+        model_id=m.model_id,
+        precision=m.precision,
+        memory_form=m.memory,
+        machine=_machine(bandwidth, others),
+        conditions=Conditions(
+            threads=threads,
+            batch_size=m.batch_size,
+            memory_length=m.memory_length,
+            memory_rows=tuple(ours.stream.fill.tolist()),
+            rounds=rounds,
+            slice_seconds=seconds / rounds,
+            warm_up_calls=timing.WARM_UP_CALLS,
+            rest=f"before every slice, until all threads together use less than {timing.AT_REST:.0%} of a core",
+        ),
+        rows=rows,
+        floor={task.kind: bytes_of_step(model.bundle, task.segment_length) for task in tasks},
+        agreement=agreement,
+        left_out=dict(left_out or {}),
+        overhead=python,
+        load=load,
+        memory=memory,
+    )
+
+
+def time_tasks(
+    model: Model,
+    competitors: list[Competitor],
+    tasks: tuple[Task, ...],
+    bandwidth: Bandwidth | None,
+    seconds: float,
+    rounds: int,
+    heard: Listener | None = None,
+) -> tuple[Row, ...]:
+    """Time every task in turns.
+
+    Args:
+        model: the bundle that says what the tasks are.
+        competitors: with full memories; the first is the one that the others are compared with.
+        tasks: one after the other.
+        bandwidth: measured once per round; rows have no share of it without.
+        seconds, rounds, heard: see `bench`.
+    """
+    listener = heard or _Silent()
+    rows: list[Row] = []
+    for task in tasks:
+        listener.stage(f"time {task.kind}, L {task.segment_length}", rounds * len(competitors))
+        works = {other.name: _work(other, task, model) for other in competitors}
+        timed = interleave(
+            works,
+            rounds=rounds,
+            slice_seconds=seconds / rounds,
+            between=bandwidth.measure if bandwidth else None,
+            advance=listener.advance,
+        )
+        ours = timed[competitors[0].name].times.p50
+        for other in competitors:
+            found = timed[other.name]
+            size, tokens = other.step_bytes(task.segment_length), task.segment_length * model.batch_size
+            reached = size / found.times.p50 / 1e6
+            machine = bandwidth.gb_per_second if bandwidth else None
+            rows.append(
+                Row(
+                    task=task.kind,
+                    segment_length=task.segment_length,
+                    competitor=other.name,
+                    description=other.description,
+                    ms=found.times,
+                    rounds=found.rounds,
+                    tokens_per_second=tokens / found.times.p50 * 1e3,
+                    ratio=found.times.p50 / ours,
+                    bytes_per_token=size / tokens,
+                    gb_per_second=reached,
+                    of_bandwidth=reached / machine if machine else None,
+                    restless=found.restless,
+                    foreign=found.foreign,
+                )
+            )
+    return tuple(rows)
+
+
+def _work(competitor: Competitor, task: Task, model: Model) -> Work:
+    """One call of a task; consecutive calls take consecutive segments."""
+    longer = task.kind == "score"
+    shape = (TOKENS, model.batch_size, task.segment_length + longer)
+    tokens: NDArray[np.int32] = random_tokens(model.vocab_size, shape, seed=1)
+    if task.kind == "decode":
+        return lambda index: competitor.logprobs(tokens[index % TOKENS])
+    if task.kind == "prefill":
+        return lambda index: competitor.next_token(tokens[index % TOKENS])
+    if task.kind == "score":
+        return lambda index: competitor.score(tokens[index % TOKENS])
+    raise CheckError(f"task {task.kind!r} is unknown, expected decode, prefill or score")
+
+
+def _machine(bandwidth: Bandwidth, others: list[Competitor]) -> Machine:
+    packages = ["txl-deploy", "onnxruntime", "numpy"]
+    if any(other.name.startswith("torch") for other in others):
+        packages.append("torch")
+    return Machine(
+        cpu=_cpu(),
+        cores=timing.available_cores(),
+        system=f"{platform.system()} {platform.machine()}",
+        read_gb_per_second=bandwidth.gb_per_second,
+        read_measurements=tuple(bandwidth.measured),
+        read_method=bandwidth.method,
+        versions={"python": platform.python_version()} | {name: _version(name) for name in packages},
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"

@@ -1,0 +1,228 @@
+"""What a process of its own shows: how long a bundle takes to its first token, and how much memory it needs.
+
+    python -m txl_deploy.bench.processes load|memory BUNDLE THREADS [hashes|sizes] [lean]
+
+prints one JSON object; `measure_load` and `measure_memory` run it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from txl_runtime.errors import BackendError
+from txl_runtime.model import load
+
+__all__ = ["LoadTime", "Memory", "measure_load", "measure_memory", "resident_bytes"]
+
+SAMPLE_SECONDS = 0.02
+SMAPS = Path("/proc/self/smaps")
+STATUS = Path("/proc/self/status")
+
+
+class LoadTime(Struct, frozen=True, kw_only=True):
+    """Seconds from nothing to one token, medians over fresh processes; files were read before, so they are cached.
+
+    Attributes:
+        load: `txl_runtime.load`, with every file's SHA-256.
+        first_token: a stream, one prompt token, one greedy token.
+        total: load and first_token.
+        process: from starting Python to the token, imports included.
+        without_hashes: as `total`, with verify_files=False.
+        runs: processes of each kind.
+    """
+
+    load: float
+    first_token: float
+    total: float
+    process: float
+    without_hashes: float
+    runs: int
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """Bytes of physical memory of a process that loads a bundle, decodes and prefills; None where not measured.
+
+    Private pages and shared pages of files (the mapped weights, libraries), each page of a file counted once however
+    often it is mapped and whoever else has it. From /proc/self/smaps.
+
+    Attributes:
+        before: Python, numpy and the engine imported, nothing loaded.
+        peak: the largest of samples taken every 20 ms from loading to the end.
+        settled: after decode and prefill.
+        private: the part of `settled` that belongs to no file, or was written to.
+        high_water: the kernel's own mark (VmHWM), which misses no spike but counts a page per mapping.
+        weights, state: sizes of the weight file and of one stream's memory, to compare with.
+    """
+
+    before: int | None
+    peak: int | None
+    settled: int | None
+    private: int | None
+    high_water: int | None
+    weights: int
+    state: int
+
+
+def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) -> LoadTime:
+    """Load a bundle and draw a token in fresh processes, one after the other; `lean` as `txl_runtime.load` has it."""
+    how = ("lean",) if lean else ()
+    _child("load", bundle, threads, "hashes", *how)  # reads the files into the cache
+    found: dict[str, list[dict[str, float]]] = {"hashes": [], "sizes": []}
+    for _ in range(runs):
+        for check, rows in found.items():
+            started = time.time()
+            row = _child("load", bundle, threads, check, *how)
+            rows.append(row | {"process": row["drawn_at"] - started})
+
+    def median(check: str, *names: str) -> float:
+        return float(np.median([sum(row[name] for name in names) for row in found[check]]))
+
+    return LoadTime(
+        load=median("hashes", "load"),
+        first_token=median("hashes", "first_token"),
+        total=median("hashes", "load", "first_token"),
+        process=median("hashes", "process"),
+        without_hashes=median("sizes", "load", "first_token"),
+        runs=runs,
+    )
+
+
+def measure_memory(bundle: Path, threads: int, lean: bool = False) -> Memory:
+    """Physical memory of a fresh process that decodes and prefills; `lean` as `txl_runtime.load` has it."""
+    return msgspec.convert(_child("memory", bundle, threads, "hashes", *(("lean",) if lean else ())), Memory)
+
+
+def _child(what: str, bundle: Path, threads: int, *more: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, what, str(bundle), str(threads), *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this very module
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        why = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise BackendError(
+            f"a process to measure {what} ended with code {done.returncode}: {why}; expected one JSON object; "
+            "try `txl-deploy selftest` on the bundle"
+        ) from None
+    return dict(found)
+
+
+def _load_and_draw(bundle: str, threads: int, check: str, *how: str) -> dict[str, float]:
+    started = time.perf_counter()
+    model = load(bundle, threads=threads, verify_files=check == "hashes", lean="lean" in how)
+    loaded = time.perf_counter()
+    stream = model.stream()
+    next(stream.generate(np.zeros((model.batch_size, 1), np.int32), 1, temperature=0))
+    drawn = time.perf_counter()
+    return {"load": loaded - started, "first_token": drawn - loaded, "drawn_at": time.time()}
+
+
+def _load_and_run(bundle: str, threads: int, *how: str) -> Memory:
+    import onnxruntime  # noqa: F401 - so that `before` holds what any process with this engine holds
+
+    before, samples, done = resident_bytes(), [], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(SAMPLE_SECONDS):
+            found = resident_bytes()
+            if found is not None:
+                samples.append(found[0])
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    try:
+        model = load(bundle, threads=threads, lean="lean" in how)
+        stream, longest = model.stream(), model.segment_lengths[0]
+        for index in range(-(-model.memory_length // longest) + 2):
+            tokens = np.full((model.batch_size, longest), index % model.vocab_size, np.int32)
+            next(stream.generate(tokens, 1, temperature=0))  # prefill
+        for _ in range(20):
+            stream.step(tokens[:, :1])
+    finally:
+        done.set()
+        sampler.join()
+    settled = resident_bytes()
+    return Memory(
+        before=before[0] if before else None,
+        peak=max([*samples, settled[0]]) if settled else None,
+        settled=settled[0] if settled else None,
+        private=settled[1] if settled else None,
+        high_water=_high_water(),
+        weights=model.bundle.file(model.manifest.weights).stat().st_size,
+        state=model.manifest.state_bytes * model.batch_size,
+    )
+
+
+def resident_bytes() -> tuple[int, int] | None:
+    """Physical memory of this process, each page once, and the part that is its own; None off Linux.
+
+    smaps_rollup would do if no page were mapped twice: there its resident size counts per mapping, and its
+    proportional size depends on who else has the file open.
+    """
+    try:
+        lines = SMAPS.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    own = 0
+    of_files: dict[tuple[str, str, int], int] = {}
+    for key, rss, private in _mappings(lines):
+        own += private
+        if key is None:
+            own += rss - private  # shared, but nobody's file: memory that a fork still has
+        else:
+            of_files[key] = max(of_files.get(key, 0), rss - private)
+    return own + sum(of_files.values()), own
+
+
+def _mappings(lines: Iterable[str]) -> Iterable[tuple[tuple[str, str, int] | None, int, int]]:
+    """Per mapping: which part of which file (None for memory without one), resident bytes, private bytes of these."""
+    key: tuple[str, str, int] | None = None
+    rss = private = 0
+    started = False
+    for line in lines:
+        words = line.split()
+        if words and words[0][-1] != ":":
+            if started:
+                yield key, rss, private
+            first, last = (int(bound, 16) for bound in words[0].split("-"))
+            key = None if words[4] == "0" else (words[3] + " " + words[4], words[2], last - first)
+            rss = private = 0
+            started = True
+        elif words[0] == "Rss:":
+            rss = int(words[1]) * 1024
+        elif words[0] in ("Private_Clean:", "Private_Dirty:"):
+            # A clean page of a file is the file's, even while nobody else has it; a dirty one is ours.
+            private += int(words[1]) * 1024 if words[0] == "Private_Dirty:" or key is None else 0
+    if started:
+        yield key, rss, private
+
+
+def _high_water() -> int | None:
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+
+
+def main(arguments: list[str]) -> None:
+    """What the child process does."""
+    what, bundle, threads, *more = arguments
+    if what == "load":
+        printed: Any = _load_and_draw(bundle, int(threads), *more)
+    else:
+        printed = msgspec.to_builtins(_load_and_run(bundle, int(threads), *more))
+    sys.stdout.write(json.dumps(printed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
