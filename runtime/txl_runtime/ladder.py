@@ -1,8 +1,9 @@
-"""The parity ladder: how close is close enough, per precision and backend. The only such table in the code.
+"""How close is close enough: every limit that a bundle, an engine or a competitor is judged by stands here.
 
-Numeric limits hold over chained segments, memory empty to many times rolled over. Distribution and task limits need a
-trained model and real text; without it they are reported as not judged. Drift: the mean error over the last quarter
-of segments against the first quarter after the memory was full.
+The parity ladder (`LADDER`) has one rung per precision and kind of backend. Its numeric limits hold over chained
+segments, from an empty memory to one that has rolled over many times. Its distribution and task limits need a trained
+model and real text; without text they are reported as not judged. The other limits belong to one check each: drift,
+quantised matrices, the self-test, `verify --bisect` and `bench`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,25 @@ from dataclasses import dataclass
 
 from txl_runtime.errors import BackendError
 
-__all__ = ["NEAR_TIE", "Rung", "no_drift_limit", "rung"]
+__all__ = ["BISECT", "FURTHER", "GAIN", "NEAR_TIE", "Rung", "competitor_limit", "no_drift_limit", "rung"]
 
 NEAR_TIE = 0.02
-"""Nats between the reference's two best tokens below which the first place is a coin toss."""
+"""Where the reference's two best tokens are less than this many nats apart, which of them comes first says nothing."""
+
+GAIN = 0.02
+"""How far the size of a quantised matrix may be from its original's, relatively; 4 bits reach some thousandths."""
+
+FURTHER = 2.0
+"""A quantised bundle's self-test may be this many times as far from the reference as it was where it was made."""
+
+BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
+"""`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
+more."""
+
+COMPETITOR_FP32 = 1e-3
+COMPETITOR_KL = {"fp16": 2e-2, "bf16": 2e-2, "int8": 2e-2, "int4": 0.2}
+"""`bench`: the largest |Δ| in fp32, and the largest KL divergence of other precisions, between two that compute the
+same function. Wide enough for the rounding of each precision; another function differs by 0.1 and more."""
 
 
 @dataclass(frozen=True)
@@ -58,3 +74,10 @@ def rung(precision: str, backend: str) -> Rung:
 def no_drift_limit(early_mean: float) -> float:
     """The largest late mean error that is no drift, given the early one."""
     return 1.5 * early_mean + 1e-6
+
+
+def competitor_limit(precisions: set[str]) -> tuple[str, float]:
+    """What `bench` compares two competitors of these precisions by ("max_abs" or "kl"), and the limit of that."""
+    lower = precisions - {"fp32"}
+    limit = max((COMPETITOR_KL.get(name, max(COMPETITOR_KL.values())) for name in lower), default=COMPETITOR_FP32)
+    return ("kl" if lower else "max_abs"), limit

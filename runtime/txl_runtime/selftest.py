@@ -21,13 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.errors import BundleError, CheckError
-from txl_runtime.ladder import rung
+from txl_runtime.ladder import FURTHER, rung
 from txl_runtime.model import Model
 
 __all__ = ["SelftestResult", "record_pass", "run_selftest"]
-
-FURTHER = 2.0
-"""How many times as far from the reference a quantised bundle may be as where it was made."""
 
 
 @dataclass(frozen=True)

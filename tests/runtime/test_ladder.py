@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from txl_runtime import BackendError
+from txl_runtime import BackendError, ladder
 from txl_runtime.ladder import LADDER, NEAR_TIE, Rung, no_drift_limit, rung
 
 DEVICES = ["cuda", "tensorrt", "rtx"]
@@ -48,3 +48,23 @@ def test_a_near_tie_is_two_hundredths_of_a_nat():
 @pytest.mark.parametrize(("early", "limit"), [(0.0, 1e-6), (2e-6, 4e-6), (1.0, 1.500001)])
 def test_no_drift_is_half_as_much_again_and_a_millionth(early, limit):
     assert no_drift_limit(early) == pytest.approx(limit, rel=1e-12)
+
+
+def test_limits_of_single_checks_stand_in_the_same_table():
+    assert ladder.GAIN == 0.02
+    assert ladder.FURTHER == 2.0
+    assert ladder.BISECT == {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("precisions", "measure", "limit"),
+    [
+        ({"fp32"}, "max_abs", 1e-3),
+        ({"fp32", "fp16"}, "kl", 2e-2),
+        ({"int8", "fp16"}, "kl", 2e-2),
+        ({"int4", "fp32"}, "kl", 0.2),
+        ({"fp8"}, "kl", 0.2),
+    ],
+)
+def test_competitors_are_held_together_by_the_wider_of_their_limits(precisions, measure, limit):
+    assert ladder.competitor_limit(precisions) == (measure, limit)

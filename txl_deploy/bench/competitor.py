@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 from txl_runtime.errors import CheckError
+from txl_runtime.ladder import competitor_limit
 from txl_runtime.model import Model
 
 from txl_deploy.bench.floor import bytes_of_step
@@ -107,11 +108,6 @@ class Agreement(Struct, frozen=True, kw_only=True):
     measure: str
 
 
-FP32_LIMIT = 1e-3
-KL_LIMITS = {"fp16": 2e-2, "bf16": 2e-2, "int8": 2e-2, "int4": 0.2}
-"""Wide enough for roundings of that precision, narrow enough to find another function: those differ by 0.1 and more."""
-
-
 def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = "fp32") -> Agreement:
     """Compare a competitor with the bundle over chained segments: the first ones, then with full memory.
 
@@ -123,9 +119,7 @@ def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = 
     Raises:
         CheckError: they do not compute the same function, so timing them would compare nothing.
     """
-    precisions = {precision, str(model.manifest.precision)} - {"fp32"}
-    measure = "kl" if precisions else "max_abs"
-    limit = max((KL_LIMITS.get(name, 0.2) for name in precisions), default=FP32_LIMIT)
+    measure, limit = competitor_limit({precision, str(model.manifest.precision)})
     longest = model.segment_lengths[0]
     early, late = [longest, 1], [longest] * 2 + [1] * 3 + [longest, 1]
     differences = _Differences(bundle, other, model)

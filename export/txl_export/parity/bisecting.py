@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, UsageError
+from txl_runtime.ladder import BISECT
 
 from txl_export.exporting import reference_for
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.weights import layer_name
 
 __all__ = [
-    "LIMITS",
     "Bisection",
     "Place",
     "bisect",
@@ -35,8 +35,6 @@ __all__ = [
     "segment_of",
 ]
 
-LIMITS = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
-"""Largest |Δ| relative to max(1, largest |value|) that is rounding, per precision; a wrong weight gives far more."""
 SEGMENTS = 3
 
 
@@ -132,7 +130,7 @@ def bisect_against_reference(bundle: Bundle, reference: Reference, seed: int = 0
             worst[place], largest[place] = max(worst[place], difference), max(largest[place], scale)
         if not _carry(bundle, program, feeds, results, length):
             break
-    limit = LIMITS[bundle.manifest.precision]
+    limit = BISECT[bundle.manifest.precision]
     places = tuple(Place(place, worst[place], largest[place]) for place in names)
     return Bisection(f"ONNX Runtime, {program.name}", f"the reference in {reference.dtype}", limit, places)
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import BackendError
+from txl_runtime.ladder import BISECT
 
-from txl_export.parity.bisecting import LIMITS, Bisection, Place, first_feeds, mark, segment_of
+from txl_export.parity.bisecting import Bisection, Place, first_feeds, mark, segment_of
 
 __all__ = ["bisect_engine", "compare"]
 
@@ -45,7 +46,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     except Exception as error:  # Polygraphy raises its own kind, TensorRT none
         said = " ".join(str(error).split())[-300:]
         raise BackendError(f"{program.name}: Polygraphy with {module} failed: {said}; see docs/engines.md") from None
-    limit = LIMITS[bundle.manifest.precision]
+    limit = BISECT[bundle.manifest.precision]
     return Bisection(f"{module}, {program.name}", "ONNX Runtime on the CPU", limit, compare(names, ours, theirs))
 
 

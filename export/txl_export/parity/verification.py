@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import CheckError
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
-from txl_runtime.ladder import NEAR_TIE, no_drift_limit, rung
+from txl_runtime.ladder import GAIN, NEAR_TIE, no_drift_limit, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model, load
 from txl_runtime.streaming.stream import Stream
@@ -50,9 +50,6 @@ brings those around it along, once per open program."""
 CHUNK = 300_000
 """Log-probabilities compared at a time: in float64 they and what is computed of them fit into a core's share of cache.
 A million takes three times as long, and a large vocabulary at once would take gigabytes."""
-
-GAIN = 0.02
-"""How far a quantised matrix may be from its original in size; 4 bits reach some thousandths."""
 
 CHEAP_MEMORY, SPARSE_MEMORY = 8_000_000, 8
 """A memory of more bytes than this per stream is compared at every eighth segment and the last, instead of at each."""
