@@ -7,12 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from txl_deploy.main import app
+from txl_deploy.verbs import VERBS, command
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -24,12 +23,13 @@ def test_links_lead_to_files_that_exist(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_have_the_options_they_are_shown_with(document: Path) -> None:
-    verbs = getattr(get_command(app), "commands")  # noqa: B009 - typer's click has no typed name for it
-    for line in re.findall(r"^\s*\$? ?txl-deploy (.+)$", document.read_text(), flags=re.MULTILINE):
+    for line in re.findall(r"^(?:[ \t]+\$? ?|\$ ?)txl-deploy (.+)$", document.read_text(), flags=re.MULTILINE):
         verb, *words = shlex.split(line.split("#")[0].replace("…", ""))
         if verb.startswith("-") or "|" in verb:
             continue
-        assert verb in verbs, f"{document.name}: txl-deploy {line}"
-        known = {option for parameter in verbs[verb].params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert verb in VERBS, f"{document.name}: txl-deploy {line}"
+        known = {
+            option for parameter in command(verb).params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         unknown = [word for word in words if word.startswith("-") and word.split("=")[0] not in known]
         assert not unknown, f"{document.name}: txl-deploy {line}"

@@ -1,4 +1,4 @@
-"""The wheel: builds, installs into an empty environment without torch, and runs there."""
+"""The wheel: builds, installs into empty environments without torch, with and without the command line, and runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import sys
 import venv
 import zipfile
 from collections.abc import Callable
+from email import message_from_string
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
+PINS = ROOT / "constraints.txt"
+BASE = {"numpy", "msgspec", "safetensors"}
+VERBS = ("inspect", "export", "build", "verify", "selftest", "generate", "score", "bench")
 
 
 def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -36,22 +41,92 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runtime_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment with the runtime's dependencies and nothing else."""
-    folder = tmp_path_factory.mktemp("venv")
+def requirements(wheel: Path) -> dict[str, dict[str, str]]:
+    """Per extra ("" for none): what it adds, with the versions that are declared."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_string(archive.read(name).decode())
+    found: dict[str, dict[str, str]] = {"": {}} | {name: {} for name in metadata.get_all("Provides-Extra", [])}
+    for line in metadata.get_all("Requires-Dist", []):
+        need = Requirement(line)
+        asked = [extra for extra in found if need.marker is None or need.marker.evaluate({"extra": extra})]
+        for extra in asked:
+            if extra == "" or need.marker is not None:
+                found[extra][need.name] = str(need.specifier)
+    return found
+
+
+def environment(folder: Path, wheel: Path, extra: str) -> Path:
+    """The bin folder of an environment with one extra and nothing else."""
     venv.create(folder, with_pip=True)
-    pins = ROOT / "constraints.txt"
-    run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", pins, f"txl-deploy[cpu] @ file://{wheel}")
+    run(
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-c",
+        PINS,
+        f"txl-deploy[{extra}] @ file://{wheel}",
+    )
     return folder / "bin"
 
 
-def test_the_wheel_holds_the_three_packages_typed_and_nothing_else(wheel: Path) -> None:
+@pytest.fixture(scope="module")
+def embedder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an application that embeds the runtime installs: the runtime's dependencies and one engine."""
+    return environment(tmp_path_factory.mktemp("embedder"), wheel, "cpu")
+
+
+@pytest.fixture(scope="module")
+def runtime_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command line where bundles only run."""
+    return environment(tmp_path_factory.mktemp("runtime"), wheel, "cpu,cli")
+
+
+def test_the_wheel_holds_the_four_packages_typed_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert packages == {"txl_deploy", "txl_export", "txl_runtime"}
+    assert packages == {"txl_deploy", "txl_engines", "txl_export", "txl_runtime"}
     for package in packages:
         assert f"{package}/py.typed" in names
+    assert all(name.endswith((".py", "/py.typed")) for name in names if ".dist-info" not in name)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_an_embedder_needs_three_packages_and_an_engine(requirements: dict[str, dict[str, str]]) -> None:
+    assert set(requirements[""]) == BASE
+    assert set(requirements["cpu"]) == {"onnxruntime"}
+
+
+def test_whoever_works_on_the_command_line_gets_it(requirements: dict[str, dict[str, str]]) -> None:
+    assert set(requirements["cli"]) == {"typer", "rich"}
+    without = {name for name, needs in requirements.items() if not {"typer", "rich"} <= set(needs)}
+    assert without == {"", "cpu"}
+
+
+def test_the_lowest_command_line_is_one_that_works(requirements: dict[str, dict[str, str]]) -> None:
+    """typer 0.15 … 0.18 end every command with "Type not yet supported: typing.Literal"."""
+    assert requirements["cli"] == {"typer": ">=0.19", "rich": ">=13"}
+
+
+@pytest.mark.slow
+def test_the_lowest_command_line_helps_with_every_verb(
+    wheel: Path, requirements: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    venv.create(tmp_path, with_pip=True)
+    pip = (tmp_path / "bin" / "python", "-m", "pip", "install", "--quiet")
+    lowest = [f"{name}{declared.replace('>=', '==')}" for name, declared in requirements["cli"].items()]
+    found = run(*pip, *lowest, *BASE, check=False)
+    if found.returncode != 0:
+        pytest.skip(f"no package index: {found.stderr.strip().splitlines()[-1]}")
+    run(*pip, "--no-deps", wheel)
+    listed = run(tmp_path / "bin" / "txl-deploy", "--help").stdout
+    for verb in VERBS:
+        assert f" {verb} " in listed
+        assert "--json" in run(tmp_path / "bin" / "txl-deploy", verb, "--help").stdout
+    wrong = run(tmp_path / "bin" / "txl-deploy", "build", tmp_path, "--target", "tpu", check=False)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
 
 
 @pytest.mark.slow
@@ -65,12 +140,29 @@ def test_the_console_script_runs_without_torch(runtime_only: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_bundle_streams_where_there_is_no_torch(
-    runtime_only: Path, make_bundle: Callable[..., Path], tmp_path: Path
+def test_the_console_script_tests_a_bundle_where_there_is_no_torch(
+    runtime_only: Path, make_bundle: Callable[..., Path]
+) -> None:
+    run(runtime_only / "txl-deploy", "selftest", make_bundle(config={"vocab_size": 256}, vocabulary=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("txl-deploy",), ("python", "-m", "txl_deploy")], ids=" ".join)
+def test_the_console_script_says_what_it_lacks(embedder: Path, command: tuple[str, ...]) -> None:
+    lacking = run(embedder / command[0], *command[1:], "--version", check=False)
+    assert (lacking.returncode, lacking.stdout, lacking.stderr.count("\n")) == (2, "", 1)
+    assert lacking.stderr.startswith("error: the command line needs typer and rich, not installed here; ")
+    assert "pip install 'txl-deploy[cli]'" in lacking.stderr
+
+
+@pytest.mark.slow
+def test_a_bundle_streams_where_there_is_only_the_runtime(
+    embedder: Path, make_bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True)
-    run(runtime_only / "txl-deploy", "selftest", bundle)
+    for name in ("torch", "onnx", "typer", "rich"):
+        assert run(embedder / "python", "-c", f"import {name}", check=False).returncode == 1
     state = tmp_path / "state.safetensors"
-    embedded = run(runtime_only / "python", ROOT / "samples" / "embed.py", bundle, "a", "--tokens", 3, "--state", state)
+    embedded = run(embedder / "python", ROOT / "samples" / "embed.py", bundle, "a", "--tokens", 3, "--state", state)
     assert "4 of 7 rows" in embedded.stderr
     assert state.is_file()

@@ -1,7 +1,7 @@
-"""`txl-deploy`: verbs, exit codes, and errors in one line.
+"""`txl-deploy`, from start to exit: signals, exit codes, and errors in one line.
 
 Exit codes: 0 ok · 1 a check failed · 2 wrong use or bad input · 130 interrupted. With --json, stdout is one JSON
-document and everything else goes to stderr.
+document and everything else goes to stderr. Nothing heavy is imported before it is needed (`txl_deploy.verbs`).
 """
 
 from __future__ import annotations
@@ -9,53 +9,47 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
 
-import typer
-from txl_runtime.errors import TxlError
+__all__ = ["main"]
 
-from txl_deploy.commands import bench, build, export, generate, inspect, score, selftest, verify
-from txl_deploy.console import print_json, stderr
-
-__all__ = ["app", "main"]
+COMMAND_LINE = ("typer", "rich")
+"""What the command line needs beside the runtime: the extra `cli`, which an embedding application does not install."""
 
 _received: list[int] = []
 """Signals that told this run to stop."""
 
-app = typer.Typer(
-    name="txl-deploy",
-    help="From a trained Transformer-XL to a verified bundle, and streaming from it.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (inspect, export, build, verify, selftest, generate, score, bench):
-    app.command(name=command.__name__.rpartition(".")[2])(command.run)
-
-
-@app.callback(invoke_without_command=True)
-def _version(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")
-) -> None:
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(installed("txl-deploy"))
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    if missing := [name for name in COMMAND_LINE if find_spec(name) is None]:
+        sys.exit(_lacks(missing))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     sys.exit(_run())
 
 
+def _lacks(missing: list[str]) -> int:
+    """Say how to install the command line; written without the modules that are missing."""
+    line = (
+        f"the command line needs {' and '.join(missing)}, not installed here; pip install 'txl-deploy[cli]', "
+        "or 'txl-deploy[export]' to export models too"
+    )
+    sys.stderr.write(f"error: {line}\n")
+    if "--json" in sys.argv:
+        import json
+
+        sys.stdout.write(json.dumps({"error": line, "exit_code": 2}, indent=2) + "\n")
+    return 2
+
+
 def _run() -> int:
     _received.clear()
     try:
+        from txl_deploy.verbs import app
+
         code = app(standalone_mode=False)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has gone; there is nobody left to tell
@@ -68,9 +62,12 @@ def _run() -> int:
 
 def _explain(error: BaseException) -> int:
     """Tell what ended the run in one line; errors that are nobody's but ours are raised again, with their traceback."""
+    from txl_runtime.errors import TxlError
+    from typer import Abort
+
     if isinstance(error, TxlError):
         return _fail(str(error), error.exit_code, getattr(error, "details", {}))
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
+    if isinstance(error, KeyboardInterrupt | Abort):
         return _fail("interrupted", 130)
     if isinstance(error, OSError | MemoryError):
         return _fail(f"{type(error).__name__}: {error}; expected the machine to have room and rights for this", 2)
@@ -81,6 +78,8 @@ def _explain(error: BaseException) -> int:
 
 
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
+    from txl_deploy.console import print_json, stderr
+
     line = " ".join(message.split())
     stderr.print(f"error: {line}", markup=False, soft_wrap=True, style="red" if stderr.is_terminal else None)
     if "--json" in sys.argv:

@@ -1,0 +1,72 @@
+"""The verbs of `txl-deploy`: a table, and an application that imports the module of a verb when it is called.
+
+To add a verb, write `txl_deploy/commands/VERB.py` with a function `run` and add one line to `VERBS`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+__all__ = ["VERBS", "app", "command"]
+
+VERBS = {
+    "inspect": "Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds.",
+    "export": "Turn a trained Transformer-XL into a verified, self-contained bundle.",
+    "build": "Build engines of a bundle's programs and put them beside them.",
+    "verify": "Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails.",
+    "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
+    "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",
+    "score": "Score a file as one stream: perplexity, bits per token, and bits per byte of text.",
+    "bench": "Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory.",
+}
+"""Every verb and what `txl-deploy --help` says about it: the first line of its function's docstring."""
+
+
+class _Verbs(TyperGroup):
+    """Lists every verb from the table; only the one that is called is imported."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """The verb that the first argument names, and the arguments behind it."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else command(name), rest
+
+
+app = typer.Typer(
+    name="txl-deploy",
+    help="From a trained Transformer-XL to a verified bundle, and streaming from it.",
+    cls=_Verbs,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def command(verb: str) -> Any:
+    """A verb's command with its arguments, as typer makes it from the verb's function."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(name=verb)(import_module(f"txl_deploy.commands.{verb}").run)
+    return typer.main.get_command(alone)
+
+
+def _listed() -> None:
+    """What stands for every verb until it is called."""
+
+
+for _name, _help in VERBS.items():
+    app.command(name=_name, help=_help)(_listed)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("txl-deploy"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
