@@ -31,7 +31,7 @@ from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
 from txl_runtime.selftest import record_pass, run_selftest
-from txl_runtime.streaming.loop import DEVICES
+from txl_runtime.backends import DEVICES
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEMORY, LENGTH, BATCHES = 640, 64, [1, 8, 32]
@@ -83,7 +83,7 @@ def time_model(model: Model, result: Result, seconds: float) -> None:
     one = tokens[:, :1]
     result.decode = timed(lambda: stream.step(one), seconds)
     result.score = timed(lambda: stream.score(tokens), seconds)
-    result.recorded = dict(getattr(stream, "recorded", {}))
+    result.recorded = dict(getattr(stream.loop, "recorded", {}))
 
 
 def run_engine(path: Path, name: str, segments: int, seconds: float) -> Result:

@@ -11,6 +11,8 @@ Imports numpy, msgspec, safetensors and the chosen engine, nothing else.
 
 from __future__ import annotations
 
+import logging
+
 from txl_runtime.errors import BackendError, BundleError, CheckError, CheckpointError, TxlError, UsageError
 from txl_runtime.model import Model, load
 from txl_runtime.streaming.snapshot import StreamState
@@ -28,3 +30,5 @@ __all__ = [
     "UsageError",
     "load",
 ]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until an application listens

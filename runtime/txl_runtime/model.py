@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from txl_runtime.backends import check_choice
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import Bundle, open_bundle
-from txl_runtime.bundle.tables import Program
-from txl_runtime.bundle.vocabulary import Vocabulary, read_vocabulary
-from txl_runtime.errors import BundleError, UsageError
-from txl_runtime.streaming.loop import Backend, check_choice, open_backend
+from txl_runtime.bundle.reading import Bundle, hold_bundle
+from txl_runtime.bundle.vocabulary import Vocabulary, decode_vocabulary
+from txl_runtime.errors import BundleError, TxlError, UsageError
+from txl_runtime.streaming.loop import Backend, Loop
+from txl_runtime.streaming.memory import initial_rows
 from txl_runtime.streaming.stream import Stream
-from txl_runtime.update_rules import usable_updates
-
-if TYPE_CHECKING:
-    from txl_runtime.device.backend import DeviceBackend
 
 __all__ = ["Model", "load"]
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 5
+"""How often a bundle is loaded anew that was replaced while it was being loaded."""
 
 
 class Model:
     """A loaded bundle. Threads may share it; each needs a stream of its own.
 
     Attributes:
+        bundle: its files.
         backend: the engine; `backend.description` says which.
-        device: the same where memories live on a device, None on the CPU.
         backend_notes: of "auto", why the backends that would be better do not run here.
-        update, kind: the update rule of its memory, and what its segment programs return.
     """
 
     def __init__(
@@ -42,25 +43,13 @@ class Model:
         lean: bool = False,
     ) -> None:
         check_choice(backend, threads)
-        self.bundle = bundle
         _check_update(bundle.manifest, update)
-        # What a memory row is before anything was seen, per state tensor; broadcasts over streams and rows.
-        self.initial = _initial_rows(bundle)
+        self.bundle = bundle
+        self._initial = initial_rows(bundle)
         self.backend: Backend
-        self._by_length: dict[int, Program] = {}
-        device, self.backend_notes = _device(backend, bundle, update)
-        self.device = device
-        if device is not None:
-            self.update, self.kind, self.backend = device.update, device.kind, device
-            self._programs = [program for program in device.programs if program.kind == device.kind]
-            return
-        self.update = update or usable_updates(bundle.manifest.updates)[0]
-        segments = [program for program in bundle.manifest.programs if program.update == self.update]
-        self.kind = segments[0].kind
-        self._programs = sorted(segments, key=lambda program: program.segment_length)
-        softmax = [program for program in bundle.manifest.programs if program.update == "none"]
-        used = (*segments, *(softmax if self.kind == "hidden" else ()))
-        self.backend = open_backend(bundle, used, threads, lean)
+        self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean)
+        for name, note in self.backend_notes.items():
+            logger.info("backend %s is not taken: %s", name, note)
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -72,9 +61,14 @@ class Model:
         return self.bundle.manifest
 
     @property
+    def update(self) -> str:
+        """The update rule of its memory."""
+        return self.backend.update
+
+    @property
     def vocab_size(self) -> int:
         """V, the number of token ids."""
-        return self.manifest.config.vocab_size
+        return self.manifest.vocab_size
 
     @property
     def memory_length(self) -> int:
@@ -93,9 +87,15 @@ class Model:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """Text to token ids and back, if the checkpoint came with a vocabulary."""
+        """Text to token ids and back, if the checkpoint came with a vocabulary.
+
+        Raises:
+            BundleError: its file is no longer the one that the model was loaded with.
+        """
         name = self.manifest.vocabulary
-        return read_vocabulary(self.bundle.file(name), self.vocab_size) if name else None
+        if name is None:
+            return None
+        return decode_vocabulary(self.bundle.read(name), self.vocab_size, str(self.bundle.file(name)))
 
     def stream(self, batch_size: int | None = None) -> Stream:
         """Open b sequences with fresh memory; B of them unless said otherwise.
@@ -108,15 +108,11 @@ class Model:
             raise UsageError(
                 f"batch_size is {b}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
             )
-        return Stream(self, int(b)) if self.device is None else self.device.stream(self, int(b))
+        return Stream(self.manifest, self.open_loop(), self.update, int(b))
 
-    def program(self, length: int) -> Program:
-        """The smallest program that holds a segment of that many tokens."""
-        found = self._by_length.get(length)
-        if found is None:
-            found = next(program for program in self._programs if program.segment_length >= length)
-            self._by_length[length] = found
-        return found
+    def open_loop(self) -> Loop:
+        """A loop of B fresh sequences, for whoever needs more of the engine than a stream shows."""
+        return self.backend.open_loop(self.manifest, self._initial)
 
 
 def load(
@@ -129,6 +125,8 @@ def load(
 ) -> Model:
     """Load a bundle.
 
+    A bundle that is replaced in the meantime is loaded anew, so that a model is always of one bundle.
+
     Args:
         path: the bundle's folder.
         backend: cpu, cuda (ONNX Runtime), tensorrt or rtx (engines that `txl-deploy build` made); auto for the best
@@ -140,39 +138,50 @@ def load(
         lean: leave the weights where the file is mapped into memory instead of keeping a copy laid out for speed.
 
     Raises:
-        BundleError: the bundle is missing, altered, inconsistent or too new.
+        BundleError: the bundle is missing, altered, inconsistent or too new, or it was replaced again and again.
         BackendError: the engine is not installed or cannot run it.
         UsageError: the bundle has no programs of that update rule.
     """
-    return Model(open_bundle(path, verify_files), backend, threads, update, lean)
+    started = time.monotonic()
+    for _ in range(ATTEMPTS):
+        with hold_bundle(path) as held:
+            try:
+                model = Model(held.open(verify_files), backend, threads, update, lean)
+            except TxlError:
+                if not held.replaced:
+                    raise
+            else:
+                if not held.replaced:
+                    seconds = time.monotonic() - started
+                    logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)
+                    return model
+        logger.warning("%s was replaced while it was being loaded; loading it anew", path)
+    raise BundleError(
+        f"{path}: was replaced {ATTEMPTS} times while it was being loaded, expected it to stay for as long as a load "
+        "takes; load it again when whoever replaces it has finished"
+    )
 
 
-def _device(name: str, bundle: Bundle, update: str | None) -> tuple[DeviceBackend | None, dict[str, str]]:
-    """The device's backend that was asked for or found, if any; and why others were not taken."""
-    if name == "cpu":
-        return None, {}
-    from txl_runtime.device.choosing import choose_device, open_device
+def _open(
+    name: str, bundle: Bundle, update: str | None, threads: int | None, lean: bool
+) -> tuple[Backend, dict[str, str]]:
+    """The backend that was asked for, or the best that opens the bundle; and why others were not taken."""
+    notes: dict[str, str] = {}
+    if name != "cpu":
+        from txl_runtime.device import choosing
 
-    return choose_device(bundle, update) if name == "auto" else (open_device(name, bundle, update), {})
+        device, notes = (
+            choosing.choose_device(bundle, update)
+            if name == "auto"
+            else (choosing.open_device(name, bundle, update), notes)
+        )
+        if device is not None:
+            return device, notes
+    from txl_runtime.host.backend import open_host
+
+    return open_host(bundle, update, threads, lean), notes
 
 
 def _check_update(manifest: Manifest, asked: str | None) -> None:
     if asked is not None and asked not in manifest.updates:
         raise UsageError(f"update is {asked!r}, this bundle has programs for {', '.join(manifest.updates)}; use one")
-
-
-def _initial_rows(bundle: Bundle) -> dict[str, NDArray[np.float32]]:
-    """One row per state tensor: zero, or what the weight file says a row of zeros is projected to."""
-    states = bundle.manifest.states
-    stored = {state.initial for state in states if state.initial}
-    rows = bundle.weights(*stored) if stored else {}
-    initial = {state.name: rows[state.initial] if state.initial else np.zeros((), np.float32) for state in states}
-    for state in states:  # of every update rule: the row is the same
-        row = initial[state.name]
-        shape = tuple(size for axis, size in enumerate(state.shape) if axis not in (0, state.axis))
-        if state.initial and (row.dtype != np.float32 or row.shape != shape):
-            raise BundleError(
-                f"{bundle.path}: {state.initial} is {row.dtype} {list(row.shape)}, expected float32 {list(shape)}, "
-                f"one row of {state.name}; export the model again"
-            )
-    return initial

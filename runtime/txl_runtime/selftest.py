@@ -14,17 +14,17 @@ step, some columns of the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_runtime.errors import BundleError, CheckError
 from txl_runtime.ladder import FURTHER, rung
 from txl_runtime.model import Model
+from txl_runtime.types import Array, Floats, Ids
 
-__all__ = ["SelftestResult", "record_pass", "run_selftest"]
+__all__ = ["SelftestResult", "run_selftest"]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def run_selftest(model: Model) -> SelftestResult:
     streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
     try:
         errors = [_replay(model, vectors, b) for b in streams]
-        if model.device is not None:
-            errors.append((_shortcuts(model, vectors), 0.0))
+        kinds = {program.kind for program in model.backend.programs}
+        errors.append((_shortcuts(model, vectors, kinds), 0.0))
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
@@ -95,7 +95,7 @@ def run_selftest(model: Model) -> SelftestResult:
     )
 
 
-def _replay(model: Model, vectors: dict[str, NDArray[Any]], b: int) -> tuple[float, float]:
+def _replay(model: Model, vectors: dict[str, Array], b: int) -> tuple[float, float]:
     """Largest differences of log-probabilities and memory with b live sequences."""
     stream, worst = model.stream(b), 0.0
     columns, values = vectors["columns"], 0
@@ -118,43 +118,27 @@ def _replay(model: Model, vectors: dict[str, NDArray[Any]], b: int) -> tuple[flo
     return worst, worst_memory
 
 
-def _shortcuts(model: Model, vectors: dict[str, NDArray[Any]]) -> float:
+def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) -> float:
     """Engines have programs of their own for scores and for prompts: largest difference from what the others say."""
     tokens = vectors["tokens"][int(np.argmax(vectors["length"]))]
-    one, other, worst = model.stream(), model.stream(), 0.0
-    if tokens.shape[1] > 1:
-        logprobs = one.feed(tokens[:, :-1])
+    worst, columns = 0.0, tokens.shape[1]
+    if "score" in kinds and columns > 1:
+        logprobs = model.stream().feed(tokens[:, :-1])
         expected = -np.take_along_axis(logprobs, tokens[:, 1:, None].astype(np.int64), axis=2)[..., 0]
-        worst = _largest(other.score(tokens), expected)
-    if model.kind == "logprobs":
-        counts = np.full(len(tokens), tokens.shape[1], np.int32)
-        worst = max(worst, _largest(other._last(tokens.astype(np.int32), counts), one.step(tokens)[:, -1]))
+        worst = _largest(model.stream().score(tokens), expected)
+    if "last" in kinds:
+        counts = np.full(len(tokens), columns, np.int32)
+        found = model.open_loop().run({"tokens": tokens.astype(np.int32)}, counts, "last").last()
+        worst = max(worst, _largest(found, model.stream().step(tokens)[:, -1]))
     return worst
 
 
-def record_pass(model: Model) -> tuple[str, ...]:
-    """Note in the sidecars of the engines that ran that they passed on this device; names of the programs.
-
-    Raises:
-        TxlError: the bundle cannot be written.
-    """
-    backend = model.device
-    if backend is None or backend.name == "cuda":
-        return ()
-    from txl_engines.bundles import record_verification
-
-    for program in backend.programs:
-        where = f"self-test on {backend.device.title}"
-        record_verification(model.bundle.path, "rtx" if backend.name == "rtx" else "tensorrt", program.name, where)
-    return tuple(program.name for program in backend.programs)
-
-
-def _oldest(rows: NDArray[np.float32], fill: NDArray[np.int32]) -> NDArray[np.float32]:
+def _oldest(rows: Floats, fill: Ids) -> Floats:
     """The oldest filled row of each sequence; rows stand at the end."""
-    oldest: NDArray[np.float32] = rows[np.arange(len(rows)), rows.shape[1] - fill]
+    oldest: Floats = rows[np.arange(len(rows)), rows.shape[1] - fill]
     return oldest
 
 
-def _largest(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+def _largest(found: Floats, expected: Floats) -> float:
     difference = np.abs(found.astype(np.float64) - expected)
     return float(np.nan_to_num(difference, nan=np.inf).max(initial=0))

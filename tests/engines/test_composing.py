@@ -22,6 +22,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.device.engines.facts import find_facts
 from txl_runtime.errors import BundleError
 from txl_runtime.host.memory import open_memory
+from txl_runtime.streaming.memory import initial_rows, open_counters
 
 B, L = 3, 4
 ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])
@@ -63,11 +64,10 @@ class Runner:
         bundle = open_bundle(folder)
         path = folder / f"composed-{program.file}"
         path.write_bytes(compose(bundle, program))
-        self.program, model = program, txl_runtime.load(folder, update=program.update)
-        self.memory = open_memory(program.update, bundle.manifest, model.initial)
+        self.program, self.counters = program, open_counters(program.update, bundle.manifest)
+        self.memory = open_memory(program.update, bundle.manifest, initial_rows(bundle), self.counters)
         self.memory.clear(np.arange(B))
-        self.most = bundle.manifest.memory_length
-        self.fill = np.full(B, self.most if bundle.manifest.dialect.memory_start == "zeros" else 0, np.int32)
+        self.counters.clear(np.arange(B))
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
@@ -77,8 +77,9 @@ class Runner:
 
     def __call__(self, tokens: NDArray[Any], valid: NDArray[Any], targets: NDArray[Any] | None) -> NDArray[np.float32]:
         """One segment; what the program returns, its memory goes on."""
-        bound, after = self.memory.bound()
-        given = {"tokens": tokens, "targets": targets, "valid": valid, "fill": self.fill, **bound}
+        bound, after = self.memory.bound(self.counters.side)
+        counts = {"valid": valid, "fill": self.counters.fill, "head": self.counters.head}
+        given = {"tokens": tokens, "targets": targets, **counts, **bound}
         result = np.full(self.program.outputs[0].fixed, np.nan, np.float32)
         binding = self.session.io_binding()
         wrap = onnxruntime.OrtValue.ortvalue_from_numpy
@@ -90,8 +91,10 @@ class Runner:
         for name, array in {self.program.outputs[0].name: result, **after}.items():
             binding.bind_ortvalue_output(name, wrap(array))
         self.session.run_with_iobinding(binding)
-        self.memory.advance(valid)
-        self.fill = np.minimum(self.fill + valid, self.most).astype(np.int32)
+        step = self.counters.after(valid)
+        for row, count in self.counters.spills(step):
+            self.memory.move_to_front(row, count)
+        self.counters.commit(step)
         return result
 
 
@@ -133,7 +136,7 @@ def test_programs_compute_what_the_runtime_does_whatever_stands_in_padding(bundl
             np.testing.assert_allclose(found[counted], wanted[counted], **close)
             np.testing.assert_array_equal(found[counted], same[counted], err_msg="padding changed a bit")
             for row in range(B):
-                rows, others = (runner.memory.newest(row, int(runner.fill[row])) for runner in (run, again))
+                rows, others = (runner.memory.newest(row, int(runner.counters.fill[row])) for runner in (run, again))
                 assert len(rows) == len(manifest.states_of(update))
                 for name, values in rows.items():
                     np.testing.assert_array_equal(values, others[name])

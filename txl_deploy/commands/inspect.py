@@ -14,7 +14,7 @@ from txl_runtime.device.choosing import missing
 from txl_runtime.device.engines.reading import describe_engine, engine_facts, engine_names
 from txl_runtime.device.engines.sidecar import Sidecar, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
-from txl_runtime.streaming.loop import DEVICES
+from txl_runtime.backends import DEVICES
 
 from txl_deploy.commands.options import Alias, Config, Family, Json, parse_aliases
 from txl_deploy.console import facts_table, number, print_json, quantity, rows_table, stdout

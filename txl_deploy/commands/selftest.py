@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
-from txl_runtime.selftest import record_pass, run_selftest
+from txl_runtime.selftest import run_selftest
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import facts_table, number, print_json, stderr, stdout
@@ -54,6 +54,10 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
 def _record(model: Model) -> None:
     """Have the engines that passed say so; a bundle that cannot be written passes all the same."""
     try:
-        record_pass(model)
+        if model.backend.name in ("rtx", "tensorrt"):
+            from txl_engines.bundles import record_verification
+
+            for program in model.backend.programs:
+                record_verification(model.bundle.path, model.backend.name, program.name, "self-test")
     except TxlError as error:
         stderr.print(f"note: the engines' sidecars do not say that they passed: {error}", soft_wrap=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
+import os
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -15,7 +19,7 @@ from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.errors import BundleError
 
-__all__ = ["ENGINES", "MANIFEST", "REPORT", "SELFTEST", "WEIGHTS", "Bundle", "open_bundle"]
+__all__ = ["ENGINES", "MANIFEST", "REPORT", "SELFTEST", "WEIGHTS", "Bundle", "Held", "hold_bundle", "open_bundle"]
 
 MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.npz", "report.json"
 WEIGHTS = "weights.safetensors"
@@ -46,6 +50,25 @@ class Bundle:
         record = self.manifest.files[name]
         _check_file(self.path, name, record.size, record.sha256 if self.verify_files else None)
 
+    def read(self, name: str) -> bytes:
+        """The content of a file the manifest lists, held against the manifest as it is read.
+
+        Raises:
+            BundleError: it is missing, truncated or altered, or the bundle was replaced by another one.
+        """
+        path, record = self.file(name), self.manifest.files[name]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BundleError(f"{path}: {error.strerror}; expected a readable file; export the model again") from None
+        altered = self.verify_files and hashlib.sha256(data).hexdigest() != record.sha256
+        if len(data) != record.size or altered:
+            raise BundleError(
+                f"{path}: is not the file that the bundle was opened with, expected {record.size} bytes of the "
+                "manifest's SHA-256; load the bundle again"
+            )
+        return data
+
     def weights(self, *names: str) -> dict[str, NDArray[np.float32]]:
         """Tensors of the weight file by name.
 
@@ -70,10 +93,10 @@ class Bundle:
         path = self.file(SELFTEST)
         if SELFTEST not in self.manifest.files:
             raise BundleError(f"{self.path}: holds no {SELFTEST}, expected the vectors export writes; export again")
+        data = self.read(SELFTEST)
         try:
-            with path.open("rb") as file:
-                stored = np.load(file, allow_pickle=False)
-                return {name: stored[name] for name in stored.files}
+            stored = np.load(io.BytesIO(data), allow_pickle=False)
+            return {name: stored[name] for name in stored.files}
         except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
             raise BundleError(f"{path}: {error}; expected stored vectors; export the model again") from None
 
@@ -87,6 +110,54 @@ class Bundle:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BundleError(f"{path}: {error}; expected a report; export the model again") from None
         return found if isinstance(found, dict) else {}
+
+
+class Held:
+    """A bundle's folder as it was when the work on it began. Use `hold_bundle`.
+
+    A folder that stands under the same name is not the same bundle: `export --force` exchanges folders. While the
+    folder is held open, no other one can get its number, so that the number tells them apart.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._descriptor = _open_folder(path)
+        self._before = _number_of(path if self._descriptor is None else self._descriptor)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another folder stands under the bundle's name now."""
+        return self._before is not None and _number_of(self._path) != self._before
+
+    def open(self, verify_files: bool = True) -> Bundle:
+        """As `open_bundle`."""
+        return open_bundle(self._path, verify_files)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+def hold_bundle(path: str | Path) -> contextlib.closing[Held]:
+    """Watch a bundle's folder for as long as a `with` block lasts; there need not be one."""
+    return contextlib.closing(Held(path))
+
+
+def _open_folder(path: str | Path) -> int | None:
+    """A descriptor of a folder; None where there is none or where the system opens no folders (Windows)."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except (OSError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def _number_of(place: str | Path | int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(place)  # noqa: PTH116 - of a path or of a descriptor
+    except (OSError, TypeError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:

@@ -77,6 +77,11 @@ class StateTensor(Struct, frozen=True, kw_only=True):
     update: str = "rolled"
     slots: Count | None = None
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row of one sequence."""
+        return tuple(size for axis, size in enumerate(self.shape) if axis not in (0, self.axis))
+
 
 class Program(Struct, frozen=True, kw_only=True):
     """One graph: a kind of output, a segment length, an update rule.

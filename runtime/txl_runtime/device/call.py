@@ -1,4 +1,4 @@
-"""One program of one stream, tied to memory: what goes in and comes out, and the work of a step.
+"""One program of one loop, tied to memory: what goes in and comes out, and the work of a step.
 
 Counts and tokens of a step are one block, staged on the host and sent in one copy. The result comes back into staging
 memory, and only as much of it as was asked for. The first step runs as it is, since engines set themselves up in it;
@@ -7,11 +7,10 @@ the second is recorded, and from then on a step is the replay of that record.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_runtime.device.dlpack import DeviceTokens
 from txl_runtime.device.dtypes import stored_type, tensor_bytes
@@ -26,8 +25,11 @@ from txl_runtime.device.interface import (
     host_address,
 )
 from txl_runtime.errors import BackendError
+from txl_runtime.types import Array, Floats, Ids
 
 __all__ = ["DeviceCall", "InputBlock", "ResultBlock"]
+
+logger = logging.getLogger(__name__)
 
 
 class InputBlock:
@@ -47,7 +49,7 @@ class InputBlock:
         self._block, self._staged = device.allocate(size), device.staging(size)
         self.size = size
         self.addresses = {name: self._block.address + offset for name, offset in offsets.items()}
-        self.host: dict[str, NDArray[np.int32]] = {
+        self.host: dict[str, Ids] = {
             spec.name: self._staged[offsets[spec.name] :][: tensor_bytes(spec)].view(np.int32).reshape(spec.fixed)
             for spec in self._specs
         }
@@ -67,7 +69,7 @@ class ResultBlock:
         self.name, self._shape = spec.name, spec.fixed
         self._block, staged = device.allocate(tensor_bytes(spec)), device.staging(tensor_bytes(spec))
         self.address = self._block.address
-        self.host: NDArray[np.float32] = staged.view(np.float32).reshape(self._shape)
+        self.host: Floats = staged.view(np.float32).reshape(self._shape)
 
     def fetch(self, queue: Queue, rows: int, columns: int) -> None:
         """Copy the first columns of the first sequences to the host; of [B, V] the whole rows."""
@@ -78,7 +80,7 @@ class ResultBlock:
 
 
 class DeviceCall:
-    """An executable tied to its inputs, its result and one side of a stream's memory."""
+    """An executable tied to its inputs, its result and one side of a loop's memory."""
 
     def __init__(
         self,
@@ -95,21 +97,21 @@ class DeviceCall:
         self.steps = 0
         self.not_recorded = ""  # why, where the work could not be recorded
 
-    def step(self, values: Mapping[str, NDArray[Any]], tokens: DeviceTokens | None, rows: int, columns: int) -> Event:
+    def step(self, values: Mapping[str, Array], resident: Mapping[str, DeviceTokens], rows: int, columns: int) -> Event:
         """Put a step into the queue; the result is there when the event is.
 
         Args:
             values: what goes into the inputs, from their first row and column on.
-            tokens: ids that are on the device already.
+            resident: ids that are on the device already, by the inputs' names.
             rows, columns: how much of the result to fetch; columns 0 for whole rows.
         """
         for name, array in values.items():
             self._inputs.host[name][tuple(slice(size) for size in array.shape)] = array
         self._inputs.send(self._queue)
-        if tokens is not None:
-            count, width = tokens.shape
-            pitch = 4 * self._inputs.host["tokens"].shape[1]
-            self._queue.copy(self._inputs.addresses["tokens"], tokens.address, 4 * width, count, pitch, tokens.pitch)
+        for name, ids in resident.items():
+            count, width = ids.shape
+            pitch = 4 * self._inputs.host[name].shape[1]
+            self._queue.copy(self._inputs.addresses[name], ids.address, 4 * width, count, pitch, ids.pitch)
         if self.steps == 1 and self._executable.recordable:
             self._record()
         self._launch()
@@ -117,8 +119,18 @@ class DeviceCall:
         self._result.fetch(self._queue, rows, columns)
         return self._queue.record()
 
+    @property
+    def recorded(self) -> str:
+        """Says "recorded", or why its steps are put in one by one."""
+        if self.not_recorded:
+            return self.not_recorded
+        if not self._executable.recordable:
+            return "by the engine"
+        return "recorded" if self.steps > 1 else "not yet"
+
     def _record(self) -> None:
         try:
             self._launch = self._queue.capture(self._launch)
         except BackendError as error:
             self.not_recorded = str(error)
+            logger.warning("%s runs without being recorded: %s", self._executable.program.name, error)

@@ -13,9 +13,9 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import BackendError, BundleError
-from txl_runtime.streaming.loop import DEVICES
 
 if TYPE_CHECKING:
     from txl_runtime.device.backend import DeviceBackend

@@ -54,8 +54,9 @@ class DeviceTokens:
     pitch: int
     owner: Any
 
-    def columns(self, first: int, last: int) -> DeviceTokens:
-        """Some columns; nothing is copied."""
+    def __getitem__(self, key: tuple[slice, slice]) -> DeviceTokens:
+        """See `streaming.loop.Resident`; only [:, first:last] is asked for."""
+        first, last, _ = key[1].indices(self.shape[1])
         return DeviceTokens(self.address + WIDTH * first, (self.shape[0], last - first), self.pitch, self.owner)
 
 

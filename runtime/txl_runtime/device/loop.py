@@ -1,196 +1,216 @@
-"""A stream whose memory stays on a device: the same interface and the same results as any other stream's."""
+"""The loop on a device: memory that never leaves it, and work that is put into one queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.device.call import DeviceCall, InputBlock, ResultBlock
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens
-from txl_runtime.device.memory import DeviceMemory, open_device_memory
-from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import check_lengths
-from txl_runtime.streaming.snapshot import StreamState
-from txl_runtime.streaming.stream import Logprobs, Stream
+from txl_runtime.device.interface import Device, Event, Executable, Queue
+from txl_runtime.device.memory import open_device_memory
+from txl_runtime.device.programs import Programs
+from txl_runtime.streaming.loop import Resident, Want
+from txl_runtime.streaming.memory import Initial, RowState, open_counters
+from txl_runtime.streaming.outputs import Output, RowsResult, WholeOutput
+from txl_runtime.types import Array, Floats, Ids, Indices
 
-if TYPE_CHECKING:
-    from txl_runtime.device.backend import DeviceBackend
-    from txl_runtime.model import Model
+__all__ = ["DeviceLoop"]
 
-__all__ = ["DeviceStream"]
-
-Ids = NDArray[np.int32]
+KINDS: dict[Want, str] = {"rows": "logprobs", "last": "last", "nll": "score"}
+"""The kind of program that computes just what is wanted."""
 
 
-class DeviceStream(Stream):
-    """See `Stream`.
+class _Pending(RowsResult):
+    """The result of a step that is still in the queue; to ask for any of it is to wait for the step.
 
-    All streams of a model share one queue of the device. Its lock is held while work is put in, not while it is
-    waited for, so streams in different threads keep each other waiting no longer than the device itself does.
-
-    `step` and `feed` also take tokens that are on the device already (DLPack, int32 [b, T]). Those are not brought to
-    the host to be checked: the graph takes an id beyond the vocabulary for the nearest one.
+    Args:
+        kind: of the program: "logprobs" gives rows, "last" and "score" what is wanted itself.
+        given: a view of where the result comes back to, good once the step is done.
+        event: of the step.
+        done: called once, after the step.
     """
 
-    def __init__(self, model: Model, backend: DeviceBackend, batch_size: int) -> None:
-        self._device_backend, self._on_device = backend, backend.device
-        self._lock, self._queue = backend.lock, backend.queue
-        self._inputs: dict[str, InputBlock] = {}
-        self._results: dict[str, ResultBlock] = {}
-        self._device_calls: dict[tuple[str, int], DeviceCall] = {}
-        super().__init__(model, batch_size)
+    __slots__ = ("_done", "_event", "_given", "_kind")
 
-    def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Logprobs:
-        """See `Stream.step`."""
-        there = self._there(tokens)
-        if there is None:
-            return super().step(self._here(tokens), lengths)
-        longest = self._manifest.segment_lengths[0]
-        if there.shape[1] > longest:
-            raise UsageError(
-                f"tokens have {there.shape[1]} columns, expected at most one segment of {longest}; use feed for more"
-            )
-        return self._feed_there(there, lengths)
+    def __init__(
+        self,
+        kind: str,
+        given: Floats,
+        counts: Ids,
+        targets: Ids | None,
+        output: Output,
+        event: Event,
+        done: Callable[[], None],
+    ) -> None:
+        super().__init__(given, counts, targets, output)
+        self._kind, self._given, self._done = kind, given, done
+        self._event: Event | None = event
 
-    def feed(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Logprobs:
-        """See `Stream.feed`."""
-        there = self._there(tokens)
-        return super().feed(self._here(tokens), lengths) if there is None else self._feed_there(there, lengths)
+    def wait(self) -> None:
+        """Return when the step is done."""
+        if self._event is not None:
+            self._event.wait()
+            self._event = None
+            self._done()
 
-    def score(self, tokens: ArrayLike) -> NDArray[np.float32]:
-        """See `Stream.score`."""
-        return super().score(self._here(tokens))
+    def rows(self) -> Floats:
+        """See `loop.Result`."""
+        self.wait()
+        return self._given
 
-    def generate(self, prompt: ArrayLike, max_new_tokens: int, *options: Any, **named: Any) -> Iterator[Ids]:
-        """See `Stream.generate`."""
-        return super().generate(self._here(prompt), max_new_tokens, *options, **named)
+    def last(self) -> Floats:
+        """See `loop.Result`."""
+        return self.rows() if self._kind == "last" else super().last()
 
-    def reset(self, rows: ArrayLike | None = None) -> None:
-        """See `Stream.reset`."""
+    def nll(self) -> Floats:
+        """See `loop.Result`."""
+        return self.rows() if self._kind == "score" else super().nll()
+
+
+class DeviceLoop:
+    """See `streaming.loop.Loop`.
+
+    All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
+    for, so streams in different threads keep each other waiting no longer than the device itself does.
+
+    Args:
+        manifest: of the bundle.
+        device, queue, lock: the backend's.
+        programs: what is loaded.
+        initial: what a memory row is before anything was seen.
+        settled: called when a program has run twice: engines compile what they compile at first use by then.
+    """
+
+    piecewise = False
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        device: Device,
+        queue: Queue,
+        lock: threading.RLock,
+        programs: Programs,
+        initial: Initial,
+        settled: Callable[[], None],
+    ) -> None:
+        self._device, self._queue, self._lock, self._programs, self._settled = device, queue, lock, programs, settled
+        update = programs.all[0].update
+        self.output: Output = WholeOutput(manifest)
+        self.counters = open_counters(update, manifest)
+        self._valid = np.zeros(manifest.batch_size, np.int32)
+        counts = {"valid": self._valid, "fill": self.counters.fill}
+        self._counts: dict[str, Ids] = counts | ({"head": self.counters.head} if update == "ring" else {})
+        self._blocks: dict[str, tuple[InputBlock, ResultBlock]] = {}
+        self._calls: dict[tuple[str, int], DeviceCall] = {}
+        self._latest: _Pending | None = None
         with self._lock:
-            super().reset(rows)
+            self.memory = open_device_memory(update, device, queue, manifest, initial, self.counters)
+        self.clear(np.arange(manifest.batch_size))
 
-    def select(self, rows: ArrayLike) -> None:
-        """See `Stream.select`."""
-        with self._lock:
-            super().select(rows)
+    @property
+    def fill(self) -> Ids:
+        """See `Loop`."""
+        return self.counters.fill
 
-    def restore(self, state: StreamState) -> None:
-        """See `Stream.restore`."""
-        with self._lock:
-            super().restore(state)
-
-    def memory(self) -> dict[str, NDArray[np.float32]]:
-        """See `Stream.memory`."""
-        with self._lock:
-            return dict(super().iter_memory())
-
-    def iter_memory(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """See `Stream.iter_memory`; they come from the device together."""
-        yield from self.memory().items()
+    @property
+    def heads(self) -> Ids:
+        """See `Loop`."""
+        return self.counters.heads
 
     @property
     def recorded(self) -> dict[str, str]:
         """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
-        backend = self._device_backend
-        return {
-            f"{name}, side {side}": call.not_recorded
-            or (
-                ("recorded" if call.steps > 1 else "not yet")
-                if backend.executables[name].recordable
-                else "by the engine"
-            )
-            for (name, side), call in self._device_calls.items()
-        }
+        return {f"{name}, side {side}": call.recorded for (name, side), call in self._calls.items()}
 
-    def _open_memory(self) -> DeviceMemory:
-        backend = self._device_backend
+    def resident(self, tokens: Any) -> DeviceTokens | None:
+        """See `Loop`."""
+        return device_tokens(tokens, self._device.dlpack, self._queue.handle)
+
+    def fetch(self, tokens: Resident) -> Ids:
+        """See `Loop`."""
+        assert isinstance(tokens, DeviceTokens)
+        host = np.zeros(tokens.shape, np.int32)
         with self._lock:
-            self._states = open_device_memory(
-                backend.update, self._on_device, self._queue, self._manifest, self._model.initial
-            )
-        return self._states
-
-    def _there(self, tokens: Any) -> DeviceTokens | None:
-        found = device_tokens(tokens, self._on_device.dlpack, self._queue.handle)
-        if found is not None and (found.shape[0] != self._b or found.shape[1] < 1):
-            raise UsageError(
-                f"tokens have shape {list(found.shape)}, expected [{self._b}, T] with T at least 1; one row per stream"
-            )
-        return found
-
-    def _here(self, tokens: Any) -> Any:
-        """Tokens on the host; those on the device are brought here where they are needed here."""
-        found = device_tokens(tokens, self._on_device.dlpack, self._queue.handle)
-        if found is None:
-            return tokens
-        host = np.zeros(found.shape, np.int32)
-        with self._lock:
-            self._queue.copy(host.ctypes.data, found.address, host.strides[0], len(host), host.strides[0], found.pitch)
+            width = host.strides[0]
+            self._queue.copy(host.ctypes.data, tokens.address, width, len(host), width, tokens.pitch)
             self._queue.wait()
         return host
 
-    def _feed_there(self, tokens: DeviceTokens, lengths: ArrayLike | None) -> Logprobs:
-        counts = check_lengths(lengths, self._b, tokens.shape[1])
-        result = np.zeros((*tokens.shape, self._manifest.config.vocab_size), np.float32)
-        for first, last, inside in self._cuts(tokens.shape[1], counts):
-            features = self._step(self._model.kind, {}, inside, last - first, tokens.columns(first, last))
-            for row, count in enumerate(inside.tolist()):
-                if count:
-                    self._output.logprobs(features[row, :count], result[row, first : first + count])
-        return result
-
-    def _run(self, ids: Ids, counts: Ids) -> NDArray[np.float32]:
-        return self._step(self._model.kind, {"tokens": ids}, counts, ids.shape[1])
-
-    def _nll(self, ids: Ids, targets: Ids, counts: Ids) -> NDArray[np.float32]:
-        if not self._device_backend.has("score", ids.shape[1]):
-            return super()._nll(ids, targets, counts)
-        return self._step("score", {"tokens": ids, "targets": targets}, counts, ids.shape[1])
-
-    def _last(self, ids: Ids, counts: Ids) -> NDArray[np.float32]:
-        if not self._device_backend.has("last", ids.shape[1]):
-            return super()._last(ids, counts)
-        return self._step("last", {"tokens": ids}, counts, 0, length=ids.shape[1])
-
-    def _step(
-        self,
-        kind: str,
-        values: dict[str, Ids],
-        counts: Ids,
-        columns: int,
-        tokens: DeviceTokens | None = None,
-        length: int = 0,
-    ) -> NDArray[np.float32]:
-        """One segment through the smallest program of a kind; a view of what it returned, good until its next run."""
-        self._valid[: self._b] = counts
-        call, result = self._call(kind, length or columns)
-        inputs = {**values, "valid": self._valid, "fill": self._fill}
+    def run(
+        self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
+    ) -> _Pending:
+        """See `Loop`."""
+        if self._latest is not None:
+            self._latest.wait()  # its inputs and its result lie where this step's will
+        counters, b = self.counters, len(counts)
+        length = next(iter(inputs.values())).shape[1]
+        executable = self._programs.find(KINDS[want], length)
+        kind, call, result = executable.program.kind, *self._call(executable)
+        read = {name: value for name, value in inputs.items() if name != "targets" or kind == "score"}
+        resident = {name: value for name, value in read.items() if isinstance(value, DeviceTokens)}
+        values: dict[str, Array] = {name: value for name, value in read.items() if isinstance(value, np.ndarray)}
+        columns = 0 if kind == "last" else length
+        self._valid[:b] = counts
         with self._lock:
-            if self._model.update == "ring":
-                inputs["head"] = self._memory.heads
-            event = call.step(inputs, tokens, self._b, columns)
-            self._memory.advance(self._valid)
-        event.wait()
-        np.minimum(self._fill + self._valid, self._manifest.memory_length, out=self._fill)
-        if call.steps == 2:
-            self._device_backend.settled()
-        return result.host[: self._b, :columns] if columns else result.host[: self._b]
+            event = call.step(values | self._counts, resident, b, columns)
+            if commit:
+                after = counters.after(self._valid)
+                for row, count in counters.spills(after):
+                    self.memory.move_to_front(row, count)
+                counters.commit(after)
+        given = result.host[:b, :columns] if columns else result.host[:b]
+        targets = inputs.get("targets")
+        assert targets is None or isinstance(targets, np.ndarray)
+        done = self._settled if call.steps == 2 else _nothing
+        self._latest = _Pending(kind, given, counts, targets, self.output, event, done)
+        return self._latest
 
-    def _call(self, kind: str, length: int) -> tuple[DeviceCall, ResultBlock]:
+    def clear(self, rows: Indices) -> None:
+        """See `Loop`."""
+        with self._lock:
+            self.memory.clear(rows)
+            self.counters.clear(rows)
+
+    def reorder(self, rows: Indices) -> None:
+        """See `Loop`."""
+        with self._lock:
+            self.memory.reorder(rows)
+            self.counters.reorder(rows)
+        self._valid[:] = 0  # sequences that are gone are idle from now on
+
+    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
+        """See `Loop`; all tensors come from the device together."""
+        with self._lock:
+            rows = self.memory.newest(row, int(self.counters.fill[row]))
+        chosen = rows if names is None else {name: rows[name] for name in names}
+        return RowState(int(self.counters.fill[row]), int(self.counters.heads[row]), chosen)
+
+    def put(self, row: int, state: RowState) -> None:
+        """See `Loop`."""
+        with self._lock:
+            self.counters.put(row, state.fill, state.head)
+            self.memory.place(row, state.tensors)
+
+    def _call(self, executable: Executable) -> tuple[DeviceCall, ResultBlock]:
         """The program tied to this side of the memory, for the first time or again."""
-        executable = self._device_backend.find(kind, length)
-        name, side = executable.program.name, self._memory.side
-        call = self._device_calls.get((name, side))
+        name, side = executable.program.name, self.counters.side
+        call = self._calls.get((name, side))
         if call is None:
             with self._lock:
-                memory = self._states.places()
-                if name not in self._inputs:
-                    self._inputs[name] = InputBlock(self._on_device, executable, frozenset(memory[0]))
-                    self._results[name] = ResultBlock(self._on_device, executable)
-                call = DeviceCall(executable, self._queue, self._inputs[name], self._results[name], memory)
-            self._device_calls[name, side] = call
-        return call, self._results[name]
+                memory = self.memory.addresses(side)
+                if name not in self._blocks:
+                    states = frozenset(memory[0])
+                    inputs = InputBlock(self._device, executable, states)
+                    self._blocks[name] = inputs, ResultBlock(self._device, executable)
+                call = DeviceCall(executable, self._queue, *self._blocks[name], memory)
+            self._calls[name, side] = call
+        return call, self._blocks[name][1]
+
+
+def _nothing() -> None:
+    """Nothing is to be done after most steps."""

@@ -1,33 +1,53 @@
-"""The memory of a stream on a device. Rows stand where `txl_runtime.host.memory` has them.
+"""The memory of a loop on a device. Rows stand where `host.memory` has them; what is moved is said in bytes.
 
-All states of a stream lie in one block, each at an aligned place, all of one shape: so the rows of one sequence, of all
+All states of a loop lie in one block, each at an aligned place, all of one shape: so the rows of one sequence, of all
 states, are one copy with a pitch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
 from txl_runtime.device.interface import Block, Device, Queue, aligned, host_address
-from txl_runtime.host.memory import Initial, Memory, Rows, ring_rows
+from txl_runtime.streaming.memory import Counters, Initial, ring_rows
+from txl_runtime.types import Array, Floats, Indices
 
 __all__ = ["DeviceMemory", "DeviceRing", "DeviceRolled", "open_device_memory"]
 
-Places = Mapping[str, int]
+Addresses = Mapping[str, int]
 
 
-class DeviceMemory(Memory, Protocol):
-    """A memory whose tensors are bound by address."""
+class DeviceMemory(Protocol):
+    """State tensors of B sequences on a device, whose counters say which rows of them exist."""
 
-    def places(self) -> tuple[Places, Places]:
-        """Addresses to bind on this side, as inputs and as outputs of a program; names are the graph's."""
+    def addresses(self, side: int) -> tuple[Addresses, Addresses]:
+        """What to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""
+        ...
+
+    def move_to_front(self, row: int, count: int) -> None:
+        """Copy the rows that a sequence spilled behind the ring to the ring's first slots."""
+        ...
+
+    def newest(self, row: int, count: int) -> dict[str, Floats]:
+        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor."""
+        ...
+
+    def place(self, row: int, rows: Mapping[str, Floats]) -> None:
+        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
+        ...
+
+    def clear(self, rows: Indices) -> None:
+        """Make sequences what they are before anything was seen."""
+        ...
+
+    def reorder(self, rows: Indices) -> None:
+        """Sequence i becomes what sequence rows[i] was; those behind the last are cleared."""
         ...
 
 
@@ -52,7 +72,7 @@ class _Layout:
     def places(self, block: Block) -> list[int]:
         return [block.address + index * self.pitch for index in range(len(self.states))]
 
-    def host(self) -> NDArray[Any]:
+    def host(self) -> Array:
         """One sequence of all states on the host, as stored: [states, ...]."""
         return np.zeros((len(self.states), *self.row_shape), stored_type(self.dtype))
 
@@ -60,11 +80,16 @@ class _Layout:
 class _DeviceStates:
     """What both forms have in common: moving whole sequences between blocks and the host."""
 
-    piecewise = False
-
     def __init__(
-        self, device: Device, queue: Queue, states: tuple[StateTensor, ...], batch: int, fresh: Initial
+        self,
+        device: Device,
+        queue: Queue,
+        states: tuple[StateTensor, ...],
+        batch: int,
+        fresh: Initial,
+        counters: Counters,
     ) -> None:
+        self._counters = counters
         self._device, self._queue, self._layout = device, queue, _Layout(states, batch)
         self._fresh = self._fresh_rows(fresh)
         # What a sequence is before anything was seen, where that is not zeros: kept on the device, to be copied.
@@ -73,7 +98,7 @@ class _DeviceStates:
             queue.copy(self._template.address, host_address(self._fresh), self._fresh.nbytes)
             queue.wait()
 
-    def _fresh_rows(self, initial: Initial) -> NDArray[Any]:
+    def _fresh_rows(self, initial: Initial) -> Array:
         layout, fresh = self._layout, self._layout.host()
         for index, name in enumerate(layout.names):
             rows = np.moveaxis(fresh[index], layout.axis, 0)  # [slots, ...]
@@ -86,19 +111,19 @@ class _DeviceStates:
         if layout.states:
             self._queue.copy(to, source, layout.row_bytes, len(layout.states), to_pitch, source_pitch)
 
-    def _fetch(self, block: Block, row: int) -> NDArray[Any]:
+    def _fetch(self, block: Block, row: int) -> Array:
         """One sequence of all states, as stored: [states, ...]."""
         layout, host = self._layout, self._layout.host()
         self._between(host_address(host), layout.row_bytes, layout.at(block, row), layout.pitch)
         self._queue.wait()
         return host
 
-    def _send(self, block: Block, row: int, host: NDArray[Any]) -> None:
+    def _send(self, block: Block, row: int, host: Array) -> None:
         layout = self._layout
         self._between(layout.at(block, row), layout.pitch, host_address(host), layout.row_bytes)
         self._queue.wait()  # the array is the caller's, who may let go of it
 
-    def _clear(self, block: Block, rows: NDArray[np.int64]) -> None:
+    def _clear(self, block: Block, rows: Indices) -> None:
         layout = self._layout
         if not layout.states:
             return
@@ -111,7 +136,7 @@ class _DeviceStates:
             else:
                 self._between(layout.at(block, row), layout.pitch, self._template.address, layout.row_bytes)
 
-    def _take(self, host: NDArray[Any], slots: Any) -> dict[str, Rows]:
+    def _take(self, host: Array, slots: Any) -> dict[str, Floats]:
         """Some slots of a fetched sequence, [count, ...] per state."""
         layout = self._layout
         rows = np.moveaxis(host, layout.axis + 1, 1)[:, slots]
@@ -119,7 +144,7 @@ class _DeviceStates:
             name: np.array(to_float32(rows[index], layout.dtype), order="C") for index, name in enumerate(layout.names)
         }
 
-    def _made(self, slots: Any, rows: Mapping[str, Rows]) -> NDArray[Any]:
+    def _made(self, slots: Any, rows: Mapping[str, Floats]) -> Array:
         """A fresh sequence with some slots set, to be sent."""
         layout, host = self._layout, self._fresh.copy()
         for index, name in enumerate(layout.names):
@@ -128,121 +153,87 @@ class _DeviceStates:
 
 
 class DeviceRolled(_DeviceStates):
-    """Two blocks that a program reads and writes in turn; filled rows stand last. See `memory.RolledMemory`."""
+    """Two blocks that a program reads and writes in turn; filled rows stand last. See `host.memory.RolledMemory`."""
 
-    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial) -> None:
-        super().__init__(device, queue, manifest.states_of("rolled"), manifest.batch_size, initial)
+    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters) -> None:
+        super().__init__(device, queue, manifest.states_of("rolled"), manifest.batch_size, initial, counters)
         self._blocks = tuple(device.allocate(max(self._layout.block, 1)) for _ in range(2))
-        self.side = 0
 
-    def bound(self) -> Any:
-        """Not for arrays: see `places`."""
-        raise NotImplementedError
-
-    def places(self) -> tuple[Places, Places]:
+    def addresses(self, side: int) -> tuple[Addresses, Addresses]:
         """See `DeviceMemory`."""
         states, layout = self._layout.states, self._layout
-        now, after = layout.places(self._blocks[self.side]), layout.places(self._blocks[1 - self.side])
+        now, after = layout.places(self._blocks[side]), layout.places(self._blocks[1 - side])
         inputs = {state.input: place for state, place in zip(states, now, strict=True)}
         return inputs, {state.output: place for state, place in zip(states, after, strict=True)}
 
-    def advance(self, valid: NDArray[np.int32]) -> None:
-        """See `Memory`."""
-        self.side = 1 - self.side
+    def move_to_front(self, row: int, count: int) -> None:
+        """See `DeviceMemory`; rolled memory never spills."""
 
-    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Rows]:
-        """See `Memory`; always of all, which come from the device together."""
+    def newest(self, row: int, count: int) -> dict[str, Floats]:
+        """See `DeviceMemory`."""
         slots = self._layout.row_shape[self._layout.axis]
-        return self._take(self._fetch(self._blocks[self.side], row), slice(slots - count, slots))
+        return self._take(self._fetch(self._blocks[self._counters.side], row), slice(slots - count, slots))
 
-    @property
-    def heads(self) -> NDArray[np.int32]:
-        """See `Memory`."""
-        return np.zeros(self._layout.batch, np.int32)
-
-    def place(self, row: int, head: int, rows: Mapping[str, Rows]) -> None:
-        """See `Memory`."""
+    def place(self, row: int, rows: Mapping[str, Floats]) -> None:
+        """See `DeviceMemory`."""
         if self._layout.states:
             slots, count = self._layout.row_shape[self._layout.axis], len(next(iter(rows.values())))
-            self._send(self._blocks[self.side], row, self._made(slice(slots - count, slots), rows))
+            self._send(self._blocks[self._counters.side], row, self._made(slice(slots - count, slots), rows))
 
-    def clear(self, rows: NDArray[np.int64]) -> None:
-        """See `Memory`. The other side needs nothing: a step writes all of it."""
-        self._clear(self._blocks[self.side], rows)
+    def clear(self, rows: Indices) -> None:
+        """See `DeviceMemory`. The other side needs nothing: a step writes all of it."""
+        self._clear(self._blocks[self._counters.side], rows)
 
-    def reorder(self, rows: NDArray[np.int64]) -> None:
-        """See `Memory`: into the other side, which is the one to be read then."""
-        layout, now, after = self._layout, self._blocks[self.side], self._blocks[1 - self.side]
+    def reorder(self, rows: Indices) -> None:
+        """See `DeviceMemory`: into the other side, which is the one to be read then."""
+        layout, now, after = self._layout, self._blocks[self._counters.side], self._blocks[1 - self._counters.side]
         for row, old in enumerate(rows.tolist()):
             self._between(layout.at(after, row), layout.pitch, layout.at(now, old), layout.pitch)
-        self.side = 1 - self.side
+        self._counters.turn()
         self._clear(after, np.arange(len(rows), layout.batch))
 
 
 class DeviceRing(_DeviceStates):
-    """One block, which programs update in place; rows that spilled are moved on the device. See `memory.RingMemory`."""
+    """One block, which programs update in place; spilled rows are moved on the device. See `host.memory.RingMemory`."""
 
-    side = 0
-
-    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial) -> None:
+    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters) -> None:
         states = manifest.states_of("ring")
-        super().__init__(device, queue, states, manifest.batch_size, initial)
+        super().__init__(device, queue, states, manifest.batch_size, initial, counters)
         assert states[0].slots is not None
         self._ring = states[0].slots
         self._block = device.allocate(self._layout.block)
         self._spare: Block | None = None  # what `reorder` takes its sequences from
-        self._head = np.zeros(manifest.batch_size, np.int32)
 
-    def bound(self) -> Any:
-        """Not for arrays: see `places`."""
-        raise NotImplementedError
-
-    def places(self) -> tuple[Places, Places]:
+    def addresses(self, side: int) -> tuple[Addresses, Addresses]:
         """See `DeviceMemory`."""
         places = self._layout.places(self._block)
         pairs = list(zip(self._layout.states, places, strict=True))
         return {state.input: place for state, place in pairs}, {state.output: place for state, place in pairs}
 
-    def advance(self, valid: NDArray[np.int32]) -> None:
-        """See `Memory`."""
-        np.add(self._head, valid, out=self._head)
-        for row in np.flatnonzero(self._head >= self._ring).tolist():
-            spilled = int(self._head[row]) - self._ring
-            self._head[row] = spilled
-            if spilled:
-                self._move_to_front(row, spilled)
-
-    def _move_to_front(self, row: int, count: int) -> None:
-        """Slots ring … ring+count → 0 … count of one sequence: they cannot overlap, count is at most L < ring."""
+    def move_to_front(self, row: int, count: int) -> None:
+        """See `DeviceMemory`; the two ranges cannot overlap, count is at most L < ring."""
         heads, slots, *rest = self._layout.row_shape
         slot = int(np.prod(rest)) * stored_type(self._layout.dtype).itemsize
         for index in range(len(self._layout.states)):
             front = self._layout.at(self._block, row) + index * self._layout.pitch
             self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
 
-    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Rows]:
-        """See `Memory`; always of all, which come from the device together."""
-        return self._take(self._fetch(self._block, row), ring_rows(int(self._head[row]), count, self._ring))
+    def newest(self, row: int, count: int) -> dict[str, Floats]:
+        """See `DeviceMemory`."""
+        return self._take(self._fetch(self._block, row), ring_rows(int(self._counters.head[row]), count, self._ring))
 
-    @property
-    def heads(self) -> NDArray[np.int32]:
-        """See `Memory`."""
-        return self._head.copy()
-
-    def place(self, row: int, head: int, rows: Mapping[str, Rows]) -> None:
-        """See `Memory`."""
-        self._head[row] = head % self._ring
-        slots = ring_rows(int(self._head[row]), len(next(iter(rows.values()))), self._ring)
+    def place(self, row: int, rows: Mapping[str, Floats]) -> None:
+        """See `DeviceMemory`."""
+        slots = ring_rows(int(self._counters.head[row]), len(next(iter(rows.values()))), self._ring)
         self._send(self._block, row, self._made(slots, rows))
 
-    def clear(self, rows: NDArray[np.int64]) -> None:
-        """See `Memory`."""
+    def clear(self, rows: Indices) -> None:
+        """See `DeviceMemory`."""
         self._clear(self._block, rows)
-        self._head[rows] = 0
 
-    def reorder(self, rows: NDArray[np.int64]) -> None:
-        """See `Memory`: sequences that move are set aside first, since they may change places with each other."""
-        layout, heads = self._layout, self._head[rows]
+    def reorder(self, rows: Indices) -> None:
+        """See `DeviceMemory`: sequences that move are set aside first, since they may change places with each other."""
+        layout = self._layout
         moving = [(row, old) for row, old in enumerate(rows.tolist()) if row != old]
         if moving:
             if self._spare is None:
@@ -252,10 +243,11 @@ class DeviceRing(_DeviceStates):
             for row, old in moving:
                 self._between(layout.at(self._block, row), layout.pitch, layout.at(self._spare, old), layout.pitch)
         self.clear(np.arange(len(rows), layout.batch))
-        self._head[: len(rows)] = heads
 
 
-def open_device_memory(update: str, device: Device, queue: Queue, manifest: Manifest, initial: Initial) -> DeviceMemory:
+def open_device_memory(
+    update: str, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters
+) -> DeviceMemory:
     """Fresh memory of an update rule, on a device."""
     kind = DeviceRing if update == "ring" else DeviceRolled
-    return kind(device, queue, manifest, initial)
+    return kind(device, queue, manifest, initial, counters)

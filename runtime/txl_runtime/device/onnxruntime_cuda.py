@@ -14,7 +14,7 @@ from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.interface import Device, Launch, Queue
 from txl_runtime.errors import BackendError, BundleError, UsageError
-from txl_runtime.streaming.loop import Arrays, Call
+from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
 __all__ = [
@@ -198,7 +198,7 @@ def load_onnxruntime(
         names = [node for nodes in elsewhere.values() for node in nodes]
         said = f"; {len(names)} nodes run on the CPU: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
     description = f"ONNX Runtime {sessions.version} on {device.title}{said}"
-    return DeviceBackend("cuda", description, device, queue, executables, softmax)
+    return DeviceBackend("cuda", description, device, queue, executables)
 
 
 def import_onnxruntime() -> Any:

@@ -14,7 +14,7 @@ from txl_runtime.bundle.external_data import external_tensors
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError
-from txl_runtime.streaming.loop import Arrays, Call
+from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
 __all__ = ["OnnxRuntimeCpu"]
@@ -33,8 +33,6 @@ class OnnxRuntimeCpu:
     Programs that share a file share its session, and with it one copy of the weights.
     """
 
-    name = "cpu"
-
     def __init__(self, bundle: Bundle, programs: Sequence[Program], threads: int | None, lean: bool) -> None:
         try:
             import onnxruntime
@@ -50,8 +48,7 @@ class OnnxRuntimeCpu:
             )
         self._ort = onnxruntime
         self._bundle, self._threads, self._lean = bundle, threads, lean
-        config = bundle.manifest.config
-        self._small_softmax = config.d_model * config.vocab_size <= SMALL
+        self._small_softmax = bundle.manifest.softmax_products <= SMALL
         # Lean: one mapping of the weight file for all sessions, which would each make their own.
         weights = bundle.file(bundle.manifest.weights)
         self._mapping = _map(weights) if lean else None
@@ -67,7 +64,7 @@ class OnnxRuntimeCpu:
         self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
-        """Tie a program to arrays; see `Backend.bind`."""
+        """See `Engine`."""
         session = self._sessions[program.file]
         binding = session.io_binding()
         for name, array in inputs.items():
@@ -84,7 +81,7 @@ class OnnxRuntimeCpu:
         return call
 
     def release_pages(self) -> None:
-        """Let go of the pages that lean weights take up in memory; they come back as they are needed."""
+        """See `Engine`; weights that are not lean are no mapped pages."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
             self._mapping.madvise(mmap.MADV_DONTNEED)
 

@@ -1,72 +1,155 @@
-"""Engines: one module each, behind one small protocol.
+"""The loop: what an engine implements so that streams run on it.
 
-A backend opens a bundle's programs. `bind` ties a program to arrays the caller owns and returns a `Call`; running the
-call reads the input arrays, writes the output arrays and allocates nothing. The same arrays may be bound many times,
-by many streams; a call may not run twice at the same time, different calls may.
+A loop holds the state of B sequences and runs one segment of all of them at a time. `host` implements it with arrays of
+NumPy, `device` with memory that never leaves a GPU. A stream calls nothing else of an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Protocol
 
-from numpy.typing import NDArray
-
-from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.errors import BackendError
+from txl_runtime.streaming.memory import Initial, RowState
+from txl_runtime.streaming.outputs import Output
+from txl_runtime.types import Floats, Ids, Indices
 
-__all__ = ["DEVICES", "NAMES", "Arrays", "Backend", "Call", "check_choice", "open_backend"]
+__all__ = ["Backend", "Loop", "Resident", "Result", "Want"]
 
-DEVICES = ("rtx", "tensorrt", "cuda")
-"""Backends that keep the memory on a device, the best first."""
-NAMES = ("auto", "cpu", *DEVICES)
-
-Arrays = Mapping[str, NDArray[Any]]
-Call = Callable[[], None]
+Want = Literal["rows", "last", "nll"]
+"""What a caller will ask a result for: an engine may have a program that computes just that."""
 
 
-class Backend(Protocol):
-    """An engine that has opened a bundle.
+class Resident(Protocol):
+    """Token ids [b, T] that already lie where a loop keeps its memory."""
 
-    Attributes:
-        name, description: of the engine, for programs and for people.
-        least_rows: from this many rows on, what a softmax program gives a row does not depend on how many there are.
-    """
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B and T."""
+        ...
 
-    name: str
-    description: str
-    least_rows: int
-
-    def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
-        """Tie a program to C-contiguous arrays of the program's shapes and dtypes.
-
-        Arrays of a softmax program may have any number of rows. Outputs may not overlap inputs, but for the state of
-        a ring: there one array is both.
-        """
+    def __getitem__(self, key: tuple[slice, slice]) -> Resident:
+        """Some columns of all rows; nothing is copied."""
         ...
 
 
-def open_backend(
-    bundle: Bundle, programs: Sequence[Program], threads: int | None = None, lean: bool = False
-) -> Backend:
-    """Open some programs of a bundle on the CPU. Devices are `txl_runtime.device.choosing`'s.
+class Result(Protocol):
+    """What one segment gave. It is good until the loop's next run, and may stay on a device until it is asked for."""
 
-    Raises:
-        BackendError: the engine is not installed, or cannot run the bundle.
+    def rows(self) -> Floats:
+        """What the program returned for every position, [b, T, F]: what `Loop.output` takes."""
+        ...
+
+    def last(self) -> Floats:
+        """The same for the last position that counts in each sequence, [b, F]; of an idle sequence, for its first."""
+        ...
+
+    def nll(self) -> Floats:
+        """Negative log-likelihoods in nats of the targets that were among the inputs, [b, T]."""
+        ...
+
+
+class Loop(Protocol):
+    """The state of B sequences, and programs that advance it.
+
+    Attributes:
+        output: what turns rows of features into log-probabilities.
+        piecewise: whether taking the state's tensors out one by one costs no more than taking all at once.
     """
-    from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
 
-    return OnnxRuntimeCpu(bundle, programs, threads, lean)
+    output: Output
+    piecewise: bool
+
+    @property
+    def fill(self) -> Ids:
+        """Memory rows that exist, [B]."""
+        ...
+
+    @property
+    def heads(self) -> Ids:
+        """Where each sequence stands in a ring, [B]: rounding depends on it, so a snapshot keeps it. Else zeros."""
+        ...
+
+    def resident(self, tokens: Any) -> Resident | None:
+        """The tokens, if they lie in this loop's memory already; None for everything else.
+
+        Raises:
+            UsageError: they do, but not as int32 [b, T].
+        """
+        ...
+
+    def fetch(self, tokens: Resident) -> Ids:
+        """A copy on the host of tokens that `resident` found."""
+        ...
+
+    def run(
+        self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
+    ) -> Result:
+        """Run one segment in the smallest program that holds it.
+
+        The state after it is committed in one assignment: whatever interrupts this call, the state is the one before
+        the segment or the one after it.
+
+        Args:
+            inputs: by the programs' names, [b, T] each; checked, with zeros in the padding. "targets" may be among
+                them whether or not a program reads them.
+            counts: int32 [b], the positions that count; 0 leaves a sequence idle.
+            want: what the result will be asked for.
+            commit: whether the segment becomes part of the state.
+
+        Raises:
+            BackendError: the engine failed; the state is what it was.
+        """
+        ...
+
+    def clear(self, rows: Indices) -> None:
+        """Make sequences what they are before anything was seen."""
+        ...
+
+    def reorder(self, rows: Indices) -> None:
+        """Make sequence i what sequence rows[i] was; those behind the last are cleared."""
+        ...
+
+    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
+        """A copy of one sequence's state: of all its tensors, or of those named."""
+        ...
+
+    def put(self, row: int, state: RowState) -> None:
+        """Give a cleared sequence a state that was taken."""
+        ...
 
 
-def check_choice(name: str, threads: int | None) -> None:
-    """What a caller asks of a backend, checked before anything is opened.
+class Backend(Protocol):
+    """An engine that has opened a bundle's programs.
 
-    Raises:
-        BackendError: there is no such backend, or no such number of threads.
+    Attributes:
+        name, description: of the engine, for programs and for people.
+        update: the update rule of its programs.
+        programs: those that it runs.
     """
-    if name not in NAMES:
-        raise BackendError(f"backend {name!r} is unknown, expected one of {', '.join(NAMES)}")
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - see the class
+
+    @property
+    def description(self) -> str: ...  # noqa: D102
+
+    @property
+    def update(self) -> str: ...  # noqa: D102
+
+    @property
+    def programs(self) -> tuple[Program, ...]: ...  # noqa: D102
+
+    def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
+        """A loop of fresh sequences.
+
+        Args:
+            manifest: of the bundle that was opened.
+            initial: what a memory row is before anything was seen, from `initial_rows`.
+        """
+        ...
+
+    def release_pages(self) -> None:
+        """Let go of pages of the weight file that are mapped into memory; they come back as they are needed."""
+        ...

@@ -10,18 +10,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Program
-from txl_runtime.streaming.loop import Backend, Call
+from txl_runtime.types import Floats, Ids
 
-__all__ = ["Output", "SplitOutput", "WholeOutput", "open_output"]
-
-Floats = NDArray[np.float32]
-
-CHUNK = 2**22
-"""Log-probabilities computed at a time, 16 MiB: 15 rows of 267,735 words."""
+__all__ = ["Output", "RowsResult", "WholeOutput"]
 
 
 class Output(Protocol):
@@ -36,7 +29,7 @@ class Output(Protocol):
         """Log-probabilities of the vocabulary, [n, F] → out [n, V], which may be a strided view."""
         ...
 
-    def nll(self, features: Floats, targets: NDArray[np.int32]) -> Floats:
+    def nll(self, features: Floats, targets: Ids) -> Floats:
         """Negative log-likelihoods of one target per row, [n, F] and [n] → [n]."""
         ...
 
@@ -53,13 +46,13 @@ class WholeOutput:
     """For programs that return log-probabilities: there is nothing left to compute."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self.clusters = ((0, manifest.config.vocab_size),)
+        self.clusters = ((0, manifest.vocab_size),)
 
     def logprobs(self, features: Floats, out: Floats) -> None:
         """See `Output`."""
         np.copyto(out, features)
 
-    def nll(self, features: Floats, targets: NDArray[np.int32]) -> Floats:
+    def nll(self, features: Floats, targets: Ids) -> Floats:
         """See `Output`."""
         return -np.take_along_axis(features, targets[:, None], axis=1)[:, 0]
 
@@ -72,84 +65,28 @@ class WholeOutput:
         raise IndexError(cluster)
 
 
-class _Rows:
-    """One softmax program on any number of rows: arrays for the most there were, bound once per number of rows.
+class RowsResult:
+    """The result of a segment that is made of the rows its program returned. See `loop.Result`."""
 
-    What a row gets does not depend on the others: ONNX Runtime's products and softmax give the same bits for a row
-    whatever their number (tested), or from `Backend.least_rows` on; fewer are filled up with older ones. So sequences
-    stay independent though they are computed together.
-    """
+    __slots__ = ("_counts", "_output", "_rows", "_targets")
 
-    KEPT = 8
+    def __init__(self, rows: Floats, counts: Ids, targets: Ids | None, output: Output) -> None:
+        self._rows, self._counts, self._targets, self._output = rows, counts, targets, output
 
-    def __init__(self, backend: Backend, program: Program) -> None:
-        self._backend, self._program, self._least = backend, program, backend.least_rows
-        self._widths = tuple(int(spec.shape[1]) for spec in (program.inputs[0], program.outputs[0]))
-        self._arrays = tuple(np.zeros((0, width), np.float32) for width in self._widths)
-        self._bound: dict[int, tuple[Floats, Floats, Call]] = {}
+    def rows(self) -> Floats:
+        """See `loop.Result`."""
+        return self._rows
 
-    def __call__(self, features: Floats) -> Floats:
-        """[n, F] → [n, columns]; good until the next call."""
-        found = self._bound.get(len(features))
-        taken, given, call = self._bind(len(features)) if found is None else found
-        taken[: len(features)] = features
-        call()
-        return given[: len(features)]
+    def last(self) -> Floats:
+        """See `loop.Result`."""
+        rows = self.rows()
+        if rows.shape[1] == 1:
+            return rows[:, 0]
+        last: Floats = rows[np.arange(len(rows)), np.maximum(self._counts, 1) - 1]
+        return last
 
-    def _bind(self, rows: int) -> tuple[Floats, Floats, Call]:
-        count = max(rows, self._least)
-        if count > len(self._arrays[0]):
-            self._bound.clear()
-            self._arrays = tuple(np.zeros((count, width), np.float32) for width in self._widths)
-        while len(self._bound) >= self.KEPT:
-            del self._bound[next(iter(self._bound))]
-        taken, given = (array[:count] for array in self._arrays)
-        inputs, outputs = {self._program.inputs[0].name: taken}, {self._program.outputs[0].name: given}
-        self._bound[rows] = taken, given, self._backend.bind(self._program, inputs, outputs)
-        return self._bound[rows]
-
-
-class SplitOutput:
-    """For programs that return hidden rows."""
-
-    def __init__(self, manifest: Manifest, backend: Backend) -> None:
-        self.clusters = manifest.config.clusters
-        programs = {program.kind: program for program in manifest.programs}
-        self._head = _Rows(backend, programs["head"])
-        self._tails = {c: _Rows(backend, programs[f"tail.{c}"]) for c in range(1, len(self.clusters))}
-
-    def logprobs(self, features: Floats, out: Floats) -> None:
-        """See `Output`; some rows at a time, so that besides the result no large part of it is held."""
-        words, rows = self.clusters[0][1], max(1, CHUNK // self.clusters[-1][1])
-        for start in range(0, len(features), rows):
-            some, into = features[start : start + rows], out[start : start + rows]
-            head = self._head(some)
-            into[:, :words] = head[:, :words]
-            for cluster in self._tails:
-                first, last = self.clusters[cluster]
-                np.add(self.tail(some, cluster), head[:, words + cluster - 1, None], out=into[:, first:last])
-
-    def nll(self, features: Floats, targets: NDArray[np.int32]) -> Floats:
-        """See `Output`; a cluster that no target is in is not computed."""
-        head, words = self._head(features), self.clusters[0][1]
-        which = np.searchsorted([last for _, last in self.clusters], targets, side="right")
-        columns = np.where(which == 0, targets, words + which - 1)
-        found = np.take_along_axis(head, columns[:, None], axis=1)[:, 0]
-        for cluster in np.unique(which[which > 0]).tolist():
-            rows = np.flatnonzero(which == cluster)
-            inside = targets[rows] - self.clusters[cluster][0]
-            found[rows] += np.take_along_axis(self.tail(features[rows], cluster), inside[:, None], axis=1)[:, 0]
-        return -found
-
-    def head(self, features: Floats) -> Floats:
-        """See `Output`."""
-        return self._head(features)
-
-    def tail(self, features: Floats, cluster: int) -> Floats:
-        """See `Output`."""
-        return self._tails[cluster](features)
-
-
-def open_output(kind: str, manifest: Manifest, backend: Backend) -> Output:
-    """The softmax behind segment programs of a kind."""
-    return SplitOutput(manifest, backend) if kind == "hidden" else WholeOutput(manifest)
+    def nll(self) -> Floats:
+        """See `loop.Result`."""
+        rows, targets = self.rows(), self._targets
+        assert targets is not None, "targets are among the inputs of a segment whose nll is asked for"
+        return self._output.nll(rows.reshape(targets.size, -1), targets.ravel()).reshape(targets.shape)

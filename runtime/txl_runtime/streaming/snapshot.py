@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.types import Floats, Ids
 
-__all__ = ["StreamState"]
+__all__ = ["StreamState", "check_fits"]
 
 FORMAT = "txl-deploy.state/1"
 
@@ -30,9 +33,9 @@ class StreamState:
     """
 
     model_id: str
-    fill: NDArray[np.int32]
-    memory: dict[str, NDArray[np.float32]]
-    head: NDArray[np.int32] | None = None
+    fill: Ids
+    memory: dict[str, Floats]
+    head: Ids | None = None
 
     @property
     def batch_size(self) -> int:
@@ -80,7 +83,7 @@ class StreamState:
             with safe_open(source, framework="numpy") as stored:
                 facts = stored.metadata() or {}
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, TypeError, AttributeError, KeyError) as error:  # NumPy has no BF16, no F8
             raise UsageError(f"{source}: {error}; expected a saved state; StreamState.save writes one") from None
         fill = tensors.pop("fill", None)
         if facts.get("format") != FORMAT or fill is None or fill.ndim != 1 or fill.dtype != np.int32:
@@ -91,3 +94,55 @@ class StreamState:
                 f"{source}: its head is {head.dtype} {list(head.shape)}, expected int32 {list(fill.shape)}"
             )
         return cls(facts.get("model_id", ""), fill, tensors, head)
+
+
+def check_fits(state: StreamState, manifest: Manifest, states: Sequence[StateTensor], batch_size: int) -> None:
+    """Hold a snapshot against the stream that is to continue from it.
+
+    Args:
+        state: the snapshot.
+        manifest: of the stream's bundle.
+        states: the stream's own state table.
+        batch_size: b, its number of sequences.
+
+    Raises:
+        UsageError: the snapshot is of another model, form of memory or number of sequences, or its parts do not fit.
+    """
+    if not isinstance(state, StreamState):
+        raise UsageError(f"the state is a {type(state).__name__}, expected a StreamState; StreamState.load reads one")
+    if state.model_id != manifest.model_id:
+        raise UsageError(
+            f"the state belongs to model {state.model_id[:12] or 'unknown'}, this bundle is {manifest.model_id[:12]}; "
+            "restore it in the model it was taken from"
+        )
+    fill, head = state.fill, state.head
+    if not _counts(fill):
+        raise UsageError(f"the state's fill is {_shown(fill)}, expected int32 [{batch_size}]; take it again")
+    if state.batch_size != batch_size:
+        raise UsageError(
+            f"the state holds {state.batch_size} sequences, this stream has {batch_size}; "
+            f"open it with model.stream({state.batch_size})"
+        )
+    if (fill < 0).any() or (fill > manifest.memory_length).any():
+        raise UsageError(f"the state's fill is {fill.tolist()}, expected 0 … {manifest.memory_length}; take it again")
+    if head is not None and (not _counts(head) or head.shape != fill.shape):
+        raise UsageError(f"the state's head is {_shown(head)}, expected int32 {list(fill.shape)}; take it again")
+    rows, known = int(fill.max(initial=0)), {spec.name: spec for spec in states}
+    for name in sorted({*known, *state.memory}):
+        found, spec = state.memory.get(name), known.get(name)
+        expected = "no such tensor" if spec is None else f"float32 {[batch_size, rows, *spec.row_shape]}"
+        if found is None or spec is None or _shown(found) != expected:
+            raise UsageError(
+                f"the state's {name} is {_shown(found)}, expected {expected}; "
+                f"this bundle keeps {manifest.memory} memory, restore a state of the same form"
+            )
+
+
+def _counts(found: object) -> bool:
+    return isinstance(found, np.ndarray) and found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
+
+
+def _shown(found: object) -> str:
+    if isinstance(found, np.ndarray):
+        return f"{found.dtype} {list(found.shape)}"
+    return "absent" if found is None else type(found).__name__

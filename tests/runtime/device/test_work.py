@@ -49,8 +49,8 @@ def test_a_program_is_recorded_once_per_side_of_the_memory(opened, update):
     assert queue.captured == sides
     assert queue.replayed == 10 - sides
     assert [executable.prepared for executable in model.backend.executables.values()].count(sides) == 1
-    assert set(stream.recorded.values()) == {"recorded"}
-    assert len(stream.recorded) == sides
+    assert set(stream.loop.recorded.values()) == {"recorded"}
+    assert len(stream.loop.recorded) == sides
 
 
 @both
@@ -61,7 +61,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so(opened, update):
     ours, theirs = model.stream(), other.stream()
     for seed in range(6):
         assert ours.step(tokens_of(2, seed)).tobytes() == theirs.step(tokens_of(2, seed)).tobytes()
-    assert all("not permitted" in said for said in ours.recorded.values())
+    assert all("not permitted" in said for said in ours.loop.recorded.values())
 
 
 # --- what is moved ------------------------------------------------------------------------------------------------
@@ -84,14 +84,14 @@ def test_the_memory_never_leaves_the_device_between_steps(opened, update):
 def test_a_spill_moves_the_spilled_rows_alone(opened):
     model = opened("ring")
     stream, queue = model.stream(), model.backend.queue
-    memory = stream._memory
+    memory = stream.loop.memory
     assert isinstance(memory, DeviceRing)
     moved = []
     for seed in range(12):
         stream.step(tokens_of(4, seed), [4, 3, 0])
         queue.wait()
         before = queue.bytes_copied
-        stands = memory.heads
+        stands = stream.loop.heads
         stream.step(tokens_of(1, seed), [1, 0, 0])
         queue.wait()
         spilled = max(0, int(stands[0]) + 1 - memory._ring)
@@ -273,7 +273,6 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(make_bundle
     monkeypatch.setattr(choosing, "_has_gpu", lambda: False)
     model = load(make_bundle(batch_size=B, config={}))
     assert model.backend.name == "cpu"
-    assert model.device is None
     assert list(model.backend_notes) == ["rtx", "tensorrt", "cuda"]
     assert "txl-deploy build" in model.backend_notes["rtx"]
     assert "no usable CUDA driver" in model.backend_notes["cuda"]

@@ -254,7 +254,7 @@ def test_a_file_whose_heads_do_not_fit_is_refused(models, tmp_path, head):
 
 
 class Noted:
-    """A backend that notes what is bound."""
+    """An engine that notes what is bound."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -271,12 +271,12 @@ class Noted:
 @kinds
 def test_each_state_is_one_buffer_bound_as_input_and_output_once_per_program(models, kind, monkeypatch):
     model, _ = models(kind)
-    noted = Noted(model.backend)
-    monkeypatch.setattr(model, "backend", noted)
+    noted = Noted(model.backend.engine)
+    monkeypatch.setattr(model, "backend", replace(model.backend, engine=noted))
     stream = model.stream()
-    memory = stream._memory
+    memory = stream.loop.memory
     assert isinstance(memory, RingMemory)
-    addresses = {name: array.ctypes.data for name, array in memory._tensors.items()}
+    addresses = {name: array.ctypes.data for name, array in memory.tensors.items()}
     for seed in range(60):
         stream.feed(random_tokens(B, 1 + seed % 7, seed))
     stream.restore(stream.snapshot())
@@ -289,14 +289,14 @@ def test_each_state_is_one_buffer_bound_as_input_and_output_once_per_program(mod
         for state in model.manifest.states_of("ring"):
             assert inputs[state.input] is outputs[state.output]
             assert inputs[state.input].ctypes.data == addresses[state.name]
-            assert np.shares_memory(inputs[state.input], memory._all), "all states are views of one array"
-    assert {name: array.ctypes.data for name, array in memory._tensors.items()} == addresses
+            assert np.shares_memory(inputs[state.input], memory.all), "all states are views of one array"
+    assert {name: array.ctypes.data for name, array in memory.tensors.items()} == addresses
 
 
 def test_the_engine_works_on_the_bound_arrays_themselves(models):
     model, _ = models("plain")
     array = np.zeros((3, 4), np.float32)
-    assert model.backend._value(array).data_ptr() == array.ctypes.data
+    assert model.backend.engine._value(array).data_ptr() == array.ctypes.data
 
 
 @kinds
@@ -307,9 +307,9 @@ def test_a_step_writes_the_segments_slots_and_no_others(models, kind):
     for _ in range(60):
         length = int(draws.choice(model.segment_lengths))
         lengths = draws.integers(0, length + 1, B)
-        before, stood = stream._memory._all.copy(), np.array(heads(stream))
+        before, stood = stream.loop.memory.all.copy(), np.array(heads(stream))
         stream.step(draws.integers(0, V, (B, length)), lengths)
-        after = stream._memory._all
+        after = stream.loop.memory.all
         for row in range(B):
             written = np.zeros(columns, bool)
             written[stood[row] : stood[row] + length] = True
@@ -326,9 +326,9 @@ def test_a_step_writes_the_segments_slots_and_no_others(models, kind):
 def test_streams_have_memories_of_their_own(models):
     model, _ = models("plain")
     one, other = model.stream(), model.stream()
-    assert not np.shares_memory(one._memory._all, other._memory._all)
+    assert not np.shares_memory(one.loop.memory.all, other.loop.memory.all)
     taken = one.memory()
-    assert not any(np.shares_memory(rows, one._memory._all) for rows in taken.values())
+    assert not any(np.shares_memory(rows, one.loop.memory.all) for rows in taken.values())
 
 
 # --- lean loading -------------------------------------------------------------------------------------------------

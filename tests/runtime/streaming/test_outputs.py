@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +15,10 @@ from txl_export.families.transformer_xl.folding import fold
 from txl_export.families.transformer_xl.softmax import SoftmaxHead
 from txl_runtime import Model, load
 from txl_runtime.bundle.tables import Program
-from txl_runtime.streaming import outputs
-from txl_runtime.streaming.loop import Backend
-from txl_runtime.streaming.outputs import SplitOutput, WholeOutput, open_output
+from txl_runtime.host import softmax as outputs
+from txl_runtime.host.engine import Engine
+from txl_runtime.host.softmax import SplitOutput, open_output
+from txl_runtime.streaming.outputs import WholeOutput
 
 B, V = 3, 60
 KINDS: dict[str, dict[str, Any]] = {
@@ -60,9 +61,9 @@ def models(make_bundle):
 
 @dataclass
 class Counting:
-    """A backend that counts the calls of each program, and the rows they had."""
+    """An engine that counts the calls of each program, and the rows they had."""
 
-    backend: Backend
+    backend: Engine
     calls: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
     bound: Counter[str] = field(default_factory=Counter)
@@ -84,7 +85,7 @@ class Counting:
 
 
 def split(model: Model) -> tuple[SplitOutput, Counting]:
-    counting = Counting(model.backend)
+    counting = Counting(model.backend.engine)
     output = open_output("hidden", model.manifest, counting)
     assert isinstance(output, SplitOutput)
     return output, counting
@@ -183,7 +184,7 @@ def test_nll_is_right_for_every_word_of_the_vocabulary(models):
 
 def test_whole_output_returns_what_it_is_given(models):
     model = models("one cluster")
-    output = open_output("logprobs", model.manifest, Counting(model.backend))
+    output = open_output("logprobs", model.manifest, Counting(model.backend.engine))
     assert isinstance(output, WholeOutput)
     given = np.random.default_rng(0).normal(size=(5, V)).astype(np.float32)
     assert logprobs(output, given, V).tobytes() == given.tobytes()
@@ -268,8 +269,8 @@ def test_log_probabilities_run_every_part_once(models):
 def counted(models, monkeypatch):
     """A model whose streams count their calls."""
     model = models("adaptive", threads=1)
-    counting = Counting(model.backend)
-    monkeypatch.setattr(model, "backend", counting)
+    counting = Counting(model.backend.engine)
+    monkeypatch.setattr(model, "backend", replace(model.backend, engine=counting))
     return model, counting
 
 

@@ -264,14 +264,14 @@ def poison_unfilled(stream: Stream, poison: Callable[[tuple[int, ...]], Any]) ->
 
     Nothing public can put anything there, another engine might leave it.
     """
-    memory, fill, poisoned = stream._memory, stream.fill, 0
-    for state in stream._manifest.states_of(stream._model.update):
-        sides = [side[state.name] for side in memory._sides] if isinstance(memory, RolledMemory) else []
-        for array in sides or [memory._tensors[state.name]]:
+    memory, fill, poisoned = stream.loop.memory, stream.fill, 0
+    for state in stream._states:
+        sides = [side[state.name] for side in memory.sides] if isinstance(memory, RolledMemory) else []
+        for array in sides or [memory.tensors[state.name]]:
             slots = np.moveaxis(array, state.axis, 1)
             unfilled = np.ones(slots.shape[:2], bool)
             for row, count in enumerate(fill.tolist()):
-                head = slots.shape[1] if isinstance(memory, RolledMemory) else int(memory.heads[row])
+                head = slots.shape[1] if isinstance(memory, RolledMemory) else int(stream.loop.heads[row])
                 unfilled[row, np.arange(head - count, head) % (state.slots or M)] = False
             slots[unfilled] = poison(slots[unfilled].shape)
             poisoned += int(unfilled.sum())

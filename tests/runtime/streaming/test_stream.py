@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support import random_state, small_config
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.parity.verification import ReferenceStreams
+from txl_export.parity.oracle import ReferenceStreams
 from txl_runtime import Model, Stream, StreamState, TxlError, UsageError, load
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
@@ -553,7 +553,7 @@ def test_what_counted_of_dropped_sequences_does_not_stay_behind(models, kind):
     for seed in range(30):
         token = random_tokens(1, 1, seed)
         assert_close(stream.step(token), alone.step(token))
-    assert stream._fill[1:].tolist() == models(kind).stream()._fill[1:].tolist(), "nobody is there"
+    assert stream.loop.fill[1:].tolist() == models(kind).stream().loop.fill[1:].tolist(), "nobody is there"
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, 
             np.testing.assert_allclose(found[key], rows, rtol=0, atol=1e-5)
     recorded = cuda.calls.count("cudaGraphLaunch")
     assert (recorded == 0) if name.startswith("rtx") else (recorded > 50)
-    assert seen.contexts == len(ours._device_calls), "a context for every program and side"
+    assert seen.contexts == len(ours.loop._calls), "a context for every program and side"
 
 
 def test_everything_is_given_back(built, here, monkeypatch):
@@ -162,7 +162,7 @@ def test_work_that_cannot_be_recorded_is_done_as_it_is(built, here, tmp_path, mo
     for seed in range(5):
         tokens = np.random.default_rng(seed).integers(0, V, (B, 3))
         np.testing.assert_allclose(ours.step(tokens), theirs.step(tokens), rtol=0, atol=1e-5)
-    assert any("not permitted when stream is capturing" in said for said in ours.recorded.values())
+    assert any("not permitted when stream is capturing" in said for said in ours.loop.recorded.values())
 
 
 # --- the cache ----------------------------------------------------------------------------------------------------

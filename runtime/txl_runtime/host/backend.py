@@ -1,0 +1,65 @@
+"""The backend "cpu": a bundle's programs of one update rule, opened by ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import Program
+from txl_runtime.host.engine import Engine
+from txl_runtime.host.loop import HostLoop
+from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
+from txl_runtime.streaming.memory import Initial
+from txl_runtime.update_rules import usable_updates
+
+__all__ = ["HostBackend", "open_host"]
+
+
+@dataclass(frozen=True)
+class HostBackend:
+    """See `streaming.loop.Backend`.
+
+    Attributes:
+        engine: that has opened the programs; a measurement may replace it.
+        update: the rule of the memory.
+        programs: the segment programs of that rule.
+    """
+
+    engine: Engine
+    update: str
+    programs: tuple[Program, ...]
+
+    name = "cpu"
+
+    @property
+    def description(self) -> str:
+        """For people."""
+        return self.engine.description
+
+    def open_loop(self, manifest: Manifest, initial: Initial) -> HostLoop:
+        """See `Backend`."""
+        return HostLoop(manifest, self.engine, self.update, self.programs, initial)
+
+    def release_pages(self) -> None:
+        """See `Backend`."""
+        self.engine.release_pages()
+
+
+def open_host(bundle: Bundle, update: str | None, threads: int | None, lean: bool) -> HostBackend:
+    """Open a bundle on the CPU.
+
+    Args:
+        bundle: to open.
+        update: the rule asked for; None for the best that this ONNX Runtime has.
+        threads, lean: see `txl_runtime.load`.
+
+    Raises:
+        BackendError: the engine is not installed, or cannot run the bundle.
+        BundleError: a graph is not what the manifest says.
+    """
+    rule = update or usable_updates(bundle.manifest.updates)[0]
+    segments = tuple(program for program in bundle.manifest.programs if program.update == rule)
+    softmax = tuple(program for program in bundle.manifest.programs if program.update == "none")
+    used = (*segments, *(softmax if segments[0].kind == "hidden" else ()))
+    return HostBackend(OnnxRuntimeCpu(bundle, used, threads, lean), rule, segments)

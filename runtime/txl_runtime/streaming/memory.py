@@ -1,0 +1,138 @@
+"""What the memories of all loops have in common: how rows start, how far sequences have come, one sequence's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.errors import BundleError
+from txl_runtime.types import Floats, Ids, Indices
+
+__all__ = ["Counters", "Initial", "RowState", "initial_rows", "open_counters", "ring_rows"]
+
+Initial = Mapping[str, Floats]
+"""What a memory row is before anything was seen, by state; each broadcasts over sequences and rows."""
+
+
+@dataclass(frozen=True)
+class RowState:
+    """The state of one sequence.
+
+    Attributes:
+        fill: memory rows that exist.
+        head: the ring's slot for the next row: rounding depends on it, the function does not. 0 for rolled memory.
+        tensors: the rows, oldest first, float32 [fill, ...] each.
+    """
+
+    fill: int
+    head: int
+    tensors: Mapping[str, Floats]
+
+
+class Counters:
+    """How far each sequence has come: its fill, and the ring's head or the side that rolled memory is on.
+
+    All of it is one array, so that a step is committed in one assignment.
+
+    Attributes:
+        fill: int32 [B], memory rows that exist, 0 … M; a view that programs may be bound to.
+        head: int32 [B], the slot of each sequence's next row in a ring; a view likewise. Only a ring has it.
+    """
+
+    def __init__(self, batch_size: int, memory_length: int, fresh_fill: int, ring: int | None) -> None:
+        self._now = np.zeros((2, batch_size), np.int32)
+        self.fill, self.head = self._now
+        self._most, self._fresh, self._ring = memory_length, fresh_fill, ring
+
+    @property
+    def side(self) -> int:
+        """Which of two sets of tensors holds the memory; a ring has one set, 0."""
+        return 0 if self._ring is not None else int(self._now[1, 0])
+
+    @property
+    def heads(self) -> Ids:
+        """A copy of the heads, [B]; zeros where rows move instead."""
+        return np.zeros_like(self.head) if self._ring is None else self.head.copy()
+
+    def after(self, valid: Ids) -> Ids:
+        """What stands after a step of `valid` [B] rows, to be given to `spills` and then to `commit`."""
+        after: Ids = self._now + valid
+        np.minimum(after[0], self._most, out=after[0])
+        if self._ring is None:
+            after[1] = 1 - self._now[1]
+        return after
+
+    def spills(self, after: Ids) -> list[tuple[int, int]]:
+        """Sequences whose step ended beyond the ring, and how many rows each spilled; `after` gets their new heads.
+
+        The spilled rows are to be copied to the front before the step is committed. The slots there hold no row that
+        can be seen before the step, since a ring has R >= M + L slots.
+        """
+        if self._ring is None or max(after[1].tolist()) < self._ring:  # numpy takes longer over so few
+            return []
+        rows = np.flatnonzero(after[1] >= self._ring)
+        after[1, rows] -= self._ring
+        return [(row, int(after[1, row])) for row in rows.tolist()]
+
+    def commit(self, after: Ids) -> None:
+        """Let a step be done."""
+        self._now[...] = after
+
+    def turn(self) -> None:
+        """Change sides, after all of a rolled memory was copied to the other one."""
+        self._now[1] = 1 - self._now[1]
+
+    def clear(self, rows: Indices) -> None:
+        """See `Loop.clear`."""
+        self.fill[rows] = self._fresh
+        if self._ring is not None:
+            self.head[rows] = 0
+
+    def reorder(self, rows: Indices) -> None:
+        """See `Loop.reorder`."""
+        fill, head = self.fill[rows], self.head[rows]
+        self.clear(np.arange(len(self.fill)))
+        self.fill[: len(rows)] = fill
+        if self._ring is not None:
+            self.head[: len(rows)] = head
+
+    def put(self, row: int, fill: int, head: int) -> None:
+        """See `Loop.put`."""
+        self.fill[row] = fill
+        if self._ring is not None:
+            self.head[row] = head % self._ring
+
+
+def open_counters(update: str, manifest: Manifest) -> Counters:
+    """Counters of fresh sequences for an update rule."""
+    ring = manifest.states_of("ring")[0].slots if update == "ring" else None
+    return Counters(manifest.batch_size, manifest.memory_length, manifest.fresh_fill, ring)
+
+
+def ring_rows(head: int, count: int, ring: int) -> Indices:
+    """The slots of the newest `count` rows of a ring whose next row goes to slot `head`, oldest first."""
+    return np.arange(head - count, head) % ring
+
+
+def initial_rows(bundle: Bundle) -> Initial:
+    """One row per state: zero, or what the weight file says.
+
+    Raises:
+        BundleError: a stored row does not have the shape of the state's rows.
+    """
+    states = bundle.manifest.states
+    stored = {state.initial for state in states if state.initial}
+    rows = bundle.weights(*stored) if stored else {}
+    initial: dict[str, Floats] = {}
+    for state in states:  # a state has the same row in every update rule
+        row = initial[state.name] = rows[state.initial] if state.initial else np.zeros((), np.float32)
+        if state.initial and (row.dtype != np.float32 or row.shape != state.row_shape):
+            raise BundleError(
+                f"{bundle.path}: {state.initial} is {row.dtype} {list(row.shape)}, expected float32 "
+                f"{list(state.row_shape)}, one row of {state.name}; export the model again"
+            )
+    return initial
