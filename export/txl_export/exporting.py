@@ -46,8 +46,9 @@ from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantised_matmul import apart, has_many_rows
 from txl_export.graphs.quantising import QUANTISED, gain_error, quantise
 from txl_export.graphs.tracing import WeightFile, check_graph, write_graph
+from txl_export.parity.report import Parity
 from txl_export.parity.vectors import selftest_vectors
-from txl_export.parity.verification import Parity, openers, verify_models
+from txl_export.parity.verification import openers, verify_models
 from txl_export.token_files import read_tokens
 
 __all__ = ["ExportResult", "export", "reference_for"]

@@ -22,7 +22,8 @@ from txl_export.families.transformer_xl.settings import Requested, resolve
 from txl_export.families.transformer_xl.weights import State, check_state, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
-from txl_export.parity.verification import Parity, openers, verify_models
+from txl_export.parity.report import Parity
+from txl_export.parity.verification import openers, verify_models
 from txl_export.token_files import read_tokens
 
 __all__ = ["verify"]

@@ -75,7 +75,7 @@ def run(
     require_export("export")
     lean_heap()
     import txl_export
-    from txl_export.parity.verification import ParityError
+    from txl_export.parity.report import ParityError
 
     try:
         with Display() as display:

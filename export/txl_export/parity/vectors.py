@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.parity.verification import ReferenceStreams
+from txl_export.parity.oracle import ReferenceStreams
 
 __all__ = ["selftest_vectors"]
 

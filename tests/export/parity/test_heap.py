@@ -7,7 +7,7 @@ import weakref
 
 import torch
 from txl_export.parity.heap import give_back
-from txl_export.parity.verification import _handed_over
+from txl_export.parity.oracle import _handed_over
 
 
 class Node:

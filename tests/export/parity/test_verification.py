@@ -18,7 +18,9 @@ import txl_export
 from support import random_state, save_checkpoint, small_config
 from txl_export.exporting import reference_for
 from txl_export.graphs.tracing import WeightFile
-from txl_export.parity.verification import ChainResult, Parity, _compare, _judge, openers, verify_models
+from txl_export.parity.comparing import CHUNK, ChainComparison
+from txl_export.parity.report import ChainResult, Parity, TextResult
+from txl_export.parity.verification import _judge, openers, verify_models
 from txl_runtime import ladder
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import MANIFEST, WEIGHTS, open_bundle
@@ -446,7 +448,7 @@ def logprobs(scores: list[list[float]]) -> np.ndarray:
 
 def compared(expected: np.ndarray, found: np.ndarray) -> ChainResult:
     result = ChainResult("test", 1)
-    _compare(result, [(expected, found)])
+    ChainComparison(result, expected.shape[1]).segment([(expected, found)])
     return result
 
 
@@ -470,6 +472,43 @@ def test_divergence_is_of_distributions_and_not_of_their_normalisation():
     shifted = compared(one, one + 0.5)
     assert shifted.kl[0] == pytest.approx(0, abs=1e-12)
     assert shifted.max_logprobs == pytest.approx(0.5)
+
+
+def test_one_wrong_column_of_a_large_vocabulary_is_found():
+    draws = np.random.default_rng(0)
+    expected = logprobs(draws.standard_normal((40, 80_200)))
+    assert expected.shape[1] * 2 > CHUNK, "more than one piece"
+    for row, column in ((0, 0), (17, 40_123), (39, 80_199)):
+        found = expected.astype(np.float32)
+        found[row, column] += 2e-4
+        result = compared(expected, found)
+        assert result.max_logprobs == pytest.approx(2e-4, rel=0.01)
+        assert int(np.argmax(result.kl)) == row
+        assert result.positions == 40
+        assert len(result.kl) == 40
+
+
+def test_one_wrong_column_of_one_segment_fails_the_bundle(make_bundle, monkeypatch):
+    path = make_bundle(config={"vocab_size": 20_000})
+    manifest = open_bundle(path).manifest
+    reference = reference_for(
+        manifest.config, manifest.dialect, manifest.memory_length, random_state(small_config(vocab_size=20_000))
+    )
+    step, calls = Stream.step, []
+
+    def wrong_once(stream: Stream, tokens: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
+        result = step(stream, tokens, lengths)
+        calls.append(len(calls))
+        if len(calls) == 9:
+            result[0, -1, 12_345] += 2e-4
+        return result
+
+    assert verify_models(openers(path, manifest), reference, "the test").passed
+    monkeypatch.setattr(Stream, "step", wrong_once)
+    parity = verify_models(openers(path, manifest), reference, "the test")
+    assert failing(parity) == {LOGPROBS}
+    (chain,) = [chain for chain in parity.chains if chain.max_logprobs > 1e-4]
+    assert [number for number, largest in enumerate(chain.max_per_segment) if largest > 1e-4] == [8]
 
 
 @pytest.mark.parametrize(("gap", "decided"), [(0.0, 0), (0.019, 0), (0.021, 1), (1.0, 1)])
@@ -523,7 +562,7 @@ def test_a_low_precision_is_judged_by_distribution_and_best_token(bundle):
     chain = ChainResult("test", 1, max_logprobs=0.5, kl=[5e-5] * 10, agreeing=994, decided=1000)
     for text, verdict in (
         (None, "not judged"),
-        (txl_export.parity.verification.TextResult(10, 1.0, 1.00001), "FAILED"),
+        (TextResult(10, 1.0, 1.00001), "FAILED"),
     ):
         gates = {gate.name: gate for gate in _judge(manifest, "fp16", "cpu", [chain], text)}
         assert LOGPROBS not in gates

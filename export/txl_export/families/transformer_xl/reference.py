@@ -23,7 +23,7 @@ __all__ = ["Memory", "Reference"]
 Memory = list[Tensor]
 
 ROWS = 16
-"""Rows of an adaptive softmax computed at a time: what is needed beside the result stays small."""
+"""Rows of a softmax computed at a time: what is needed beside the result stays small, and in the cores' caches."""
 
 
 class Reference:
@@ -58,6 +58,16 @@ class Reference:
     @torch.no_grad()
     def __call__(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
         """One segment: tokens int [B, T] and the memory before it → log-probabilities [B, T, V], memory after it."""
+        hidden, after = self.hidden(tokens, memory)
+        whole = torch.empty(*tokens.shape, self.config.vocab_size, dtype=self.dtype)
+        rows, into = hidden.flatten(end_dim=-2), whole.flatten(end_dim=-2)
+        for some, there in zip(torch.split(rows, ROWS), torch.split(into, ROWS), strict=True):
+            self._softmax(some, there)
+        return whole, after
+
+    @torch.no_grad()
+    def hidden(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
+        """One segment without its softmax: what the layers return, [B, T, D], and the memory after it."""
         hidden = self._embed(tokens)
         after: Memory = []
         for i, before in enumerate(memory):
@@ -66,7 +76,7 @@ class Reference:
             hidden = self._layer(i, hidden, remembered)
         if self.config.final_norm:
             hidden = self._norm("final_norm", hidden)
-        return self._log_probabilities(hidden), after
+        return hidden, after
 
     def keys_and_values(self, memory: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """The projections of a hidden memory: per layer the keys and values, [B, rows, H, d_head] each."""
@@ -161,24 +171,30 @@ class Reference:
         name = f"{layer_name(i)}.feed_forward"
         return self._linear(f"{name}.outer", activate(self.config, self._linear(f"{name}.inner", hidden)))
 
-    def _log_probabilities(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of the whole vocabulary, [B, T, V]: head[cluster] + tail (Grave et al. 2017)."""
-        if len(self.config.clusters) == 1:
-            return self._cluster_logits(0, hidden).log_softmax(dim=-1)
-        whole = torch.empty(*hidden.shape[:-1], self.config.vocab_size, dtype=self.dtype)
-        rows, into = hidden.flatten(end_dim=-2), whole.flatten(end_dim=-2)
-        for some, there in zip(torch.split(rows, ROWS), torch.split(into, ROWS), strict=True):
-            self._adaptive(some, there)
-        return whole
+    @torch.no_grad()
+    def log_probabilities(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Log-probabilities of the whole vocabulary for rows [n, D]: 16 rows at a time, [16, V], then the rest.
 
-    def _adaptive(self, hidden: Tensor, into: Tensor) -> None:
-        """Some rows, [n, D], of an adaptive softmax, into [n, V]."""
+        Each result is good until the next one is asked for: all of them are written to the same place, because a large
+        vocabulary in fresh memory takes longer to allocate than to compute.
+        """
+        into = torch.empty(min(ROWS, len(hidden)), self.config.vocab_size, dtype=self.dtype)
+        for some in torch.split(hidden, ROWS):
+            self._softmax(some, into[: len(some)])
+            yield into[: len(some)]
+
+    def _softmax(self, hidden: Tensor, into: Tensor) -> None:
+        """Some rows, [n, D], into [n, V]: head[cluster] + tail (Grave et al. 2017)."""
+        clusters = self.config.clusters
+        if len(clusters) == 1:
+            torch.log_softmax(self._cluster_logits(0, hidden), dim=-1, out=into)
+            return
         into_clusters = self._linear("softmax.cluster", self._softmax_input(0, hidden))
         head = torch.cat([self._cluster_logits(0, hidden), into_clusters], dim=-1).log_softmax(dim=-1)
         first = self.config.cutoffs[0]
         into[:, :first] = head[:, :first]
-        for cluster in range(1, len(self.config.clusters)):
-            low, high = self.config.clusters[cluster]
+        for cluster in range(1, len(clusters)):
+            low, high = clusters[cluster]
             tail = self._cluster_logits(cluster, hidden).log_softmax(dim=-1)
             torch.add(tail, head[:, first + cluster - 1, None], out=into[:, low:high])
 
