@@ -1,4 +1,4 @@
-"""Verification of a bundle that exists already."""
+"""Verification of a bundle that exists already, and the search for the layer where it first differs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from txl_export.families.transformer_xl.settings import Requested, resolve
 from txl_export.families.transformer_xl.weights import State, check_state, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
+from txl_export.parity.bisecting import Bisection, bisect_against_reference
+from txl_export.parity.bisecting_engines import bisect_engine
 from txl_export.parity.report import Parity
 from txl_export.parity.verification import openers, verify_models
 from txl_export.token_files import read_tokens
 
-__all__ = ["verify"]
+__all__ = ["bisect", "verify", "weights_of_bundle"]
 
 
 def verify(
@@ -68,9 +70,9 @@ def verify(
         heard.warn(
             "the reference is rebuilt from the bundle: the import itself is not proven again (--checkpoint does)"
         )
-        state, source = _state_of(opened.file(manifest.weights), manifest), "the bundle's own weights"
+        state, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
     else:
-        state, source = _state_from(Path(checkpoint), manifest), "the checkpoint"
+        state, source = _weights_of_checkpoint(Path(checkpoint), manifest), "the checkpoint"
     reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     if emulated:
@@ -86,14 +88,41 @@ def verify(
     return parity
 
 
-def _state_of(path: Path, manifest: Manifest) -> State:
+def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:
+    """Which layer of a bundle differs first.
+
+    Args:
+        bundle: its folder.
+        checkpoint: what it was exported from. Without it the reference is made of the bundle's own weights, so a
+            weight that is wrong in the bundle is as wrong in the reference.
+        backend: "rtx" or "tensorrt" for the engine against ONNX Runtime; else ONNX Runtime against the reference.
+
+    Raises:
+        TxlError: the bundle, the checkpoint or the backend cannot be used.
+    """
+    opened = open_bundle(bundle)
+    manifest = opened.manifest
+    if backend not in ("auto", "cpu", "rtx", "tensorrt"):
+        raise UsageError(f"backend is {backend!r}, which cannot be taken apart; expected cpu, rtx, tensorrt or auto")
+    if backend in ("rtx", "tensorrt"):
+        return bisect_engine(opened, backend)
+    if checkpoint is None:
+        state = weights_of_bundle(opened.file(manifest.weights), manifest)
+    else:
+        state = _weights_of_checkpoint(Path(checkpoint), manifest)
+    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
+    return bisect_against_reference(opened, reference)
+
+
+def weights_of_bundle(path: Path, manifest: Manifest) -> State:
+    """The canonical weights that a bundle's weight file stands for, to one rounding of what was folded into them."""
     own = (".table.", "initial.")
     stored = ((name, tensor) for name, tensor in load_file(path).items() if not any(part in name for part in own))
     folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in stored}
     return check_state(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
 
 
-def _state_from(checkpoint: Path, manifest: Manifest) -> State:
+def _weights_of_checkpoint(checkpoint: Path, manifest: Manifest) -> State:
     """The checkpoint's parameters, which must be the very ones the bundle was made from."""
     values, aliases = (manifest.provenance.get(name) for name in ("config", "aliases"))
     imported, source = read_checkpoint(

@@ -68,7 +68,7 @@ def run(
 
 def _bisect(bundle: Path, checkpoint: Path | None, backend: str, json: bool) -> None:
     """Layer by layer; exit code 1 when one differs."""
-    from txl_export.parity.bisecting import bisect
+    from txl_export.verifying import bisect
 
     found = bisect(bundle, checkpoint, backend)
     if json:

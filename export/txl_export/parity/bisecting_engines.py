@@ -1,13 +1,15 @@
 """An engine against ONNX Runtime, layer by layer, by Polygraphy: it builds the graph with its layers' results marked.
 
-Marked results are kept, so the engine that is looked into is not quite the one that was built: attention may fuse in
-another way. What a wrong kernel does shows all the same.
+The engine that is looked into is not quite the one that was built: a marked result has to be kept, so attention may be
+fused in another way. A wrong kernel shows all the same.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import BackendError
 from txl_runtime.ladder import BISECT
 
-from txl_export.parity.bisecting import Bisection, Place, first_feeds, mark, segment_of
+from txl_export.families.transformer_xl.points import mark, segment_of
+from txl_export.parity.bisecting import Bisection, compare, first_feeds
 
-__all__ = ["bisect_engine", "compare"]
+__all__ = ["bisect_engine"]
 
 RTX = "POLYGRAPHY_USE_TENSORRT_RTX"
 
@@ -46,36 +49,24 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     except Exception as error:  # Polygraphy raises its own kind, TensorRT none
         said = " ".join(str(error).split())[-300:]
         raise BackendError(f"{program.name}: Polygraphy with {module} failed: {said}; see docs/engines.md") from None
-    limit = BISECT[bundle.manifest.precision]
-    return Bisection(f"{module}, {program.name}", "ONNX Runtime on the CPU", limit, compare(names, ours, theirs))
-
-
-def compare(names: dict[str, str], ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[Place, ...]:
-    """Every point, first layer first."""
-    places = []
-    for place, name in names.items():
-        found, expected = (np.asarray(side[name], np.float64) for side in (ours, theirs))
-        scale = max(1.0, float(np.abs(expected).max()))
-        difference = float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max()) / scale
-        places.append(Place(place, difference, scale))
-    return tuple(places)
+    places = compare(*({point: side[name] for point, name in names.items()} for side in (ours, theirs)))
+    return Bisection(f"{module}, {program.name}", "ONNX Runtime on the CPU", BISECT[bundle.manifest.precision], places)
 
 
 def _run_both(
     bundle: Bundle, data: bytes, feeds: dict[str, NDArray[Any]], target: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What ONNX Runtime and the engine make of it. The file lies in the bundle while it is read, beside its weights."""
-    import tempfile
-    from pathlib import Path
+    """Every output of the marked graph, by ONNX Runtime and by the engine.
 
+    The graph is read from a folder of its own, beside a link to the bundle's weights.
+    """
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
     from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
 
     with tempfile.TemporaryDirectory(prefix="txl-bisect-") as folder:
         path = Path(folder) / "marked.onnx"
         path.write_bytes(data)
-        for name in {bundle.manifest.weights}:
-            (Path(folder) / name).symlink_to(bundle.file(name).resolve())
+        (Path(folder) / bundle.manifest.weights).symlink_to(bundle.file(bundle.manifest.weights).resolve())
         network = NetworkFromOnnxPath(str(path), strongly_typed=True)
         config: Any = CreateConfig(tf32=False)
         if target == "rtx":

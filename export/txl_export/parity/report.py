@@ -10,10 +10,10 @@ import numpy as np
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import GAIN
 
-__all__ = ["ChainResult", "Gate", "Parity", "ParityError", "TextResult"]
+__all__ = ["DRIFT_ROWS", "ChainResult", "Gate", "Parity", "ParityError", "TextResult"]
 
 DRIFT_ROWS = 64
-"""A quarter of a chain with fewer rows than this says more of its tokens than of the memory: its drift is not judged"""
+"""A quarter of a chain with fewer rows than this says more of its tokens than of the memory: its drift is not judged."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ import torch
 import txl_runtime
 from txl_export.exporting import export
 from txl_export.families.transformer_xl.weights import State
-from txl_export.verifying import _state_of
+from txl_export.verifying import weights_of_bundle
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
@@ -44,7 +44,7 @@ Made = tuple[Competitor, str]
 
 def weights_of(model: Model) -> State:
     """The canonical parameters in a bundle, float32."""
-    return _state_of(model.bundle.file(model.manifest.weights), model.manifest)
+    return weights_of_bundle(model.bundle.file(model.manifest.weights), model.manifest)
 
 
 def config_values(config: ModelConfig, dialect: Dialect) -> dict[str, object]:

@@ -1,0 +1,101 @@
+"""Points of the residual stream, for finding the layer where two sides first differ: in a graph and in the reference.
+
+There are two points per layer, after its attention and after its feed-forward part: `layers.00.attention`,
+`layers.00.feed_forward`, … In a graph they are found by the layer norms beside them, whose weights keep their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import Program
+from txl_runtime.errors import BundleError
+
+from txl_export.families.transformer_xl.reference import Memory, Reference
+from txl_export.families.transformer_xl.weights import layer_name
+
+__all__ = ["mark", "segment_of", "traced"]
+
+
+def segment_of(bundle: Bundle) -> Program:
+    """The program to look into: of the longest segments, rolled where there is one."""
+    held = [program for program in bundle.manifest.programs if program.kind in ("logprobs", "hidden")]
+    longest = max(program.segment_length for program in held)
+    fitting = [program for program in held if program.segment_length == longest]
+    return next((program for program in fitting if program.update == "rolled"), fitting[0])
+
+
+def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
+    """A program's graph with the points as further outputs, and the names of these outputs by point.
+
+    Raises:
+        BundleError: the graph has no layer norms where they are looked for.
+    """
+    path, config = bundle.file(program.file), bundle.manifest.config
+    model = onnx.load_model_from_string(path.read_bytes())
+    norms = {_norm_name(node): node for node in model.graph.node if node.op_type == "LayerNormalization"}
+    names: dict[str, str] = {}
+    for i in range(config.n_layer):
+        attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
+        try:
+            if config.pre_lnorm:
+                names[attention] = str(norms[f"{feed_forward}.norm"].input[0])
+                names[feed_forward] = _end_of_layer(model, names[attention], str(path))
+            else:
+                names[attention] = norms[f"{attention}.norm"].output[0]
+                names[feed_forward] = norms[f"{feed_forward}.norm"].output[0]
+        except KeyError as missing:
+            raise BundleError(f"{path}: has no layer norm of {missing}, expected one; export the model again") from None
+    for name in names.values():
+        model.graph.output.append(onnx.ValueInfoProto(name=name))
+    return model.SerializeToString(), names
+
+
+def _norm_name(node: onnx.NodeProto) -> str:
+    """`layers.00.attention.norm` of a node whose scale is …norm.weight, whatever the graph puts around the name."""
+    return str(node.input[1]).replace("/", ".").removesuffix(".weight")
+
+
+def _end_of_layer(model: onnx.ModelProto, before: str, source: str) -> str:
+    """Where a pre-norm layer ends: the addition to what its attention left."""
+    sums = [node for node in model.graph.node if node.op_type == "Add" and before in node.input]
+    if len(sums) != 1:
+        raise BundleError(f"{source}: adds to {before} {len(sums)} times, expected once; export the model again")
+    return str(sums[0].output[0])
+
+
+def traced(
+    reference: Reference, tokens: Tensor, memory: Sequence[Tensor]
+) -> tuple[dict[str, NDArray[np.float64]], Memory]:
+    """One segment of the reference: the residual stream at each point, and the memory after the segment."""
+    noting = _Noting(reference)
+    _, after = noting.hidden(tokens, memory)
+    return noting.seen, after
+
+
+class _Noting(Reference):
+    """A reference that notes what each part of its layers leaves."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.__dict__.update(reference.__dict__)
+        self.seen: dict[str, NDArray[np.float64]] = {}
+
+    def _layer(self, i: int, hidden: torch.Tensor, remembered: torch.Tensor) -> torch.Tensor:
+        result = super()._layer(i, hidden, remembered)
+        self.seen[f"{layer_name(i)}.feed_forward"] = result.double().numpy()
+        return result
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        result = super()._norm(name, x)
+        layer, _, part = name.removesuffix(".norm").rpartition(".")
+        if self.config.pre_lnorm and part == "feed_forward":
+            self.seen[f"{layer}.attention"] = x.double().numpy()
+        elif not self.config.pre_lnorm and part == "attention":
+            self.seen[f"{layer}.attention"] = result.double().numpy()
+        return result
