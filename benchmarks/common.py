@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.weights import State, canonical_shapes
 from txl_runtime.bundle.format1 import ModelConfig
+
+from txl_deploy.bench.measuring import cpu_name, version_of
 
 __all__ = ["TINY", "WT103", "Table", "deviation", "finish", "log", "parser", "random_bundle", "random_state", "shape"]
 
@@ -134,23 +135,8 @@ def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], do
 
 
 def _conditions(arguments: argparse.Namespace) -> str:
-    packages = {name: _version(name) for name in ("txl-deploy", "torch", "onnxruntime", "numpy")}
+    packages = {name: version_of(name) for name in ("txl-deploy", "torch", "onnxruntime", "numpy")}
     versions = ", ".join(f"{name} {found}" for name, found in packages.items())
-    said = f"{_cpu()}, {os.cpu_count()} cores, {arguments.threads} threads; Python {platform.python_version()}, "
+    said = f"{cpu_name()}, {os.cpu_count()} cores, {arguments.threads} threads; Python {platform.python_version()}, "
     said += f"{versions}."
     return f"(--quick: tiny shapes, the figures mean nothing) {said}" if arguments.quick else said
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -17,6 +17,7 @@ from pathlib import Path
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
 from txl_runtime.errors import TxlError
+from txl_runtime.listener import Silent
 
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor
 from txl_deploy.bench.competitors import NAMES, competitors, weights_of, why_not
@@ -38,15 +39,12 @@ COLUMNS = (
 )
 
 
-class _Says:
+class _Says(Silent):
     """Stages as lines."""
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """See `txl_deploy.bench.measuring.Listener`."""
+        """See `txl_runtime.listener.Listener`."""
         log(f"  {title}")
-
-    def advance(self, steps: int = 1) -> None:
-        """See `txl_deploy.bench.measuring.Listener`."""
 
 
 def measure(

@@ -22,20 +22,22 @@ import numpy as np
 import torch
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
-from gpu_competitors import TorchRival
+from gpu_competitors import TorchOnGpu
 from txl_engines import build_bundle
 from txl_export.verifying import verify
+from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.choosing import NO_GPU, missing
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
-from txl_runtime.selftest import record_pass, run_selftest
-from txl_runtime.backends import DEVICES
+from txl_runtime.selftest import run_selftest
+
+from txl_deploy.commands.selftest import record_pass
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEMORY, LENGTH, BATCHES = 640, 64, [1, 8, 32]
-RIVALS = {False: "torch eager", True: "torch.compile, CUDA graphs"}
+COMPETITORS = {False: "torch eager", True: "torch.compile, CUDA graphs"}
 COLUMNS = ("B", "engine", "self-test", "verify", "decode ms p50", "p90", "tokens/s", "score ms p50", "p90", "tokens/s")
 
 
@@ -114,14 +116,14 @@ def run_torch(path: Path, compiled: bool, seconds: float, device: str = "cuda") 
     """PyTorch on the GPU with the bundle's weights."""
     model = txl_runtime.load(path, backend="cpu", lean=True)
     batch, length = model.batch_size, model.segment_lengths[0]
-    result = Result(batch, RIVALS[compiled], f"PyTorch {torch.__version__}")
+    result = Result(batch, COMPETITORS[compiled], f"PyTorch {torch.__version__}")
     log(f"B {batch}: {result.engine}")
     try:
-        rival = TorchRival(model, compiled, device)
+        competitor = TorchOnGpu(model, compiled, device)
         tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length + 1)).astype(np.int32)
-        rival.fill(tokens)
-        result.decode = timed(lambda: rival.logprobs(tokens[:, :1]), seconds)
-        result.score = timed(lambda: rival.score(tokens), seconds)
+        competitor.fill(tokens)
+        result.decode = timed(lambda: competitor.logprobs(tokens[:, :1]), seconds)
+        result.score = timed(lambda: competitor.score(tokens), seconds)
     except (RuntimeError, TxlError) as error:  # of PyTorch, its compiler or CUDA
         result.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         log(f"B {batch}: {result.engine}: {result.problem}")

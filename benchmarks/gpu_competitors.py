@@ -20,7 +20,7 @@ from txl_deploy.bench.competitors import weights_of
 from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.parts import Parts
 
-__all__ = ["TorchRival"]
+__all__ = ["TorchOnGpu"]
 
 
 class _Recorded(CompiledKeyValue):
@@ -44,7 +44,7 @@ class _Recorded(CompiledKeyValue):
         return super().segment(tokens)
 
 
-class TorchRival:
+class TorchOnGpu:
     """PyTorch's side of a comparison.
 
     Args:

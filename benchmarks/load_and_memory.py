@@ -17,7 +17,7 @@ from common import TINY, Table, finish, log, parser, random_bundle, shape
 
 from txl_deploy.bench.competitor import BundleCompetitor, fill
 from txl_deploy.bench.measuring import Row, tasks_of, time_tasks
-from txl_deploy.bench.processes import measure_load, measure_memory
+from txl_deploy.bench.processes import measure_footprint, measure_load
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEGABYTE = 1e6
@@ -47,7 +47,7 @@ def main() -> int:
         for name in ("full speed", "lean"):
             log(name)
             load = measure_load(path, arguments.threads, 1 if arguments.quick else 5, lean=name == "lean")
-            memory = measure_memory(path, arguments.threads, lean=name == "lean")
+            memory = measure_footprint(path, arguments.threads, lean=name == "lean")
             document[name] = {"load": load, "memory": memory}
             loads.add(name, load.load, load.first_token, load.total, load.without_hashes, load.process)
             parts = (memory.peak, memory.settled, memory.private, memory.before, memory.weights, memory.state)

@@ -1,4 +1,4 @@
-"""The GPU check: where there is none it says so and ends well; its rivals compute what the bundle does."""
+"""The GPU check: where there is none it says so and ends well; its competitors compute what the bundle does."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ def test_with_a_gpu_everything_there_is_runs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_its_rivals_compute_the_same(make_bundle, monkeypatch, compiled):
+def test_its_competitors_compute_the_same(make_bundle, monkeypatch, compiled):
     import torch
 
     monkeypatch.syspath_prepend(str(FOLDER))
-    from gpu_competitors import TorchRival
+    from gpu_competitors import TorchOnGpu
 
     if compiled:  # graphs and kernels are the compiler's; that the ring is bound rightly needs neither
         monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     path = make_bundle(batch_size=2, config={"d_model": 32})
     model = load(path, backend="cpu")
-    stream, rival = model.stream(), TorchRival(model, compiled, "cpu")
+    stream, competitor = model.stream(), TorchOnGpu(model, compiled, "cpu")
     tokens = np.random.default_rng(0).integers(0, 60, (2, 5)).astype(np.int32)
-    rival.fill(tokens)
+    competitor.fill(tokens)
     for _ in range(-(-model.memory_length // 4) + 1):
         stream.step(tokens[:, :4])
     stream.step(tokens[:, :1])
     for seed in range(20):
         tokens = np.random.default_rng(seed).integers(0, 60, (2, 5)).astype(np.int32)
-        np.testing.assert_allclose(rival.logprobs(tokens[:, :1]), stream.step(tokens[:, :1]), rtol=0, atol=1e-4)
-        np.testing.assert_allclose(rival.score(tokens), stream.score(tokens), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(competitor.logprobs(tokens[:, :1]), stream.step(tokens[:, :1]), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(competitor.score(tokens), stream.score(tokens), rtol=0, atol=1e-4)

@@ -1,7 +1,9 @@
-"""Measuring a bundle: torch-free, so that it can be done on the device.
+"""Measuring a bundle, without torch, so that it can be done on the device.
 
-`report.bench` is the whole measurement; `timing` takes turns, `floor` says what a step must read and how fast the
-machine reads, `bundles` has the bundle as a competitor and the cost of Python, `processes` load time and memory.
+`measuring.bench` is the whole measurement. `timing` lets competitors take turns; `floor` says what a step must read and
+how fast the machine reads; `competitor` says what a competitor is, and `agreement` whether one computes what the bundle
+computes; `overhead` is the cost of Python; `processes` measures load time and memory. `competitors` are PyTorch's and
+other exports, and need torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole measurement of a bundle, and of others beside it."""
+"""The whole measurement of a bundle, and of its competitors beside it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,34 @@ import platform
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
+from txl_runtime.types import Ids
 
 from txl_deploy.bench import timing
-from txl_deploy.bench.competitor import Agreement, BundleCompetitor, Competitor, Overhead, agree, fill, overhead
+from txl_deploy.bench.agreement import Agreement, agree
+from txl_deploy.bench.competitor import BundleCompetitor, Competitor, fill
 from txl_deploy.bench.floor import Bandwidth, Bytes, bytes_of_step
-from txl_deploy.bench.processes import LoadTime, Memory, measure_load, measure_memory
+from txl_deploy.bench.overhead import Overhead, overhead
+from txl_deploy.bench.processes import Footprint, LoadTime, measure_footprint, measure_load
 from txl_deploy.bench.timing import Percentiles, Work, interleave, random_tokens
 
-__all__ = ["BUNDLE", "Conditions", "Listener", "Machine", "Report", "Row", "Task", "bench", "tasks_of", "time_tasks"]
+__all__ = [
+    "BUNDLE",
+    "Conditions",
+    "Machine",
+    "Report",
+    "Row",
+    "Task",
+    "bench",
+    "cpu_name",
+    "tasks_of",
+    "time_tasks",
+    "version_of",
+]
 
 BUNDLE = "bundle"
 """The name of the bundle among its competitors."""
@@ -29,16 +42,6 @@ ROUNDS = 5
 SHORTEST, LONGEST = 0.01, 600.0
 TOKENS = 16
 """Different segments that calls go through."""
-
-
-class Listener(Protocol):
-    """Hears of stages and progress, as the command line's display does."""
-
-    def stage(self, title: str, total: int | None = None) -> None:
-        """A new stage begins."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Some steps of it are done."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
@@ -108,7 +111,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Everything `bench` found; None for what was not measured."""
+    """Everything that `bench` found; None for what was not measured."""
 
     model_id: str
     precision: str
@@ -121,19 +124,11 @@ class Report(Struct, frozen=True, kw_only=True):
     left_out: dict[str, str]
     overhead: Overhead | None
     load: LoadTime | None
-    memory: Memory | None
+    memory: Footprint | None
 
     def row(self, task: str, competitor: str = BUNDLE) -> Row | None:
         """The row of that task and competitor, if there is one."""
         return next((row for row in self.rows if (row.task, row.competitor) == (task, competitor)), None)
-
-
-class _Silent:
-    def stage(self, title: str, total: int | None = None) -> None:
-        """Say nothing."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Say nothing."""
 
 
 def tasks_of(model: Model) -> tuple[Task, ...]:
@@ -170,7 +165,7 @@ def bench(
         UsageError: seconds or rounds out of range.
         CheckError: a competitor computes something else than the bundle.
     """
-    heard = listener or _Silent()
+    heard = listener or Silent()
     if not SHORTEST <= seconds <= LONGEST:
         raise UsageError(f"--seconds is {seconds:g}, expected {SHORTEST:g} … {LONGEST:g} per competitor and task")
     if rounds < 1:
@@ -180,7 +175,7 @@ def bench(
         heard.stage("load in fresh processes")
         load = measure_load(model.bundle.path, threads)
         heard.stage("memory of a fresh process")
-        memory = measure_memory(model.bundle.path, threads)
+        memory = measure_footprint(model.bundle.path, threads)
 
     ours = BundleCompetitor(BUNDLE, model)
     others: list[Competitor] = []
@@ -243,7 +238,7 @@ def time_tasks(
         bandwidth: measured once per round; rows have no share of it without.
         seconds, rounds, heard: see `bench`.
     """
-    listener = heard or _Silent()
+    listener = heard or Silent()
     rows: list[Row] = []
     for task in tasks:
         listener.stage(f"time {task.kind}, L {task.segment_length}", rounds * len(competitors))
@@ -285,7 +280,7 @@ def _work(competitor: Competitor, task: Task, model: Model) -> Work:
     """One call of a task; consecutive calls take consecutive segments."""
     longer = task.kind == "score"
     shape = (TOKENS, model.batch_size, task.segment_length + longer)
-    tokens: NDArray[np.int32] = random_tokens(model.vocab_size, shape, seed=1)
+    tokens: Ids = random_tokens(model.vocab_size, shape, seed=1)
     if task.kind == "decode":
         return lambda index: competitor.logprobs(tokens[index % TOKENS])
     if task.kind == "prefill":
@@ -300,17 +295,18 @@ def _machine(bandwidth: Bandwidth, others: list[Competitor]) -> Machine:
     if any(other.name.startswith("torch") for other in others):
         packages.append("torch")
     return Machine(
-        cpu=_cpu(),
+        cpu=cpu_name(),
         cores=timing.available_cores(),
         system=f"{platform.system()} {platform.machine()}",
         read_gb_per_second=bandwidth.gb_per_second,
         read_measurements=tuple(bandwidth.measured),
         read_method=bandwidth.method,
-        versions={"python": platform.python_version()} | {name: _version(name) for name in packages},
+        versions={"python": platform.python_version()} | {name: version_of(name) for name in packages},
     )
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -319,7 +315,8 @@ def _cpu() -> str:
     return next(named, platform.machine())
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The installed version of a package."""
     try:
         return version(package)
     except PackageNotFoundError:

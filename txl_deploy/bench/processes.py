@@ -2,7 +2,7 @@
 
     python -m txl_deploy.bench.processes load|memory BUNDLE THREADS [hashes|sizes] [lean]
 
-prints one JSON object; `measure_load` and `measure_memory` run it.
+prints one JSON object; `measure_load` and `measure_footprint` run it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec import Struct
 from txl_runtime.errors import BackendError
 from txl_runtime.model import load
 
-__all__ = ["LoadTime", "Memory", "measure_load", "measure_memory", "resident_bytes"]
+__all__ = ["Footprint", "LoadTime", "measure_footprint", "measure_load", "resident_bytes"]
 
 SAMPLE_SECONDS = 0.02
 SMAPS = Path("/proc/self/smaps")
@@ -49,7 +49,7 @@ class LoadTime(Struct, frozen=True, kw_only=True):
     runs: int
 
 
-class Memory(Struct, frozen=True, kw_only=True):
+class Footprint(Struct, frozen=True, kw_only=True):
     """Bytes of physical memory of a process that loads a bundle, decodes and prefills; None where not measured.
 
     Private pages and shared pages of files (the mapped weights, libraries), each page of a file counted once however
@@ -97,9 +97,9 @@ def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) 
     )
 
 
-def measure_memory(bundle: Path, threads: int, lean: bool = False) -> Memory:
+def measure_footprint(bundle: Path, threads: int, lean: bool = False) -> Footprint:
     """Physical memory of a fresh process that decodes and prefills; `lean` as `txl_runtime.load` has it."""
-    return msgspec.convert(_child("memory", bundle, threads, "hashes", *(("lean",) if lean else ())), Memory)
+    return msgspec.convert(_child("memory", bundle, threads, "hashes", *(("lean",) if lean else ())), Footprint)
 
 
 def _child(what: str, bundle: Path, threads: int, *more: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _load_and_draw(bundle: str, threads: int, check: str, *how: str) -> dict[str
     return {"load": loaded - started, "first_token": drawn - loaded, "drawn_at": time.time()}
 
 
-def _load_and_run(bundle: str, threads: int, *how: str) -> Memory:
+def _load_and_run(bundle: str, threads: int, *how: str) -> Footprint:
     import onnxruntime  # noqa: F401 - so that `before` holds what any process with this engine holds
 
     before, samples, done = resident_bytes(), [], threading.Event()
@@ -151,7 +151,7 @@ def _load_and_run(bundle: str, threads: int, *how: str) -> Memory:
         done.set()
         sampler.join()
     settled = resident_bytes()
-    return Memory(
+    return Footprint(
         before=before[0] if before else None,
         peak=max([*samples, settled[0]]) if settled else None,
         settled=settled[0] if settled else None,

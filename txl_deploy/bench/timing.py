@@ -14,7 +14,7 @@ from itertools import count
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
+from txl_runtime.types import Ids
 
 __all__ = [
     "AT_REST",
@@ -186,6 +186,6 @@ def foreign_load(before: tuple[float, float, float] | None = None) -> tuple[floa
     return min(max(share, 0.0), 1.0), busy - own, now
 
 
-def random_tokens(vocab_size: int, shape: tuple[int, ...], seed: int = 0) -> NDArray[np.int32]:
+def random_tokens(vocab_size: int, shape: tuple[int, ...], seed: int = 0) -> Ids:
     """Token ids, uniform: every id's row of an embedding is as likely to be read."""
     return np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -14,9 +15,10 @@ import txl_runtime
 from txl_runtime.errors import BackendError, UsageError
 
 from txl_deploy.bench import processes, timing
-from txl_deploy.bench.competitor import BundleCompetitor, fill, overhead
+from txl_deploy.bench.competitor import BundleCompetitor, fill
 from txl_deploy.bench.floor import Bandwidth
 from txl_deploy.bench.measuring import bench
+from txl_deploy.bench.overhead import overhead
 
 SMAPS = """\
 00400000-00500000 r-xp 00000000 fd:00 11 /usr/bin/thing
@@ -142,4 +144,13 @@ def test_a_bundle_is_measured_without_competitors_and_processes(make_bundle: Cal
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"a process to measure memory ended with code 1: .*expected a bundle"):
-        processes.measure_memory(tmp_path / "absent", 1)
+        processes.measure_footprint(tmp_path / "absent", 1)
+
+
+def test_measuring_needs_no_torch_and_no_command_line() -> None:
+    names = sorted(path.stem for path in Path(timing.__file__).parent.glob("[!_]*.py"))
+    assert {"measuring", "agreement", "overhead", "processes"} <= set(names)
+    code = "".join(f"import txl_deploy.bench.{name}\n" for name in names)
+    code += "import sys\nassert not {'torch', 'txl_export', 'onnx', 'typer', 'rich'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import pytest
 from support import cli
 
 from txl_deploy.bench.measuring import BUNDLE, Report
-from txl_deploy.commands.bench import panels, report_document, verdict
+from txl_deploy.bench_tables import panels, report_document, verdict
 
 FAST = ("--seconds", 0.02, "--threads", 1)
 
@@ -104,7 +104,7 @@ def test_a_person_reads_tables_and_a_verdict(bundle: Path) -> None:
     assert "time decode, L 1:" in done.stderr
 
 
-def test_the_verdict_names_every_rival(document: dict[str, Any]) -> None:
+def test_the_verdict_names_every_competitor(document: dict[str, Any]) -> None:
     assert document["verdict"] == verdict(msgspec.convert(document, Report))
     assert document["verdict"].count("× torch-kv") == 3
 

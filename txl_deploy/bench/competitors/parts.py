@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from txl_export.families.transformer_xl.reference import activate
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
+from txl_runtime.types import Array, Floats, Ids
 
 __all__ = ["Eager", "Parts"]
 
@@ -195,28 +193,28 @@ class Eager:
         raise NotImplementedError
 
     @torch.inference_mode()
-    def logprobs(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def logprobs(self, tokens: Ids) -> Floats:
         """int32 [B, T] → float32 [B, T, V]."""
         hidden = self.segment(_ids(tokens))
         return _array(self.parts.log_probabilities(hidden.flatten(0, 1)).view(*tokens.shape, -1))
 
     @torch.inference_mode()
-    def next_token(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+    def next_token(self, tokens: Ids) -> Ids:
         """int32 [B, T] → the most likely token after it, int32 [B]; the softmax runs for the last position only."""
         hidden = self.segment(_ids(tokens))
         return _array(self.parts.log_probabilities(hidden[:, -1]).argmax(dim=-1).int())
 
     @torch.inference_mode()
-    def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def score(self, tokens: Ids) -> Floats:
         """int32 [B, T] → nats of tokens[:, 1:], float32 [B, T-1]."""
         ids = _ids(tokens)
         hidden = self.segment(ids[:, :-1])
         return _array(self.parts.nll(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1))
 
 
-def _ids(tokens: NDArray[np.int32]) -> Tensor:
+def _ids(tokens: Ids) -> Tensor:
     return torch.from_numpy(tokens).long()
 
 
-def _array(tensor: Tensor) -> NDArray[Any]:
+def _array(tensor: Tensor) -> Array:
     return tensor.numpy()

@@ -1,0 +1,156 @@
+"""A measurement, shown: as plain data, as tables, in one line, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from txl_deploy.bench.measuring import BUNDLE, Report, Row
+from txl_deploy.console import facts_table, number, quantity, stdout
+
+__all__ = ["panels", "report_document", "show", "verdict"]
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """The report as plain data, with its verdict."""
+    document: dict[str, Any] = msgspec.to_builtins(report)
+    return document | {"verdict": verdict(report)}
+
+
+def verdict(report: Report) -> str:
+    """The result in one line."""
+    parts = []
+    for row in (row for row in report.rows if row.competitor == BUNDLE):
+        others = [f"{other.ratio:.2g}× {other.competitor}" for other in report.rows if _same_work(row, other)]
+        said = f"{row.task} {row.ms.p50:.3g} ms, {row.tokens_per_second:,.0f} tokens/s"
+        if row.task == "decode" and row.of_bandwidth is not None:
+            others.insert(0, f"{row.of_bandwidth:.0%} of what memory delivers")
+        parts.append(said + (f" ({', '.join(others)})" if others else ""))
+    return "; ".join(parts)
+
+
+def _same_work(row: Row, other: Row) -> bool:
+    return other.task == row.task and other.competitor != row.competitor
+
+
+def show(report: Report) -> None:
+    """Tables on stdout."""
+    conditions, machine = report.conditions, report.machine
+    stdout.print(
+        facts_table(
+            {
+                "model": f"{report.model_id[:12]}, {report.precision}, {report.memory_form} memory",
+                "machine": f"{machine.cpu}, {machine.cores} cores, "
+                + ", ".join(f"{name} {found}" for name, found in machine.versions.items()),
+                "conditions": f"{conditions.threads} threads, B {conditions.batch_size}, memory full: "
+                f"{min(conditions.memory_rows)} of {conditions.memory_length} rows; "
+                f"{conditions.rounds} rounds of {conditions.slice_seconds:.2g} s each, in turns, "
+                f"{conditions.warm_up_calls} calls to warm up, thread pools at rest",
+                "memory reads": f"{number(machine.read_gb_per_second)} GB/s ({machine.read_method})",
+            }
+        )
+    )
+    for task in dict.fromkeys((row.task, row.segment_length) for row in report.rows):
+        stdout.print()
+        stdout.print(_table([row for row in report.rows if (row.task, row.segment_length) == task]))
+    stdout.print()
+    stdout.print(facts_table(_other_facts(report)))
+    stdout.print()
+    stdout.print(verdict(report), soft_wrap=True)
+
+
+def _table(rows: list[Row]) -> Table:
+    """One kind of work; narrow enough for 80 columns."""
+    table = Table(title=_TITLES[rows[0].task].format(rows[0].segment_length), title_justify="left", box=None)
+    table.pad_edge, table.padding = False, (0, 2, 0, 0)
+    table.add_column("ms", no_wrap=True)
+    for column in ("p50", "p90", "p99", "tokens/s", "ratio", "B/token", "GB/s", "of reads"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.competitor,
+            *(_short(value) for value in (row.ms.p50, row.ms.p90, row.ms.p99, row.tokens_per_second)),
+            f"{row.ratio:.2f}×",
+            quantity(round(row.bytes_per_token)),
+            number(row.gb_per_second),
+            "–" if row.of_bandwidth is None else f"{row.of_bandwidth:.0%}",
+        )
+    return table
+
+
+_TITLES = {
+    "decode": "decode: all log-probabilities after every token",
+    "prefill": "prefill: the next token after segments of {}",
+    "score": "score: the nats of every token, in segments of {}",
+}
+
+
+def _short(value: float) -> str:
+    return number(value) if value < 999.5 else f"{value:,.0f}"
+
+
+def _other_facts(report: Report) -> dict[str, object]:
+    """What is measured once: Python, loading, memory; and what a reader has to know to believe the rest."""
+    facts: dict[str, object] = {}
+    if (python := report.overhead) is not None:
+        facts["Python per decode step"] = (
+            f"{python.in_step:.1f} µs of {python.step:.0f} ({python.share:.1%}); "
+            f"{python.without_engine:.1f} with an engine that does nothing"
+        )
+    if (load := report.load) is not None:
+        facts["load → first token"] = (
+            f"{load.total:.2f} s, files cached ({load.without_hashes:.2f} without hashes, "
+            f"{load.process:.2f} from starting Python)"
+        )
+    if (memory := report.memory) is not None:
+        facts["peak memory"] = (
+            "not measured: this system has no /proc/self/smaps"
+            if memory.peak is None or memory.settled is None
+            else f"{quantity(memory.peak)}, {quantity(memory.settled)} after loading, decode and prefill "
+            f"(private, and shared pages once); weights {quantity(memory.weights)}, state {quantity(memory.state)}, "
+            f"{quantity(memory.before or 0)} before loading"
+        )
+    for name, agreed in report.agreement.items():
+        facts[f"{name} agrees"] = (
+            f"log-probs max abs {number(agreed.max_abs)}, KL {number(agreed.kl)}, "
+            f"{agreed.segments} segments ({agreed.measure} limit {agreed.limit:g})"
+        )
+    busy = max((row.foreign for row in report.rows if row.foreign is not None), default=None)
+    if busy is not None and busy > 0.05:
+        facts["not idle"] = f"others used up to {busy:.0%} of the machine during a slice: measure again when it is idle"
+    if any(row.restless for row in report.rows):
+        names = sorted({row.competitor for row in report.rows if row.restless})
+        facts["not at rest"] = f"thread pools of others were still spinning when {', '.join(names)} began a slice"
+    return facts
+
+
+def panels(report: Report) -> list[Callable[[Any], None]]:
+    """One panel per kind of work: milliseconds per competitor, and the shortest time the memory allows."""
+
+    def panel(task: str, length: int) -> Callable[[Any], None]:
+        rows = [row for row in report.rows if row.task == task][::-1]
+
+        def paint(axes: Any) -> None:
+            colors = ["tab:blue" if row.competitor == BUNDLE else "tab:gray" for row in rows]
+            late = [[0.0] * len(rows), [row.ms.p90 - row.ms.p50 for row in rows]]
+            axes.barh([row.competitor for row in rows], [row.ms.p50 for row in rows], color=colors, xerr=late)
+            end = 1.3 * max(row.ms.p50 for row in rows)  # a whisker may leave the picture, a bar may not
+            for row in rows:
+                text = f" {row.ms.p50:.3g} ms" + ("" if row.competitor == BUNDLE else f", {row.ratio:.2g}×")
+                axes.text(min(row.ms.p90, end), row.competitor, text, va="center")
+            axes.set_xlim(0, 1.2 * end)
+            read = report.machine.read_gb_per_second
+            if task == "decode" and read:
+                floor = report.floor[task].total / read / 1e6
+                axes.axvline(floor, color="tab:red", linestyle="--", label=f"reading its bytes once: {floor:.3g} ms")
+                axes.legend(loc="lower right")
+            axes.set_title(f"{task}, L {length}, memory full, {report.conditions.threads} threads", loc="left")
+            axes.set_xlabel("ms per call, median; whisker to p90")
+
+        return paint
+
+    tasks = dict.fromkeys((row.task, row.segment_length) for row in report.rows)
+    return [panel(task, length) for task, length in tasks]
