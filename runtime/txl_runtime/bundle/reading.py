@@ -115,19 +115,19 @@ class Bundle:
 class Held:
     """A bundle's folder as it was when the work on it began. Use `hold_bundle`.
 
-    A folder that stands under the same name is not the same bundle: `export --force` exchanges folders. While the
-    folder is held open, no other one can get its number, so that the number tells them apart.
+    A folder that stands under the same name need not be the same bundle: `export --force` exchanges folders. While the
+    folder is held open, no other one can get its number. Its time of change tells when it was exchanged and came back.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
         self._descriptor = _open_folder(path)
-        self._before = _number_of(path if self._descriptor is None else self._descriptor)
+        self._before = _identity_of(path if self._descriptor is None else self._descriptor)
 
     @property
     def replaced(self) -> bool:
-        """Whether another folder stands under the bundle's name now."""
-        return self._before is not None and _number_of(self._path) != self._before
+        """Whether another folder stands under the bundle's name now, or did since."""
+        return self._before is not None and _identity_of(self._path) != self._before
 
     def open(self, verify_files: bool = True) -> Bundle:
         """As `open_bundle`."""
@@ -152,12 +152,13 @@ def _open_folder(path: str | Path) -> int | None:
         return None
 
 
-def _number_of(place: str | Path | int) -> tuple[int, int] | None:
+def _identity_of(place: str | Path | int) -> tuple[int, int, int] | None:
+    """Device, number and time of change of a folder; None where there is none."""
     try:
         found = os.stat(place)  # noqa: PTH116 - of a path or of a descriptor
     except (OSError, TypeError, ValueError):
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:

@@ -33,9 +33,10 @@ class _Pending(RowsResult):
         given: a view of where the result comes back to, good once the step is done.
         event: of the step.
         done: called once, after the step.
+        held: what the step reads and writes, which has to live until the step is done.
     """
 
-    __slots__ = ("_done", "_event", "_given", "_kind")
+    __slots__ = ("_done", "_event", "_given", "_held", "_kind")
 
     def __init__(
         self,
@@ -46,16 +47,17 @@ class _Pending(RowsResult):
         output: Output,
         event: Event,
         done: Callable[[], None],
+        held: object,
     ) -> None:
         super().__init__(given, counts, targets, output)
-        self._kind, self._given, self._done = kind, given, done
+        self._kind, self._given, self._done, self._held = kind, given, done, held
         self._event: Event | None = event
 
     def wait(self) -> None:
         """Return when the step is done."""
         if self._event is not None:
             self._event.wait()
-            self._event = None
+            self._event = self._held = None
             self._done()
 
     def rows(self) -> Floats:
@@ -167,7 +169,8 @@ class DeviceLoop:
         targets = inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
         done = self._settled if call.steps == 2 else _nothing
-        self._latest = _Pending(kind, given, counts, targets, self.output, event, done)
+        held = (call, self.memory)
+        self._latest = _Pending(kind, given, counts, targets, self.output, event, done, held)
         return self._latest
 
     def clear(self, rows: Indices) -> None:

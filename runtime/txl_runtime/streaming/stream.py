@@ -39,6 +39,7 @@ class Stream:
     def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
         self._manifest, self.loop, self._b = manifest, loop, batch_size
         self._states = manifest.states_of(update)
+        self._longest, self._vocab_size = manifest.segment_lengths[0], manifest.vocab_size
         self.draws = DrawCount()
         self._replaced = 0  # how often the memory was replaced from outside: a running `generate` must not go on then
         self._half_changed = False  # an interrupt came while the memory was being replaced
@@ -70,12 +71,11 @@ class Stream:
             UsageError: tokens of the wrong kind, shape or range, or more than one segment of them.
         """
         ids, counts = self._tokens(tokens, lengths)
-        longest = self._manifest.segment_lengths[0]
-        if ids.shape[1] > longest:
+        if ids.shape[1] > self._longest:
             raise UsageError(
-                f"tokens have {ids.shape[1]} columns, expected at most one segment of {longest}; use feed for more"
+                f"tokens have {ids.shape[1]} columns, expected at most one segment of {self._longest}; use feed for more"
             )
-        result = np.zeros((*ids.shape, self._manifest.vocab_size), np.float32)
+        result = np.zeros((*ids.shape, self._vocab_size), np.float32)
         self._logprobs(ids, counts, result)
         return result
 
@@ -85,7 +85,7 @@ class Stream:
         Args, returns and errors as `step`, for any T of at least 1.
         """
         ids, counts = self._tokens(tokens, lengths)
-        result = np.zeros((*ids.shape, self._manifest.vocab_size), np.float32)
+        result = np.zeros((*ids.shape, self._vocab_size), np.float32)
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
             self._logprobs(ids[:, first:last], segment_counts, result[:, first:last])
         return result
@@ -101,7 +101,7 @@ class Stream:
         Raises:
             UsageError: as `step`.
         """
-        ids, _ = check_tokens(self._on_host(tokens), self._b, self._manifest.vocab_size, None)
+        ids, _ = check_tokens(self._on_host(tokens), self._b, self._vocab_size, None)
         steps = ids.shape[1] - 1
         result = np.empty((self._b, steps), np.float32)
         for first, last, counts in self._cuts(steps, check_lengths(None, self._b, steps)):
@@ -142,14 +142,14 @@ class Stream:
         found = as_array(self._on_host(prompt), "prompt tokens")
         if found.ndim == 1 and self._b == 1:
             found = found[None]
-        ids, counts = check_tokens(found, self._b, self._manifest.vocab_size, lengths, "prompt tokens")
+        ids, counts = check_tokens(found, self._b, self._vocab_size, lengths, "prompt tokens")
         if (counts < 1).any():
             raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
         whole = isinstance(max_new_tokens, int | np.integer) and not isinstance(max_new_tokens, bool)
         if not whole or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected a whole number of at least 0")
         sampler = Sampler(temperature, top_k, top_p, seed, self._b)
-        stops = check_stop_tokens(stop_tokens, self._manifest.vocab_size)
+        stops = check_stop_tokens(stop_tokens, self._vocab_size)
         return self._continue(ids, counts, int(max_new_tokens), sampler, stops)
 
     def _continue(
@@ -249,7 +249,7 @@ class Stream:
 
     def _cuts(self, length: int, counts: Ids) -> Iterator[tuple[int, int, Ids]]:
         """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""
-        longest = self._manifest.segment_lengths[0]
+        longest = self._longest
         for first in range(0, length, longest):
             last = min(first + longest, length)
             inside = np.clip(counts - first, 0, last - first).astype(np.int32)
@@ -281,7 +281,7 @@ class Stream:
         """Checked tokens [b, T] and lengths [b]; tokens that are on the loop's device stay there."""
         there = self.loop.resident(tokens)
         if there is None:
-            return check_tokens(tokens, self._b, self._manifest.vocab_size, lengths)
+            return check_tokens(tokens, self._b, self._vocab_size, lengths)
         if there.shape[0] != self._b or there.shape[1] < 1:
             raise UsageError(
                 f"tokens have shape {list(there.shape)}, expected [{self._b}, T] with T at least 1; one row per stream"

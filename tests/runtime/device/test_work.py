@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -309,3 +310,78 @@ def test_numbers_come_back_as_the_type_holds_them(name):
     assert stored.tobytes() == expected.tobytes()
     assert to_float32(stored, name).tobytes() == expected.astype(np.float32).tobytes()
     assert np.isnan(to_float32(from_float32(np.array([np.nan], np.float32), name), name)).all()
+
+
+# --- what goes wrong in mid-step ------------------------------------------------------------------------------------
+
+
+@both
+def test_an_allocation_that_fails_can_be_tried_again(opened, update):
+    model, other = opened(update), opened(update)
+    device, ours, theirs = model.backend.device, model.stream(), other.stream()
+    allowed, allocate = 0, device.allocate
+    for fails_after in range(3):
+        allowed = fails_after
+
+        def scarce(size: int) -> Any:
+            nonlocal allowed
+            allowed -= 1
+            if allowed < 0:
+                raise BackendError("cudaMalloc failed: out of memory")
+            return allocate(size)
+
+        device.allocate = scarce
+        with pytest.raises(BackendError, match="out of memory") if fails_after < 2 else nullcontext():
+            ours.step(tokens_of(3, 5))
+        device.allocate = allocate
+        if fails_after == 2:
+            theirs.step(tokens_of(3, 5))
+    assert ours.step(tokens_of(3, 6)).tobytes() == theirs.step(tokens_of(3, 6)).tobytes()
+    assert ours.fill.tolist() == theirs.fill.tolist()
+
+
+@both
+def test_an_interrupt_while_the_device_works_leaves_the_state_after_the_step(opened, update, monkeypatch):
+    model, other = opened(update), opened(update)
+    ours, theirs = model.stream(), other.stream()
+    for seed in range(5):
+        tokens = tokens_of(4, seed)
+        theirs.step(tokens)
+        with monkeypatch.context() as patch:
+            patch.setattr("stand_ins.engine.StandInEvent.wait", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                ours.step(tokens)
+        assert ours.fill.tolist() == theirs.fill.tolist()
+        assert ours.snapshot().head.tolist() == theirs.snapshot().head.tolist()
+        assert ours.step(tokens_of(1, 50)).tobytes() == theirs.step(tokens_of(1, 50)).tobytes()
+    assert all(ours.memory()[name].tobytes() == rows.tobytes() for name, rows in theirs.memory().items())
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@both
+def test_a_segment_that_is_not_committed_leaves_every_bit(opened, update):
+    one, other = opened(update).open_loop(), opened(update).open_loop()
+    counts = np.array([4, 3, 0], np.int32)
+    for seed in range(9):
+        tried = {"tokens": tokens_of(4, 100 + seed)}
+        expected = one.run(tried, counts, commit=False).rows().copy()
+        assert one.run(tried, counts, commit=False).rows().tobytes() == expected.tobytes()
+        assert one.fill.tolist() == other.fill.tolist()
+        given = [
+            loop.run({"tokens": tokens_of(3, seed)}, counts - counts // 2).rows().tobytes() for loop in (one, other)
+        ]
+        assert given[0] == given[1]
+    for row in range(B):
+        mine, theirs = one.take(row), other.take(row)
+        assert (mine.fill, mine.head) == (theirs.fill, theirs.head)
+        assert all(mine.tensors[name].tobytes() == theirs.tensors[name].tobytes() for name in theirs.tensors)
+
+
+def test_a_result_outlives_its_loop(opened):
+    model, counts = opened("ring"), np.full(B, 4, np.int32)
+    kept = model.open_loop()
+    expected = kept.run({"tokens": tokens_of(4)}, counts).rows()
+    assert model.open_loop().run({"tokens": tokens_of(4)}, counts).rows().tobytes() == expected.tobytes()

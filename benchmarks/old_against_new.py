@@ -1,0 +1,273 @@
+"""Time one checkout against another, in turns: what a refactoring costs or gains.
+
+    python benchmarks/old_against_new.py ../old-checkout --bundles demo/model.txl bench-m160.txl [--rounds 10]
+
+Both sides are processes that open the same bundle and answer requests for a slice of work each; while one works the
+other sleeps, and who goes first changes with every round. A ratio is taken per round, so that what changes on a machine
+meets both sides alike, and the table has the ratios' median and quartiles. Rounds in which other processes used more
+than a little of the machine are left out where at least three quiet ones remain. After some rounds both processes start
+anew, because where a process happens to lie in memory moves its times by a few per cent for as long as it lives. What
+fresh processes take to the first token and how much memory they need is measured in turns as well.
+
+Python's share of a step is measured around ONNX Runtime's `run_with_iobinding`: the time of `Stream.step` outside of
+real calls (caches are as cold as the engine leaves them), and that of a step whose engine does nothing (caches warm).
+
+A checkout against a copy of itself shows the noise. The code of the other process is in this file and uses nothing but
+what `txl_runtime` documents and what the manifest says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bit_equality import environment_of, runtime_of
+
+WORKS = ("decode", "prefill", "score")
+PYTHON = ("outside the engine", "without an engine")
+LOADS = ("import", "load", "first token", "load to first token", "peak memory")
+UNITS = dict.fromkeys(WORKS, ("ms", 1e-6)) | dict.fromkeys(PYTHON, ("µs", 1e-3))
+UNITS |= dict.fromkeys(LOADS, ("ms", 1e3)) | {"peak memory": ("MB", 1e-6)}
+WARM_UP_CALLS, LEAST_CALLS = 3, 3
+REST = 0.1
+"""Seconds between two slices: the threads of an engine spin for a moment after its last call."""
+FOREIGN, LEAST_QUIET = 0.05, 3
+"""A round is quiet when others used at most this share of the machine; so many have to be, to leave the rest out."""
+SIDES = ("old", "new")
+
+Rounds = dict[str, list[dict[str, float]]]
+"""Of every measured quantity and round: a value per side, and the share of the machine that others used ("foreign")."""
+
+
+def measure(bundle: Path, sources: dict[str, Path], options: argparse.Namespace) -> Rounds:
+    """Everything about one bundle."""
+    found: Rounds = {}
+    for wrap, works in ((False, WORKS), (True, PYTHON)):
+        for first in range(0, options.rounds, options.renew):
+            with ExitStack() as stack:
+                ask = {side: stack.enter_context(_child(sources[side], bundle, options, wrap)) for side in SIDES}
+                for turn in range(first, min(first + options.renew, options.rounds)):
+                    for work in works:
+                        values = {"foreign": 0.0}
+                        for side in _order(turn):
+                            time.sleep(REST)
+                            machine = _Machine()
+                            answer = ask[side]({"work": work, "seconds": options.seconds})
+                            values["foreign"] = max(values["foreign"], machine.foreign(answer["cpu"]))
+                            values[side] = answer["median"]
+                        found.setdefault(work, []).append(values)
+    for turn in range(options.loads + 1):
+        rows, share = {}, 0.0
+        for side in _order(turn):
+            machine = _Machine()
+            with _child(sources[side], bundle, options, False) as ask_fresh:
+                rows[side] = ask_fresh({"work": "load"})
+                share = max(share, machine.foreign(rows[side]["cpu"]))
+        for name in LOADS if turn else ():  # the first processes read the files into the cache
+            found.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
+    return found
+
+
+class _Machine:
+    """What the whole machine does from now on."""
+
+    def __init__(self) -> None:
+        self._started, self._busy = time.perf_counter(), self._seconds()
+
+    def foreign(self, own: float) -> float:
+        """The share of the machine that others used, where `own` are the measured process's seconds of processor."""
+        capacity = (os.cpu_count() or 1) * (time.perf_counter() - self._started)
+        return max(0.0, (self._seconds() - self._busy - own) / capacity)
+
+    @staticmethod
+    def _seconds() -> float:
+        """Seconds of processor that everybody used so far: all but idle and waiting for disks."""
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _order(turn: int) -> tuple[str, ...]:
+    return SIDES if turn % 2 == 0 else SIDES[::-1]
+
+
+@contextmanager
+def _child(
+    source: Path, bundle: Path, options: argparse.Namespace, wrap: bool
+) -> Iterator[Callable[[dict[str, Any]], dict[str, float]]]:
+    """A process with a checkout's packages; a function that sends a request and waits for its answer."""
+    command = [sys.executable, __file__, str(source), "--child", str(bundle), "--threads", str(options.threads)]
+    process = subprocess.Popen(
+        command + ["--wrap"] * wrap,
+        env=environment_of(source),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    requests, answers = process.stdin, process.stdout
+
+    def ask(request: dict[str, Any]) -> dict[str, float]:
+        requests.write(json.dumps(request) + "\n")
+        requests.flush()
+        line = answers.readline()
+        if not line:
+            raise SystemExit(f"the process of {source} ended with exit code {process.wait()}; its message is above")
+        return dict(json.loads(line))
+
+    try:
+        ask({"work": "load"})  # it is ready when it answers
+        yield ask
+    finally:
+        requests.close()  # the end of its requests ends it
+        answers.close()
+        process.wait()
+
+
+def table(bundle: Path, found: Rounds) -> str:
+    """One bundle's figures as markdown."""
+    head = ("", "unit", "old", "new", "new / old", "quartiles", "rounds", "best old", "best new")
+    lines = [f"**{bundle}**", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, rounds in found.items():
+        unit, factor = UNITS[name]
+        quiet = [values for values in rounds if values["foreign"] <= FOREIGN]
+        used = quiet if len(quiet) >= LEAST_QUIET else rounds
+        said = f"{len(quiet)} quiet of {len(rounds)}" + ("" if used is quiet else ", all used")
+        old, new = ([values[side] * factor for values in used] for side in SIDES)
+        low, middle, high = np.percentile(np.array(new) / old, (25, 50, 75))
+        figures = [f"{value:.4g}" for value in (statistics.median(old), statistics.median(new), min(old), min(new))]
+        cells = (name, unit, *figures[:2], f"{middle:.3f}", f"{low:.3f} … {high:.3f}", said, *figures[2:])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+class _Engine:
+    """ONNX Runtime's calls with a clock around them, or none at all."""
+
+    def __init__(self) -> None:
+        import onnxruntime
+
+        self.nanoseconds, self.calls, self.idle = 0, 0, False
+        real = onnxruntime.InferenceSession.run_with_iobinding
+
+        def wrapped(*arguments: Any, **more: Any) -> None:
+            self.calls += 1
+            if self.idle:
+                return
+            started = time.perf_counter_ns()
+            real(*arguments, **more)
+            self.nanoseconds += time.perf_counter_ns() - started
+
+        onnxruntime.InferenceSession.run_with_iobinding = wrapped
+
+
+class _Worker:
+    """What a child process does: it has one stream, whose memory is full."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        started = time.perf_counter()
+        runtime = runtime_of(options.old)
+        imported = time.perf_counter()
+        self._engine = _Engine() if options.wrap else None
+        model = runtime.load(options.child, backend="cpu", threads=options.threads)
+        loaded = time.perf_counter()
+        manifest = json.loads((options.child / "manifest.json").read_text())
+        batch, draws = manifest["batch_size"], np.random.default_rng(0)
+        self._stream = model.stream()
+        next(self._stream.generate(np.zeros((batch, 1), np.int32), 1, temperature=0))
+        ended = time.perf_counter()
+        self._times = {"import": imported - started, "load": loaded - imported, "first token": ended - loaded}
+        self._times["load to first token"] = ended - imported
+        longest = max(program["segment_length"] for program in manifest["programs"])
+        lengths = {"decode": 1, "prefill": longest, "score": longest + 1}
+        vocab = manifest["config"]["vocab_size"]
+        self._tokens = {w: draws.integers(0, vocab, (64, batch, n), np.int32) for w, n in lengths.items()}
+        self._numbers = count()
+        for _ in range(manifest["memory_length"] // longest + 2):
+            self._do("prefill")
+        for work in WORKS:
+            self._do(work)
+
+    def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
+        """What a request asks for."""
+        if work == "load":
+            lines = Path("/proc/self/status").read_text().splitlines()
+            peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+            return self._times | {"peak memory": peak, "cpu": time.process_time()}
+        cpu, engine = time.process_time(), self._engine
+        if engine is None:
+            samples = self._slice(lambda: self._do(work), seconds)
+        else:
+            calls, engine.idle = engine.calls, work == "without an engine"
+            samples = self._slice(lambda: self._do("decode"), seconds)
+            engine.idle = False
+            if engine.calls == calls:
+                raise SystemExit("a step did not call InferenceSession.run_with_iobinding, expected that it does")
+        return {"median": statistics.median(samples), "cpu": time.process_time() - cpu}
+
+    def _do(self, work: str) -> None:
+        tokens = self._tokens[work][next(self._numbers) % 64]
+        if work == "decode":
+            self._stream.step(tokens)
+        elif work == "prefill":
+            next(self._stream.generate(tokens, 1, temperature=0))
+        else:
+            self._stream.score(tokens)
+
+    def _slice(self, call: Callable[[], None], seconds: float) -> Sequence[int]:
+        """Nanoseconds of single calls, without those of the engine where it is wrapped."""
+        for _ in range(WARM_UP_CALLS):
+            call()
+        samples: list[int] = []
+        until = time.perf_counter_ns() + int(seconds * 1e9)
+        while time.perf_counter_ns() < until or len(samples) < LEAST_CALLS:
+            before = self._engine.nanoseconds if self._engine else 0
+            started = time.perf_counter_ns()
+            call()
+            took = time.perf_counter_ns() - started
+            samples.append(took - (self._engine.nanoseconds - before if self._engine else 0))
+        return samples
+
+
+def main() -> int:
+    """Read the command line and measure every bundle."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="what to compare with")
+    parser.add_argument("--new", type=Path, default=Path(__file__).parents[1], help="by default this checkout")
+    parser.add_argument("--bundles", type=Path, nargs="+", default=[Path("demo/model.txl")])
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    parser.add_argument("--renew", type=int, default=3, help="rounds after which both start anew (default 3)")
+    parser.add_argument("--loads", type=int, default=7, help="fresh processes of each side (default 7)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a slice (default 1)")
+    parser.add_argument("--threads", type=int, default=2, help="of the engines (default 2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write every round's figures here, as JSON")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--wrap", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        worker = _Worker(options)
+        for line in sys.stdin:
+            print(json.dumps(worker.answer(**json.loads(line))), flush=True)
+        return 0
+    found = {}
+    for bundle in options.bundles:
+        found[str(bundle)] = measure(bundle, {"old": options.old, "new": options.new}, options)
+        print(table(bundle, found[str(bundle)]), end="\n\n", flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

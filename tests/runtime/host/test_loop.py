@@ -1,0 +1,83 @@
+"""The loop on the CPU by its protocol: what is not committed did not happen, and a sequence can change places."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from txl_runtime import load
+
+B, V = 3, 60
+both = pytest.mark.parametrize("update", ["ring", "rolled"])
+
+
+@pytest.fixture
+def open_loop(make_bundle):
+    path = make_bundle(batch_size=B, config={})
+    return lambda update: load(path, backend="cpu", threads=1, update=update).open_loop()
+
+
+def segment(columns: int, seed: int) -> dict[str, np.ndarray]:
+    return {"tokens": np.random.default_rng(seed).integers(0, V, (B, columns)).astype(np.int32)}
+
+
+def counts(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+@both
+def test_a_segment_that_is_not_committed_leaves_every_bit(open_loop, update):
+    one, other = open_loop(update), open_loop(update)
+    for seed in range(9):
+        tried = segment(4, 100 + seed)
+        expected = one.run(tried, counts(4, 3, 0), commit=False).rows().copy()
+        again = one.run(tried, counts(4, 3, 0), commit=False).rows()
+        assert again.tobytes() == expected.tobytes(), "trying twice gives the same"
+        assert one.fill.tolist() == other.fill.tolist()
+        chosen = segment(3, seed)
+        given = (loop.run(chosen, counts(1, 3, 2)).rows().tobytes() for loop in (one, other))
+        assert len(set(given)) == 1
+    for row in range(B):
+        mine, theirs = one.take(row), other.take(row)
+        assert (mine.fill, mine.head) == (theirs.fill, theirs.head)
+        assert all(mine.tensors[name].tobytes() == theirs.tensors[name].tobytes() for name in theirs.tensors)
+
+
+@both
+def test_a_sequence_moves_from_loop_to_loop(open_loop, update):
+    one, other = open_loop(update), open_loop(update)
+    for seed in range(7):
+        one.run(segment(4, seed), counts(4, 2, 1))
+    other.clear(np.array([1]))
+    other.put(1, one.take(0))
+    tokens = segment(3, 50)["tokens"]
+    moved = np.stack([tokens[1], tokens[0], tokens[2]])
+    first = one.run({"tokens": tokens}, counts(3, 0, 0)).rows()[0].copy()
+    second = other.run({"tokens": moved}, counts(0, 3, 0)).rows()[1]
+    assert first.tobytes() == second.tobytes()
+
+
+@both
+def test_some_tensors_can_be_taken_alone(open_loop, update):
+    loop = open_loop(update)
+    loop.run(segment(4, 0), counts(4, 2, 0))
+    whole = loop.take(0)
+    name = next(iter(whole.tensors))
+    part = loop.take(0, [name])
+    assert list(part.tensors) == [name]
+    assert part.tensors[name].tobytes() == whole.tensors[name].tobytes()
+    assert loop.take(0, []).tensors == {}
+    assert loop.take(2).tensors[name].shape[0] == 0
+
+
+@both
+def test_a_result_gives_what_is_asked_of_it(open_loop, update):
+    loop, tokens = open_loop(update), segment(4, 1)["tokens"]
+    targets = segment(4, 2)["tokens"]
+    result = loop.run({"tokens": tokens, "targets": targets}, counts(4, 2, 0), "nll")
+    rows = result.rows()
+    assert result.last().tobytes() == np.stack([rows[0, 3], rows[1, 1], rows[2, 0]]).tobytes()
+    flat = rows.reshape(4 * B, -1)
+    whole = np.empty((4 * B, V), np.float32)
+    loop.output.logprobs(flat, whole)
+    expected = -np.take_along_axis(whole, targets.reshape(-1, 1), axis=1).reshape(B, 4)
+    np.testing.assert_allclose(result.nll(), expected, rtol=0, atol=2e-6)

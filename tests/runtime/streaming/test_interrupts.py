@@ -1,0 +1,128 @@
+"""An interrupt may come at any line: a step then happened or did not, and half-replaced memory says what it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import txl_runtime
+from txl_runtime import Stream, StreamState, UsageError, load
+
+B, V = 3, 60
+PACKAGE = str(Path(txl_runtime.__file__).parent)
+both = pytest.mark.parametrize("update", ["ring", "rolled"])
+
+
+@pytest.fixture(scope="module")
+def open_stream(make_bundle) -> Callable[[str], Stream]:
+    path = make_bundle(batch_size=B, config={})
+    models = {update: load(path, backend="cpu", threads=1, update=update) for update in ("ring", "rolled")}
+    return lambda update: models[update].stream()
+
+
+def interrupted(call: Callable[[], Any], line: int) -> bool:
+    """Run a call and interrupt it before the n-th line of the runtime that it runs; whether it came that far."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def bits(state: StreamState) -> tuple[bytes, ...]:
+    assert state.head is not None
+    return (
+        state.fill.tobytes(),
+        state.head.tobytes(),
+        *(state.memory[name].tobytes() for name in sorted(state.memory)),
+    )
+
+
+def tokens_of(columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, V, (B, columns)).astype(np.int32)
+
+
+@both
+@pytest.mark.parametrize("fed", [1, 7, 10], ids=["filling", "about to spill", "rolled over"])
+def test_a_step_happens_or_does_not_wherever_it_is_interrupted(open_stream, update, fed):
+    stream, tokens, lengths = open_stream(update), tokens_of(4, 1), [4, 2, 0]
+    stream.feed(tokens_of(fed))
+    start = stream.snapshot()
+    stream.step(tokens, lengths)
+    after, further = bits(stream.snapshot()), stream.step(tokens_of(3, 2)).tobytes()
+    stream.restore(start)
+    before, other = bits(stream.snapshot()), stream.step(tokens_of(3, 2)).tobytes()
+    seen, line = set(), 0
+    while True:
+        line += 1
+        stream.restore(start)
+        if not interrupted(lambda: stream.step(tokens, lengths), line):
+            break
+        found = bits(stream.snapshot())
+        assert found in (before, after), f"neither before nor after the step, interrupted at line {line}"
+        assert stream.step(tokens_of(3, 2)).tobytes() == (further if found == after else other)
+        seen.add(found)
+    assert seen == {before, after}
+    assert line > 20
+
+
+@both
+@pytest.mark.parametrize("change", ["reset", "select", "restore"])
+def test_memory_that_is_half_replaced_is_not_streamed_on(open_stream, update, change):
+    stream = open_stream(update)
+    stream.feed(tokens_of(9))
+    start = stream.snapshot()
+    stream.feed(tokens_of(5, 3))
+    calls = {
+        "reset": lambda: stream.reset([0, 1]),
+        "select": lambda: stream.select([2, 0, 1]),
+        "restore": lambda: stream.restore(start),
+    }
+    refused, line = 0, 0
+    while True:
+        line += 1
+        if not interrupted(calls[change], line):
+            break
+        if stream._half_changed:
+            refused += 1
+            for call in (lambda: stream.step(tokens_of(1)), stream.snapshot, lambda: stream.reset([0])):
+                with pytest.raises(UsageError, match=r"half replaced .* call reset\(\) or restore\(...\)"):
+                    call()
+        stream.restore(start)
+        assert bits(stream.snapshot()) == bits(start)
+    assert refused > 3
+    stream.reset()
+    assert stream.fill.tolist() == [0, 0, 0]
+
+
+@both
+def test_a_running_generate_does_not_go_on_over_half_replaced_memory(open_stream, update):
+    stream = open_stream(update)
+    drawn = stream.generate(tokens_of(3), 9, temperature=0)
+    next(drawn)
+    line = 1
+    while interrupted(lambda: stream.reset([0]), line) and not stream._half_changed:
+        line += 1
+    with pytest.raises(UsageError, match="was reset, selected or restored while generating"):
+        next(drawn)

@@ -1,0 +1,124 @@
+"""Loading: one model is of one bundle, whatever happens to the folder meanwhile; what the logger is told."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from txl_runtime import BundleError, load
+from txl_runtime import model as models
+
+V = 60
+
+
+@pytest.fixture
+def different(make_bundle, tmp_path) -> tuple[Path, Path]:
+    """A bundle that will be loaded, and another one of the same sizes and other weights beside it."""
+    places = (tmp_path / "model.txl", tmp_path / "other.txl")
+    for seed, place in enumerate(places):
+        shutil.copytree(make_bundle(config={}, seed=seed, batch_size=2), place)
+    return places
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Swap two folders in one step, as an export with --force does."""
+    renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    assert renameat2(-100, os.fsencode(first), -100, os.fsencode(second), 2) == 0
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="folders are exchanged in one step on Linux only")
+TOKENS = np.random.default_rng(0).integers(0, V, (2, 9)).astype(np.int32)
+
+
+@linux
+@pytest.mark.parametrize("where", ["initial_rows", "_open"])
+def test_a_load_that_spans_a_replacement_is_of_the_new_bundle(different, monkeypatch, caplog, where):
+    path, other = different
+    expected = load(other).stream().feed(TOKENS).tobytes()
+    real, calls = getattr(models, where), 0
+
+    def replacing(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            exchange(path, other)
+        return real(*arguments)
+
+    monkeypatch.setattr(models, where, replacing)
+    with caplog.at_level(logging.WARNING, "txl_runtime"):
+        model = load(path)
+    assert calls == 2
+    assert model.stream().feed(TOKENS).tobytes() == expected
+    assert "was replaced while it was being loaded" in caplog.text
+
+
+@linux
+def test_a_bundle_that_is_replaced_again_and_again_is_refused(different, monkeypatch):
+    path, other = different
+    real = models.initial_rows
+
+    def replacing(bundle: Any) -> Any:
+        exchange(path, other)
+        return real(bundle)
+
+    monkeypatch.setattr(models, "initial_rows", replacing)
+    with pytest.raises(BundleError, match="was replaced 5 times while it was being loaded, expected it to stay"):
+        load(path)
+
+
+@linux
+def test_loads_under_constant_replacement_give_one_bundle_or_the_other(different):
+    path, other = different
+    truths = {load(place).stream().feed(TOKENS).tobytes() for place in different}
+    assert len(truths) == 2
+    done = threading.Event()
+
+    def replace() -> None:
+        while not done.wait(0.03):
+            exchange(path, other)
+
+    worker = threading.Thread(target=replace)
+    worker.start()
+    seen, refused = [], list[str]()
+    try:
+        for _ in range(40):
+            try:
+                seen.append(load(path, threads=1).stream().feed(TOKENS).tobytes())
+            except BundleError as error:
+                refused.append(str(error))
+    finally:
+        done.set()
+        worker.join()
+    assert set(seen) <= truths
+    assert all("was replaced 5 times" in said for said in refused)
+
+
+def test_the_vocabulary_is_the_one_the_model_was_loaded_with(make_bundle, tmp_path):
+    path = tmp_path / "model.txl"
+    shutil.copytree(make_bundle(config={"vocab_size": 256}, vocabulary=True), path)
+    model = load(path)
+    assert model.vocabulary is not None
+    (path / "vocabulary.json").write_bytes(b'{"kind":"words","symbols":["a"]}')
+    with pytest.raises(BundleError, match="is not the file that the bundle was opened with"):
+        _ = model.vocabulary
+
+
+def test_the_logger_is_silent_until_somebody_listens(make_bundle, capfd, caplog):
+    path = make_bundle(config={})
+    load(path)
+    assert capfd.readouterr() == ("", "")
+    logger = logging.getLogger("txl_runtime")
+    assert any(isinstance(handler, logging.NullHandler) for handler in logger.handlers)
+    with caplog.at_level(logging.INFO, "txl_runtime"):
+        model = load(path)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("txl_runtime")]
+    assert any(f"loaded {path}" in line and model.backend.description in line for line in said)
+    assert any("backend rtx is not taken" in line for line in said)
