@@ -47,12 +47,8 @@ class DeviceBackend:
             )
         self.update = rules.pop()
         self._programs = Programs(name, executables)
+        self.programs: tuple[Program, ...] = self._programs.all
         self._settled = settled
-
-    @property
-    def programs(self) -> tuple[Program, ...]:
-        """What is loaded, shortest segments first."""
-        return self._programs.all
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> DeviceLoop:
         """See `Backend`."""

@@ -16,26 +16,20 @@ from txl_runtime.update_rules import usable_updates
 __all__ = ["HostBackend", "open_host"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostBackend:
     """See `streaming.loop.Backend`.
 
     Attributes:
         engine: that has opened the programs; a measurement may replace it.
-        update: the rule of the memory.
-        programs: the segment programs of that rule.
+        programs: the segment programs.
     """
 
     engine: Engine
     update: str
     programs: tuple[Program, ...]
-
-    name = "cpu"
-
-    @property
-    def description(self) -> str:
-        """For people."""
-        return self.engine.description
+    description: str
+    name: str = "cpu"
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> HostLoop:
         """See `Backend`."""
@@ -62,4 +56,5 @@ def open_host(bundle: Bundle, update: str | None, threads: int | None, lean: boo
     segments = tuple(program for program in bundle.manifest.programs if program.update == rule)
     softmax = tuple(program for program in bundle.manifest.programs if program.update == "none")
     used = (*segments, *(softmax if segments[0].kind == "hidden" else ()))
-    return HostBackend(OnnxRuntimeCpu(bundle, used, threads, lean), rule, segments)
+    engine = OnnxRuntimeCpu(bundle, used, threads, lean)
+    return HostBackend(engine, rule, segments, engine.description)

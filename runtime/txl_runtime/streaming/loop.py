@@ -129,17 +129,10 @@ class Backend(Protocol):
         programs: those that it runs.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102 - see the class
-
-    @property
-    def description(self) -> str: ...  # noqa: D102
-
-    @property
-    def update(self) -> str: ...  # noqa: D102
-
-    @property
-    def programs(self) -> tuple[Program, ...]: ...  # noqa: D102
+    name: str
+    description: str
+    update: str
+    programs: tuple[Program, ...]
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
         """A loop of fresh sequences.

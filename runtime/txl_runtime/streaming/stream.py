@@ -71,9 +71,10 @@ class Stream:
             UsageError: tokens of the wrong kind, shape or range, or more than one segment of them.
         """
         ids, counts = self._tokens(tokens, lengths)
-        if ids.shape[1] > self._longest:
+        columns, longest = ids.shape[1], self._longest
+        if columns > longest:
             raise UsageError(
-                f"tokens have {ids.shape[1]} columns, expected at most one segment of {self._longest}; use feed for more"
+                f"tokens have {columns} columns, expected at most one segment of {longest}; use feed for more"
             )
         result = np.zeros((*ids.shape, self._vocab_size), np.float32)
         self._logprobs(ids, counts, result)
