@@ -13,6 +13,8 @@ from txl_deploy.commands.report import print_parity
 from txl_deploy.console import Display, print_json, quantity, stdout
 from txl_deploy.extras import lean_heap, require_export
 
+__all__ = ["run"]
+
 
 def run(
     checkpoint: Annotated[

@@ -16,6 +16,8 @@ from txl_runtime.errors import UsageError
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import print_json, stderr
 
+__all__ = ["run"]
+
 
 def run(
     bundle: Bundle,

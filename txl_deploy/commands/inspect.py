@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
@@ -14,11 +15,12 @@ from txl_runtime.device.choosing import missing
 from txl_runtime.device.engines.reading import describe_engine, engine_facts, engine_names
 from txl_runtime.device.engines.sidecar import Sidecar, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
-from txl_runtime.backends import DEVICES
 
 from txl_deploy.commands.options import Alias, Config, Family, Json, parse_aliases
 from txl_deploy.console import facts_table, number, print_json, quantity, rows_table, stdout
 from txl_deploy.extras import require_export
+
+__all__ = ["run"]
 
 POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "absolute learned")
 
