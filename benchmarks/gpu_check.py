@@ -24,6 +24,7 @@ import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
 from gpu_competitors import TorchOnGpu
 from txl_engines import build_bundle
+from txl_engines.recording import record_pass
 from txl_export.verifying import verify
 from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.reading import open_bundle
@@ -32,8 +33,6 @@ from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
-
-from txl_deploy.commands.selftest import record_pass
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEMORY, LENGTH, BATCHES = 640, 64, [1, 8, 32]
@@ -89,13 +88,12 @@ def time_model(model: Model, result: Result, seconds: float) -> None:
 
 
 def run_engine(path: Path, name: str, segments: int, seconds: float) -> Result:
-    """Build where that is needed, self-test, verify, time."""
+    """Build, self-test, verify, time."""
     batch = open_bundle(path, verify_files=False).manifest.batch_size
     result = Result(batch, name)
     try:
-        if name != "cuda":
-            log(f"B {batch}: building {name} engines")
-            build_bundle(path, name)
+        log(f"B {batch}: building {name} engines")
+        build_bundle(path, name)
         model = txl_runtime.load(path, backend=name)
         result.description = model.backend.description
         log(f"B {batch}: {result.description}")

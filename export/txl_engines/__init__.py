@@ -1,27 +1,24 @@
-"""Engines: a bundle's graphs, compiled by TensorRT or TensorRT-RTX.
+"""Engines: a bundle's programs, made into what the backends of devices load. Needs onnx, but neither PyTorch nor a GPU.
 
-    facts        what each version of the two libraries has: the one table
-    bridge       the only module that touches their objects
-    composing    whole programs, made of a bundle's graphs
-    shapes       open sizes fixed, and what follows from them
-    graphs       an ONNX file, held against its program before a library sees it
-    worker       one engine, in a process of its own
-    building     one graph → one engine, with progress, cancellation and errors that say what to do
-    layers       what the compiler made of it: kernels, fused attention
-    sidecar      what an engine is: the JSON beside it, and whether it still fits
-    publishing   new files into a bundle, all or nothing
-    bundles      every program of a bundle
-    reading      what is there, for people
+    bundles      every program of a bundle, for one target: reused, or made and listed
+    targets      what makes the engines of each target
+    composing    whole programs, composed of a bundle's graphs
+    shapes       fixing the sizes that a graph leaves open
+    checking     a graph, held against its program before a library sees it
+    adapting     the changes to a graph that TensorRT's parsers need
+    building     TensorRT's engines: a build process of its own, progress, and errors that say what to do
+    worker       that process
+    compiler     the part of TensorRT's libraries that builds
+    layers       the layers that the compiler made of a graph: kernels, fused attention
+    messages     the libraries' complaints, in words that tell a user what to do
+    publishing   new files put into a bundle, all of them or none
+    recording    notes of passed self-tests in the engines' sidecars
 
-Imports numpy and msgspec; tensorrt, tensorrt_rtx and onnx where they are used. TensorRT is never needed to read what
-an engine is.
+What an engine is, and which of them fit this machine, says `txl_runtime.device.engines`.
 """
 
 from __future__ import annotations
 
-from txl_runtime.device.engines.reading import bundle_engines, describe_engine
-from txl_runtime.device.engines.sidecar import Sidecar
-
 from txl_engines.bundles import BundleBuild, EngineResult, build_bundle
 
-__all__ = ["BundleBuild", "EngineResult", "Sidecar", "build_bundle", "bundle_engines", "describe_engine"]
+__all__ = ["BundleBuild", "EngineResult", "build_bundle"]

@@ -1,4 +1,4 @@
-"""One graph → one engine: read and checked here, compiled in a process of its own, told of in the user's words."""
+"""Engines of TensorRT and TensorRT-RTX: each is compiled in a process of its own, and its errors say what to do."""
 
 from __future__ import annotations
 
@@ -8,56 +8,92 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 from txl_runtime import errors
-from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.bundle.tables import Program
 from txl_runtime.device.engines.facts import Facts
 from txl_runtime.device.engines.library import Library
+from txl_runtime.device.engines.sidecar import Target
+from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
-from txl_runtime.listener import Listener, Silent
+from txl_runtime.listener import Listener
 
+from txl_engines.adapting import adapt, newest_opset
 from txl_engines.checking import Graph, read_graph
-from txl_engines.compiler import Binding, NodeError
+from txl_engines.compiler import NodeError
 from txl_engines.messages import explain_build, explain_parse
-from txl_engines.worker import Compiled, Outcome, Request, Steps
+from txl_engines.worker import Finished, Outcome, Request, Steps
 
-__all__ = [
-    "Ask",
-    "bindings_of",
-    "build_engine",
-    "build_graph",
-    "check_gpus",
-    "check_precision",
-    "ring_works",
-]
+__all__ = ["CompiledEngines", "check_gpus", "ring_works"]
 
 COMMAND = ("-m", "txl_engines.worker")
 PATIENCE = 30
 """Seconds that a build process may take to end after its last word."""
 
 
-@dataclass(frozen=True)
-class Ask:
-    """What to build an engine for.
+class CompiledEngines:
+    """Makes engines with TensorRT or TensorRT-RTX. See `targets.Maker`.
 
-    Attributes:
+    Args:
         library: from `load_library`.
-        precision: of the graph: fp32, fp16 or bf16.
-        gpus: compute capabilities, for libraries that take a list; empty for the library's default.
+        precision: of the bundle.
+        gpus: compute capabilities, for a library that takes a list; empty for the library's default.
+
+    Raises:
+        UsageError: the library takes no list, or cannot build for one of the GPUs.
+        BackendError: the library is too old for the precision.
     """
 
-    library: Library
-    precision: str
-    gpus: tuple[int, ...] = ()
+    def __init__(self, library: Library, precision: str, gpus: Sequence[int] = ()) -> None:
+        if precision == "bf16" and not library.facts.bfloat16:
+            raise BackendError(
+                f"the bundle's precision is bf16, {library.title} has none; export it again with --precision fp16"
+            )
+        self.library, self.precision = library, precision
+        self.target: Target = library.target
+        self.title, self.version = library.title, library.version
+        self.gpus = check_gpus(gpus, precision, library)
+        self.device = None if library.facts.portable else gpu_name()
+        self.platform = platform_name()
+        self.ring = ring_works(library.facts)
+
+    def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:
+        """See `targets.Maker`."""
+        facts = self.library.facts
+        return adapt(read_graph(data, program, folder, newest_opset(facts), hashes), facts)
+
+    def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
+        """See `targets.Maker`."""
+        library = self.library
+        listener.stage(f"building {program.name} with {library.title}")
+        request = Request(
+            target=library.target,
+            size=len(graph.data),
+            file=graph.path.name,
+            program=program,
+            gpus=self.gpus,
+            half=self.precision == "fp16",
+            scatters=graph.scatters,
+        )
+        with tempfile.TemporaryFile() as stderr:
+            outcome = _run(request, graph, out.absolute(), listener, stderr)
+            stderr.seek(0)
+            printed = stderr.read().decode(errors="backslashreplace")
+        if outcome.failure:
+            with contextlib.suppress(OSError):
+                out.unlink()
+            raise _explain(outcome, printed, graph, library)
+        for warning in _doubts(outcome, graph.attention_layers, self.precision):
+            listener.warn(f"{program.name}: {warning}")
+        return outcome
 
 
 def check_gpus(gpus: Sequence[int], precision: str, library: Library) -> tuple[int, ...]:
-    """A list of compute capabilities, sorted, once each.
+    """A list of compute capabilities, sorted and without repetitions.
 
     Raises:
         UsageError: the library takes no list, or cannot build for one of them.
@@ -89,101 +125,14 @@ def _instead(gpu: int) -> str:
     return "leave it out"
 
 
-def check_precision(precision: str, facts: Facts, title: str) -> None:
-    """Refuse a precision that an engine cannot have.
-
-    Raises:
-        UsageError: int8 or int4, which are for the CPU.
-        BackendError: the library is too old for it.
-    """
-    if precision in ("int8", "int4"):
-        raise UsageError(
-            f"the bundle's precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16; "
-            "export it again with --precision fp16"
-        )
-    if precision == "bf16" and not facts.bfloat16:
-        raise BackendError(f"the bundle's precision is bf16, {title} has none; export it again with --precision fp16")
-
-
 def ring_works(facts: Facts) -> bool:
-    """Whether a library updates memory in place, and its parser takes the opset that says so."""
+    """Whether a library updates memory in place, and its parser takes the opset of the graphs that do."""
     return facts.ring and facts.opset >= 24
 
 
-def bindings_of(specs: Sequence[TensorSpec]) -> tuple[Binding, ...]:
-    """A program's inputs or outputs as a library would tell them.
-
-    Raises:
-        UsageError: a shape is not fixed.
-    """
-    for spec in specs:
-        if not all(isinstance(size, int) for size in spec.shape):
-            raise UsageError(
-                f"{spec.name} has the shape {list(spec.shape)}, expected numbers: engines have fixed shapes; build "
-                "whole programs only"
-            )
-    return tuple(Binding(spec.name, spec.dtype, tuple(int(size) for size in spec.shape)) for spec in specs)
-
-
-def build_engine(
-    source: Path | bytes,
-    program: Program,
-    ask: Ask,
-    out: Path,
-    listener: Listener | None = None,
-    folder: Path | None = None,
-) -> Outcome:
-    """Build the engine of one graph.
-
-    Args:
-        source: the graph's file, or its bytes with the external weights in `folder`.
-        program: what the graph is.
-        ask: what to build it for.
-        out: the engine file to write; not there when the build fails.
-        listener: hears of progress and warnings.
-        folder: see `source`.
-
-    Raises:
-        UsageError, BundleError, BackendError: it cannot be built; the message says why and what to do.
-        KeyboardInterrupt: somebody asked to stop.
-    """
-    check_precision(ask.precision, ask.library.facts, ask.library.title)
-    gpus = check_gpus(ask.gpus, ask.precision, ask.library)
-    graph = read_graph(source, program, ask.library.facts, folder)
-    return build_graph(graph, program, Ask(ask.library, ask.precision, gpus), out, listener or Silent())
-
-
-def build_graph(graph: Graph, program: Program, ask: Ask, out: Path, listener: Listener) -> Outcome:
-    """As `build_engine`, of a graph that has been read and an `ask` that has been checked."""
-    library = ask.library
-    listener.stage(f"building {program.name} with {library.title}")
-    request = Request(
-        target=library.target,
-        size=len(graph.data),
-        file=graph.path.name,
-        name=program.name,
-        inputs=bindings_of(program.inputs),
-        outputs=bindings_of(program.outputs),
-        gpus=ask.gpus,
-        half=ask.precision == "fp16",
-        scatters=graph.scatters,
-    )
-    with tempfile.TemporaryFile() as stderr:
-        outcome = _run(request, graph, out.absolute(), listener, stderr)
-        stderr.seek(0)
-        printed = stderr.read().decode(errors="backslashreplace")
-    if outcome.failure:
-        with contextlib.suppress(OSError):
-            out.unlink()
-        raise _explain(outcome, printed, graph, library)
-    for warning in _doubts(outcome, graph.attention_layers, ask.precision):
-        listener.warn(f"{program.name}: {warning}")
-    return outcome
-
-
 def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
-    """Have another process build it; nothing of that process is left afterwards, however this ends."""
-    # The folder one happens to stand in is no place to import from (the variable is known from Python 3.11 on).
+    """Have another process build it. However this ends, nothing of that process is left afterwards."""
+    # Modules are not to be imported from the working folder (Python knows this variable from 3.11 on).
     environment = os.environ | {"PYTHONSAFEPATH": "1"}
     process = subprocess.Popen(  # noqa: S603 - this Python, this package
         [sys.executable, *COMMAND],
@@ -192,7 +141,7 @@ def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: 
         stderr=stderr,
         env=environment,
         cwd=graph.path.absolute().parent,  # where its weights are
-        start_new_session=True,  # a terminal's Ctrl-C is for us to hear; we end it then
+        start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which then ends the other one
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -201,17 +150,17 @@ def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: 
             process.stdin.write(msgspec.json.encode(request) + b"\n" + graph.data)
             process.stdin.flush()
             for line in process.stdout:
-                message = msgspec.json.decode(line, type=Steps | Compiled | Outcome)
+                message = msgspec.json.decode(line, type=Steps | Finished | Outcome)
                 if isinstance(message, Outcome):
                     return message
-                if isinstance(message, Compiled):
+                if isinstance(message, Finished):
                     process.stdin.write(msgspec.json.encode(str(out)) + b"\n")
                     process.stdin.flush()
                 elif message.count:
                     listener.advance(message.count)
             process.wait(PATIENCE)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            pass  # it ended before it read, or does not end
+            pass  # the process ended before it had read everything, or it does not end
         finally:
             if process.poll() is None:
                 process.kill()
@@ -241,7 +190,7 @@ def _explain(outcome: Outcome, printed: str, graph: Graph, library: Library) -> 
 
 
 def _doubts(outcome: Outcome, attentions: int, precision: str) -> list[str]:
-    """What about an engine is not as fast as it could be."""
+    """Why an engine may be slower than it could be."""
     fused = outcome.layers.fused_attention
     if outcome.layers.kernels is None:
         return ["the library did not list its layers, so whether attention fused is not known"]

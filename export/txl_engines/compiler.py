@@ -1,8 +1,8 @@
 """Parsing, building and examining with TensorRT 8.6, 10.x, 11.x and TensorRT-RTX: the part of them that builds.
 
 Besides this module only `txl_runtime.device.engines.library` and `running` touch the libraries' objects; `library` says
-how. Two more habits of theirs shape this module: a network must outlive its parser, and exceptions in callbacks are
-swallowed.
+how. Two more habits of the libraries shape this module: a network has to outlive its parser, and what a callback raises
+is swallowed.
 """
 
 from __future__ import annotations
@@ -11,24 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from txl_runtime.device.engines.bindings import Binding
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.errors import BackendError
 
-__all__ = ["Binding", "Compiler", "Examined", "Network", "NodeError"]
-
-
-@dataclass(frozen=True)
-class Binding:
-    """An input or output as the library understood it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+__all__ = ["Compiler", "Examined", "Network", "NodeError"]
 
 
 @dataclass(frozen=True)
 class NodeError:
-    """One complaint of the parser; `node` counts the graph's nodes, -1 for none of them."""
+    """One complaint of the parser; `node` counts the graph's nodes, and is -1 where none is meant."""
 
     node: int
     text: str
@@ -36,7 +28,7 @@ class NodeError:
 
 @dataclass(frozen=True)
 class Network:
-    """A parsed graph, or the parser's complaints. Holds what has to live as long as the network is used."""
+    """A parsed graph, or the parser's complaints; and the objects that have to live as long as the network is used."""
 
     builder: Any
     network: Any
@@ -51,10 +43,10 @@ class Examined:
     """What a library says of finished engine bytes.
 
     Attributes:
-        verified: what was done, for the sidecar.
-        problem: why it cannot be used; empty when it can, as far as can be told here.
-        layers: its layers, where it could be loaded.
-        inputs, outputs: its bindings, likewise.
+        verified: the checks that it passed, for the sidecar.
+        problem: why the engine cannot be used; empty when it can, as far as this machine can tell.
+        layers: the list of its layers, where it could be loaded.
+        inputs, outputs: its bindings, where it could be loaded.
     """
 
     verified: tuple[str, ...] = ()
@@ -98,8 +90,8 @@ class Compiler:
         Args:
             parsed: from `parse`.
             gpus: compute capabilities, where the library takes a list; empty for its default.
-            half: the graph is fp16, for libraries that have to be told.
-            on_step: called at each step of the builder, where the library tells them.
+            half: the graph is fp16. A library whose networks are weakly typed has to be told.
+            on_step: called at each step of the builder, where the library tells of them.
         """
         trt, library = self.library.module, self.library
         builder, network = parsed.builder, parsed.network
@@ -148,7 +140,7 @@ class Compiler:
         trt, library = self.library.module, self.library
         try:
             builder = trt.Builder(library.logger)
-        except TypeError:  # how the bindings put that the library returned no builder
+        except TypeError:  # the Python bindings raise it when the library returns no builder
             builder = None
         if builder is None:
             raise BackendError(
@@ -164,7 +156,7 @@ class Compiler:
 
 def _observer(trt: Any, on_step: Callable[[], None]) -> Any:
     class Observer(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
-        """Counts steps. Their declared numbers are not kept by the library, so they are not used."""
+        """Counts steps. The library does not keep to the numbers of steps that it announces, so they are not used."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)

@@ -1,12 +1,13 @@
-"""Whole programs for engines, made of a bundle's graphs: its layers for one segment length, and the softmax behind.
+"""Whole programs for engines, composed of a bundle's graphs: layers for one segment length, followed by the softmax.
 
-    logprobs   float32 [B, L, V], of all positions
-    last       float32 [B, V], of each stream's last valid position; of an idle stream's first, which means nothing
+    logprobs   float32 [B, L, V]: of all positions
+    last       float32 [B, V]: of each sequence's last valid position; what an idle sequence gets means nothing
     score      targets int32 [B, L] → nll float32 [B, L]; targets of padding may be anything
 
-The layers are a ring's, whose segment length is fixed here, or rolled ones, cut from the whole program that the CPU
-runs. The softmax is the bundle's head and tails. A score takes of each of them the column of a target's word or
-cluster, and selects: nothing as wide as a vocabulary of several clusters arises, and there is no control flow.
+The layers of a ring come from a graph whose segment length is open and is fixed here. The layers of rolled memory are
+cut out of the whole program that the CPU runs. The softmax is the bundle's head and tails. A score takes one column of
+the head and of each tail, the one of the target's word or cluster, and then selects among them. So no value is as wide
+as a vocabulary of several clusters, and there is no control flow.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES, Program, TensorSpec
 from txl_runtime.errors import BundleError
 
-from txl_engines.checking import check_bindings, import_onnx, load_graph
+from txl_engines.checking import check_graph, import_onnx, load_graph
 from txl_engines.shapes import fix_sizes
 
 __all__ = ["KINDS", "compose", "whole_programs"]
 
 KINDS = ("logprobs", "last", "score")
-"""What engines are built of."""
+"""The kinds of program that engines are built of."""
 HIDDEN = "hidden"
-"""The value in a graph that the softmax takes."""
+"""The name of the value that the softmax takes."""
 
 
 def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
-    """The programs that engines are built of: log-probabilities for every L, last and score for the longest.
+    """The programs that engines are built of: log-probabilities for every L, and last and score for the longest L.
 
-    At L = 1 the last position is the only one, so `last` would be `logprobs` again.
+    With L = 1 there is no `last`: the last position is the only one, so it would be `logprobs` again.
     """
     lengths = manifest.segment_lengths
     wanted = [("logprobs", length) for length in lengths]
-    if any(program.kind == "head" for program in manifest.programs):  # format 1.0 had none beside rolled programs
+    if any(program.kind == "head" for program in manifest.programs):  # bundles of format 1.0 may have no head
         wanted += [(kind, lengths[0]) for kind in ("last", "score") if kind == "score" or lengths[0] > 1]
     return tuple(
         segment_program(manifest.config, manifest.states, manifest.batch_size, length, kind, update)
@@ -51,10 +52,10 @@ def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
 
 
 def compose(bundle: Bundle, program: Program) -> bytes:
-    """The graph of a whole program, an ONNX model whose weights lie in the bundle.
+    """The graph of a whole program, as an ONNX file's bytes; its weights lie in the bundle's weight file.
 
     Args:
-        bundle: whose graphs it is made of.
+        bundle: the graphs to compose it of.
         program: one of `whole_programs`.
 
     Raises:
@@ -69,7 +70,7 @@ def compose(bundle: Bundle, program: Program) -> bytes:
     source = held[kind, program.update, program.segment_length]
     path = bundle.file(source.file)
     model = fix_sizes(load_graph(path), {"segment": program.segment_length})
-    check_bindings(model, path, source)
+    check_graph(model, path, source)
     if not any(HIDDEN in node.output for node in model.graph.node):
         raise BundleError(f"{path}: no value is called {HIDDEN}, expected what the softmax takes; export again")
     weaver = _Weaver(model, path, {HIDDEN, *(spec.name for spec in program.outputs[1:])})
@@ -78,7 +79,7 @@ def compose(bundle: Bundle, program: Program) -> bytes:
 
 
 class _Softmax:
-    """What a program has behind its layers."""
+    """The part of a program that follows its layers."""
 
     def __init__(self, bundle: Bundle, program: Program, weaver: _Weaver) -> None:
         self._bundle, self._program, self._weaver = bundle, program, weaver
@@ -87,7 +88,7 @@ class _Softmax:
         self._width, self._clusters = bundle.manifest.config.d_model, bundle.manifest.config.clusters
 
     def add(self) -> None:
-        """Add it."""
+        """Add it to the graph."""
         weaver, batch, length = self._weaver, self._batch, self._length
         hidden = HIDDEN
         if self._half and self._program.update == "rolled":
@@ -96,7 +97,7 @@ class _Softmax:
         if self._program.kind == "score":
             weaver.reshape(self._nll(rows), batch, length, out="nll")
         elif self._program.kind == "last":
-            # `valid` counts; a row of [B·L, D] is the stream's first plus the last one's place.
+            # In [B·L, D], sequence b's last valid row is its first one, b·L, plus its number of valid rows less one.
             last = weaver.add("Max", weaver.add("Sub", "valid", weaver.int32(1)), weaver.int32(0))
             index = weaver.add("Add", last, weaver.constant(np.arange(batch, dtype=np.int32) * length))
             self._logprobs(weaver.add("Gather", rows, index, axis=0), out="logprobs")
@@ -121,7 +122,7 @@ class _Softmax:
         targets = weaver.reshape("targets", self._batch * self._length, 1)
         targets = weaver.add("Max", weaver.add("Min", targets, weaver.int32(last)), weaver.int32(0))
         inside = {}
-        column = targets  # of the head: the word's, or the last cluster's that begins at or before it
+        column = targets  # of the head: the word's, or that of the last cluster that begins at or before the word
         for cluster, (first, _) in list(enumerate(self._clusters))[1:]:
             begun = weaver.add("GreaterOrEqual", targets, weaver.int32(first))
             column = weaver.add("Where", begun, weaver.int32(words + cluster - 1), column)
@@ -139,16 +140,16 @@ class _Softmax:
         return weaver.add("Neg", found)
 
     def _part(self, kind: str, rows: str) -> str:
-        """What the bundle's program of that kind makes of rows."""
+        """The result of the bundle's program of a kind, given rows."""
         found = next(program for program in self._bundle.manifest.programs if program.kind == kind)
         path = self._bundle.file(found.file)
         model = load_graph(path)
-        check_bindings(model, path, found)
+        check_graph(model, path, found)
         return self._weaver.attach(model, kind, {HIDDEN: rows}, path)
 
 
 class _Weaver:
-    """What some values of a graph are computed by, and what is added to that."""
+    """A graph that is cut down to what some of its values are computed by, and then added to."""
 
     def __init__(self, model: Any, path: Path, wanted: Collection[str]) -> None:
         self.onnx = import_onnx()
@@ -157,7 +158,7 @@ class _Weaver:
         self._cut(wanted)
 
     def add(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Add a node; the name of its result."""
+        """Add a node, and return the name of its result."""
         name = out or f"whole.{len(self._graph.node)}"
         self._graph.node.append(
             self.onnx.helper.make_node(operator, inputs, [name], name=f"whole.{operator}.{name}", **attributes)
@@ -165,7 +166,7 @@ class _Weaver:
         return name
 
     def constant(self, array: NDArray[Any]) -> str:
-        """A constant; the same one twice is one."""
+        """The name of a constant; equal constants share one."""
         key = f"{array.dtype}{array.shape}", array.tobytes()
         if key not in self._constants:
             name = self._constants[key] = f"whole.constant.{len(self._constants)}"
@@ -173,7 +174,7 @@ class _Weaver:
         return self._constants[key]
 
     def int32(self, value: int) -> str:
-        """A scalar."""
+        """The name of a scalar constant."""
         return self.constant(np.array(value, np.int32))
 
     def reshape(self, value: str, *shape: int, out: str = "") -> str:
@@ -186,7 +187,7 @@ class _Weaver:
         return self.add("Slice", value, *places)
 
     def attach(self, model: Any, prefix: str, feeds: Mapping[str, str], path: Path) -> str:
-        """Append another graph; the name of its only output. Its weights keep their names, so that all share them."""
+        """Append another graph, and return the name of its only output. Weights keep their names and so are shared."""
         names = dict(feeds)
         weights = {tensor.name: tensor for tensor in self._graph.initializer if tensor.external_data}
         for tensor in model.graph.initializer:
@@ -210,7 +211,7 @@ class _Weaver:
         return names[model.graph.output[0].name]
 
     def finish(self, program: Program) -> bytes:
-        """The graph with a program's inputs and outputs, and nothing that these do not need."""
+        """The graph's bytes, with a program's inputs and outputs and without anything that these do not need."""
         graph = self._graph
         self._cut({spec.name for spec in program.outputs})
         graph.input.extend(self._declare(spec) for spec in program.inputs)
@@ -222,7 +223,7 @@ class _Weaver:
         return data
 
     def _cut(self, wanted: Collection[str]) -> None:
-        """Leave what these values are computed by, alone."""
+        """Remove everything that the wanted values are not computed by."""
         graph, needed, kept = self._graph, set(wanted), []
         for node in reversed(graph.node):
             if needed.intersection(node.output):

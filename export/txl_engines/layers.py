@@ -1,4 +1,4 @@
-"""What the compiler made of a graph: its layers, read from the list that a builder logs and an inspector returns."""
+"""The layers that a compiler made of a graph, read from the list that a builder logs and an inspector returns."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 __all__ = ["FUSED_ATTENTION", "LayerReport", "read_layers"]
 
 FUSED_ATTENTION = ("_mha_v", "fmha")
-"""What the names of kernels hold that do a whole attention: scores, bias, softmax and the sum over values."""
+"""Parts of the names of kernels that do a whole attention: scores, bias, softmax and the sum over values."""
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})
-"""Kinds of layer that start nothing on the device."""
+"""Kinds of layer that start no work on the device."""
 
 _ROW = re.compile(r"^\s*Name: (?P<name>.*?), LayerType: (?P<kind>[^,\s]+)", re.MULTILINE)
 
@@ -32,7 +32,7 @@ class LayerReport:
 
     @property
     def fused_attention(self) -> int:
-        """Attention layers that became one kernel each."""
+        """The number of attention layers that became one kernel each."""
         return sum(self.fused.values())
 
 
@@ -47,5 +47,5 @@ def read_layers(listing: str) -> LayerReport:
 
 
 def _family(name: str) -> str:
-    """A kernel's name without the number of its place: "_gemm_mha_v2_myl0_6" is a "_gemm_mha_v2"."""
+    """A kernel's name without its number in the list: "_gemm_mha_v2" of "_gemm_mha_v2_myl0_6"."""
     return re.sub(r"_myl\d+_\d+$", "", name)

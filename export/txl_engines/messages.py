@@ -1,4 +1,4 @@
-"""What the libraries say when they fail, and what a user can do about it."""
+"""What the libraries say when they fail, put into words that tell a user what to do."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"must be a network output",
         "expected the updated memory as an output; export the model again",
     ),
-    # Last, because a machine without a driver is told so beside every other complaint.
+    # Last, because on a machine without a driver this is said along with every other complaint.
     (
         r"cudaError 35|CUDA initialization failure|CUDA driver version is insufficient",
         "expected an NVIDIA GPU and its driver; build on the machine that will run the engine",
     ),
 )
-"""Pattern in a message → what was expected and what to do; the first that is found decides."""
+"""A pattern in a message, and what was expected and what to do; the first pattern that is found decides."""
 
 UNKNOWN = "expected it to build; see the troubleshooting table in docs/engines.md, and report it if it is not there"
 
 
 def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
-    """A parser's first complaint: what it found, at which node, and what to do."""
+    """A parser's first complaint: what it found, at which node, and what a user can do."""
     if not errors:
         return f"{graph.path}: {title} cannot read it and does not say why; {UNKNOWN}"
     error = errors[0]
@@ -96,12 +96,12 @@ def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
 
 
 def explain_build(said: str, graph: Graph, title: str) -> str:
-    """Why a builder gave nothing, from all that it said."""
+    """Why a builder returned no engine, taken from everything that it said."""
     lines = [line for line in said.splitlines() if line.strip()]
     if not lines:
         return f"{graph.path}: {title} built nothing and does not say why; {UNKNOWN}"
     telling, advice = _telling(lines)
-    if advice is UNKNOWN and len(lines) > 1:  # a crash says last what it was
+    if advice is UNKNOWN and len(lines) > 1:  # the last line of a crash names its cause
         telling = f"{telling}: {lines[-1].strip()}"
     named = next((name for name, _ in graph.nodes if name and re.search(rf"\b{re.escape(name)}\b", telling)), None)
     where = f"node {named!r}: " if named else ""
@@ -109,7 +109,7 @@ def explain_build(said: str, graph: Graph, title: str) -> str:
 
 
 def _telling(lines: Sequence[str]) -> tuple[str, str]:
-    """The line that says most, and what to do: the last words are often only that nothing was built."""
+    """The line that says most, and what to do. The last line is often only that nothing was built."""
     for pattern, advice in KNOWN:
         for line in lines:
             if re.search(pattern, line):
@@ -122,14 +122,14 @@ def _advice(text: str) -> str:
 
 
 NOISE = (
-    r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \([^()]*\(cudaError 35[^)]*\)\)",  # want of a driver
+    r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \([^()]*\(cudaError 35[^)]*\)\)",  # there is no driver
     r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \(cudaError 35[^)]*\)",
     r"\s*\(?In \w[\w:]* at \S+?:\d+\)?",  # places in the library's own sources
     r"\[\w+\.\w+:\d+: \w+\]\s*",
     r"^Invalid Node - \S+\s+",
     r"^\w+ && ",
 )
-"""What messages hold that helps nobody."""
+"""Parts of messages that help nobody."""
 
 
 def _plain(text: str) -> str:

@@ -1,7 +1,7 @@
-"""New engines into a bundle: all of them or none, and a bundle that loads at every moment in between.
+"""New files of engines, put into a bundle: all of them or none, and the bundle loads at every moment in between.
 
-Files grow in a hidden folder of the bundle and are renamed. A manifest that promises what is not there would not load,
-so it forgets the engines that are about to be replaced first, and learns of the new ones last.
+Files grow in a hidden folder of the bundle and are then renamed. A bundle whose manifest promises a file that is not
+there would not load. So the manifest first forgets the engines that are to be replaced, and lists the new ones last.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -21,11 +20,12 @@ import msgspec
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import decode_manifest
 from txl_runtime.bundle.reading import MANIFEST
-from txl_runtime.errors import BundleError, TxlError, UsageError
+from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 
 __all__ = ["Staging", "staging", "write_file"]
 
 PARTIAL = ".building-"
+LOCK = ".building.lock"
 
 
 class Staging:
@@ -46,10 +46,10 @@ class Staging:
         write_file(self.reserve(name), data)
 
     def publish(self) -> None:
-        """Give every file its name, and let the manifest list them.
+        """Give every file its name, and list them in the manifest.
 
         Raises:
-            BundleError: somebody else changed the bundle meanwhile.
+            BundleError: somebody else changed the bundle in the meantime.
         """
         if not self._files:
             return
@@ -83,7 +83,7 @@ class Staging:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write bytes so that the disk holds them."""
+    """Write bytes, and return when the disk holds them."""
     with path.open("wb") as stream:
         stream.write(data)
         stream.flush()
@@ -92,24 +92,21 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def staging(bundle: Path) -> Iterator[Staging]:
-    """A place to put new files of a bundle; what was not published is gone afterwards.
+    """A place to put new files of a bundle. Those that were not published are gone afterwards.
 
-    Holds the bundle against other builds, by a lock that ends with the process, and removes what killed ones left.
+    No other build can work on the bundle meanwhile; the lock ends with the process. What killed builds left is removed.
 
     Raises:
-        UsageError: another build is at work on it, or the folder cannot be written.
+        UsageError: another build is at work on the bundle, or its folder cannot be written to.
         TxlError: the disk is full.
     """
     with _lock(bundle):
         try:
-            if sys.platform != "win32":  # without a lock it could be the folder of a build that is at work
-                for left in bundle.glob(f"{PARTIAL}*"):
-                    shutil.rmtree(left, ignore_errors=True)
+            for left in bundle.glob(f"{PARTIAL}*"):
+                shutil.rmtree(left, ignore_errors=True)
             folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=bundle))
         except OSError as error:
-            raise UsageError(
-                f"{bundle}: {error.strerror}; expected a bundle that can be written to; copy it to where it can"
-            ) from None
+            raise _not_writable(bundle, error) from None
         try:
             yield Staging(bundle, folder, (bundle / MANIFEST).read_bytes())
         except OSError as error:
@@ -121,7 +118,7 @@ def staging(bundle: Path) -> Iterator[Staging]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; an interrupt has to wait until it is gone."""
+    """Remove a folder. An interrupt that arrives meanwhile is passed on when the folder is gone."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
@@ -131,9 +128,9 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Interrupts wait until some renames are done: between them the old engines are not listed and the new not yet."""
+    """Interrupts wait until the renames are done: between these, neither old engines nor new ones are listed."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not for this thread
+        yield  # signals reach the main thread alone
         return
     arrived: list[int] = []
     before = {
@@ -151,25 +148,33 @@ def _undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lock(bundle: Path) -> Iterator[None]:
-    if sys.platform == "win32":
-        yield  # no locks on folders there
-        return
-    import fcntl
-
-    descriptor = os.open(bundle, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        from filelock import FileLock, Timeout
+    except ModuleNotFoundError:
+        raise BackendError(
+            "filelock is not installed, expected it to write into a bundle; pip install filelock"
+        ) from None
+    lock = FileLock(bundle / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
         raise UsageError(
             f"{bundle}: another build is at work on it, expected one at a time; wait until it has ended"
         ) from None
-    except OSError as error:
-        os.close(descriptor)
+    except PermissionError as error:
+        raise _not_writable(bundle, error) from None
+    except (OSError, NotImplementedError) as error:
         raise UsageError(
-            f"{bundle}: cannot be locked ({error.strerror}), expected a file system with locks; copy it to a local disk"
+            f"{bundle}: cannot be locked ({error}), expected a file system with locks; copy it to a local disk"
         ) from None
     try:
         yield
     finally:
-        os.close(descriptor)
+        # Removed while it is held, so that nobody else's is removed; Windows removes it when it is released.
+        with contextlib.suppress(OSError):
+            (bundle / LOCK).unlink(missing_ok=True)
+        lock.release()
+
+
+def _not_writable(bundle: Path, error: OSError) -> UsageError:
+    return UsageError(f"{bundle}: {error.strerror}; expected a bundle that can be written to; copy it to where it can")

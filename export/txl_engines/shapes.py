@@ -1,4 +1,4 @@
-"""A graph that leaves sizes open → one of fixed sizes, in which nothing asks for a shape any more."""
+"""Making a graph of fixed sizes out of one that leaves sizes open; no node of the result asks for a shape."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from txl_engines.checking import import_onnx
 __all__ = ["fix_sizes"]
 
 MOST_VALUES = 1 << 16
-"""Larger results stay what they are: computed."""
+"""Results with more values than this stay computed."""
 
 
 def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
-    """The same graph with open sizes fixed by name, and what follows from them alone made constant.
+    """The same graph with open sizes fixed by name. What can be computed from the sizes alone becomes a constant.
 
     Args:
         model: an ONNX model.
@@ -38,13 +38,13 @@ def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes, 0 for each size that is not known."""
+    """The shape of every value; a size that is not known is 0."""
     values = (*graph.value_info, *graph.input, *graph.output)
     return {value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values}
 
 
 def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Replace shapes, and whole numbers computed from them and from constants, by what they are."""
+    """Replace shapes, and whole numbers that are computed from shapes and constants, by their values."""
     onnx = import_onnx()
     from onnx.reference import ReferenceEvaluator
 
@@ -54,7 +54,7 @@ def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
         for tensor in graph.initializer
         if tensor.data_type in integers and not tensor.external_data
     }
-    folded: set[str] = set()  # what followed from a shape
+    folded: set[str] = set()  # values that follow from a shape
     kept = []
     for node in graph.node:
         result = None

@@ -1,13 +1,14 @@
 """One engine, in a process of its own: `python -m txl_engines.worker`, started by `building`.
 
-Two builds give the same bytes only where memory has no history: the compiler orders some tables by address. So each
-engine is compiled in a fresh process, in a fresh thread of it (which has a heap of its own), and nothing that differs
-from place to place, such as a path, is given to the library. Besides, a process can be stopped at any moment, and a
-crash of native code is its end alone.
+The compiler orders some tables by address, so two builds give the same bytes only where nothing was allocated before.
+Each engine is therefore compiled in a fresh process, in a fresh thread of it (which has a heap of its own), and the
+library is given nothing that differs from place to place, such as a path. A process of its own can also be stopped at
+any moment, and a crash of native code ends nothing else.
 
-On stdin stand the request, a line of JSON, the graph's bytes, and later a line with the file to write. Its end means
-that nobody waits for the engine any more. Lines of JSON on stdout tell of steps, that the engine is compiled, and of
-the outcome. The graph's weights are looked for in the folder that the process was started in.
+The process reads from stdin: the request, as a line of JSON; the graph's bytes; and, once it has told that the engine
+is compiled, a line with the file to write. When stdin ends, nobody waits for the engine any more. It writes lines of
+JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. It looks for the graph's weights in
+the folder that it was started in.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Literal
@@ -24,18 +25,21 @@ from typing import IO, Literal
 import msgspec
 from msgspec import Struct
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.device.engines.facts import Target
+from txl_runtime.bundle.tables import Program
+from txl_runtime.device.engines.bindings import check_bindings
+from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.errors import BackendError, BundleError, TxlError
 
-from txl_engines.compiler import Binding, Compiler, Network
+from txl_engines.compiler import Compiler, Network
 from txl_engines.layers import LayerReport, read_layers
 
-__all__ = ["Compiled", "Outcome", "Request", "Steps", "check_engine", "compile_graph", "main"]
+__all__ = ["Finished", "Outcome", "Request", "Steps", "check_engine", "compile_graph", "main"]
 
 IN_PLACE = "KV_CACHE_UPDATE"
 """The layer that TensorScatter becomes; its output may share its input's memory."""
 SECONDS_BETWEEN_STEPS = 0.05
+ADVICE = "export the model again"
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -45,43 +49,41 @@ class Request(Struct, frozen=True, kw_only=True):
         target: the library.
         size: bytes of the graph that follow.
         file: the graph's file name.
-        name, inputs, outputs: the program's, as the manifest has them.
-        gpus, half: see `Library.build`.
+        program: what the graph is.
+        gpus, half: see `Compiler.build`.
         scatters: states that have to be updated in place.
     """
 
-    target: Target
+    target: Compiled
     size: int
     file: str
-    name: str
-    inputs: tuple[Binding, ...]
-    outputs: tuple[Binding, ...]
+    program: Program
     gpus: tuple[int, ...]
     half: bool
     scatters: int
 
 
 class Steps(Struct, frozen=True, tag="steps"):
-    """So many steps of the builder since the last time."""
+    """The steps that the builder has taken since this was last told."""
 
     count: int
 
 
-class Compiled(Struct, frozen=True, tag="compiled"):
-    """The engine is there, in memory; where should it be written?"""
+class Finished(Struct, frozen=True, tag="finished"):
+    """The engine is compiled, in memory; the process waits to be told where to write it."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
-    """How it ended.
+    """How a build ended.
 
     Attributes:
-        failure: where it failed, empty for a finished engine. "refused" has a message for the user; of the others only
-            what the library said is known: `complaints` of its parser, `said` by its logger.
-        message, error: of a refusal, and the name of its class.
+        failure: where it failed; empty for a finished engine. "refused" comes with a message for the user. Of the other
+            failures only the library's words are known: `complaints` of its parser, or what was `said` by its logger.
+        message, error: a refusal's text, and the name of its class.
         sha256, bytes, seconds: of the engine.
         layers: what the compiler made of the graph.
         in_place: states that are updated in place.
-        verified: what was checked of the file.
+        verified: the checks that the file passed.
     """
 
     failure: Literal["", "parse", "build", "refused"] = ""
@@ -100,13 +102,13 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
 def compile_graph(
     request: Request, graph: bytes, library: Library, place: Callable[[], Path], on_step: Callable[[], None]
 ) -> Outcome:
-    """Build an engine here, write it, read it back and check it.
+    """Build an engine in this process, write it, read it back and check it.
 
     Args:
         request: what to build.
         graph: the graph's bytes.
-        library: what with.
-        place: asked for the engine file when it can be written.
+        library: what to build it with.
+        place: asked for the name of the engine file when there is something to write.
         on_step: called at each step of the builder.
 
     Raises:
@@ -130,7 +132,7 @@ def compile_graph(
         stream.flush()
         os.fsync(stream.fileno())
     written = out.read_bytes()
-    verified, inspected = check_engine(written, request.name, request.inputs, request.outputs, library)
+    verified, inspected = check_engine(written, request.program, library)
     listed = read_layers(library.journal.layers)
     return Outcome(
         sha256=file_sha256(out),
@@ -142,28 +144,27 @@ def compile_graph(
     )
 
 
-def check_engine(
-    data: bytes, name: str, inputs: Sequence[Binding], outputs: Sequence[Binding], library: Library
-) -> tuple[tuple[str, ...], LayerReport]:
-    """Check an engine's bytes, as far as this machine can; what was done, and the layers where they could be read.
+def check_engine(data: bytes, program: Program, library: Library) -> tuple[tuple[str, ...], LayerReport]:
+    """Check an engine's bytes as far as this machine can.
+
+    Returns:
+        The checks that were made, and the layers where they could be read.
 
     Raises:
-        BundleError: they are no engine of this library, or not one of this program.
+        BundleError: the bytes are no engine of this library, or not one of this program.
     """
     examined = Compiler(library).examine(data)
     if examined.problem:
-        said = " ".join(" ".join(library.journal.errors).split())[:300]
+        said = library.journal.complaints()
         told = f" ({said})" if said else ""
-        raise BundleError(f"{name}: {examined.problem}{told}, expected an engine; build it again")
+        raise BundleError(f"{program.name}: {examined.problem}{told}, expected an engine; build it again")
     if examined.inputs or examined.outputs:
-        _compare(examined.inputs, inputs, "inputs", name)
-        _compare(examined.outputs, outputs, "outputs", name)
+        check_bindings(program.name, examined.inputs, examined.outputs, program, ADVICE)
     return examined.verified, read_layers(examined.layers)
 
 
 def _check_network(parsed: Network, request: Request, library: Library) -> None:
-    _compare(parsed.inputs, request.inputs, "inputs", request.file)
-    _compare(parsed.outputs, request.outputs, "outputs", request.file)
+    check_bindings(request.file, parsed.inputs, parsed.outputs, request.program, ADVICE)
     updates = parsed.layer_types.count(IN_PLACE)
     if updates != request.scatters:
         raise BackendError(
@@ -172,24 +173,8 @@ def _check_network(parsed: Network, request: Request, library: Library) -> None:
         )
 
 
-def _compare(found: Sequence[Binding], wanted: Sequence[Binding], side: str, name: str) -> None:
-    """Hold bindings against the manifest's; their order is the library's own."""
-    has = {binding.name: (binding.dtype, binding.shape) for binding in found}
-    wants = {spec.name: (spec.dtype, spec.shape) for spec in wanted}
-    for key in sorted(has.keys() | wants.keys()):
-        if has.get(key) != wants.get(key):
-            raise BundleError(
-                f"{name}: among its {side} {key} is {_shown(has.get(key))}, expected {_shown(wants.get(key))} as the "
-                "manifest has it; export the model again"
-            )
-
-
-def _shown(binding: tuple[str, tuple[int, ...]] | None) -> str:
-    return "missing" if binding is None else f"{binding[0]}{list(binding[1])}"
-
-
 class _Teller:
-    """Tells of steps, not more often than is of use."""
+    """Tells of steps, but not more often than anybody can see."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -204,7 +189,7 @@ class _Teller:
         self.tell(Steps(self._count))
         self._count, self._told = 0, time.monotonic()
 
-    def tell(self, message: Steps | Compiled | Outcome) -> None:
+    def tell(self, message: Steps | Finished | Outcome) -> None:
         self._stream.write(msgspec.json.encode(message) + b"\n")
         self._stream.flush()
 
@@ -212,7 +197,7 @@ class _Teller:
 def main() -> None:
     """Serve one request."""
     with os.fdopen(os.dup(1), "wb") as stream:
-        os.dup2(2, 1)  # whatever native code prints is no part of the answer
+        os.dup2(2, 1)  # so that what native code prints does not get into the answer
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
         graph = sys.stdin.buffer.read(request.size)
         teller, places = _Teller(stream), _Places()
@@ -220,13 +205,13 @@ def main() -> None:
         builder = threading.Thread(target=_serve, args=(request, graph, teller, places))
         builder.start()
         builder.join()
-    os._exit(0)  # the libraries' own end takes time: nothing is left to be done
+    os._exit(0)  # nothing is left to be done, and the libraries take long to end by themselves
 
 
 def _serve(request: Request, graph: bytes, teller: _Teller, places: _Places) -> None:
     def place() -> Path:
         teller.flush()
-        teller.tell(Compiled())
+        teller.tell(Finished())
         return places.get()
 
     try:
@@ -234,10 +219,10 @@ def _serve(request: Request, graph: bytes, teller: _Teller, places: _Places) -> 
     except TxlError as error:
         outcome = Outcome(failure="refused", message=str(error), error=type(error).__name__)
     except (OSError, MemoryError) as error:
-        message = f"{request.name}: {error}; expected the machine to have room and rights for an engine"
+        message = f"{request.program.name}: {error}; expected the machine to have room and rights for an engine"
         outcome = Outcome(failure="refused", message=message, error=TxlError.__name__)
-    except Exception as error:  # whatever it is, who asked has to hear of it
-        message = f"{request.name}: {type(error).__name__}: {error}; expected it to build; please report it"
+    except Exception as error:  # whoever asked has to hear of it, whatever it is
+        message = f"{request.program.name}: {type(error).__name__}: {error}; expected it to build; please report it"
         outcome = Outcome(failure="refused", message=" ".join(message.split()), error=BackendError.__name__)
     teller.tell(outcome)
 
@@ -251,7 +236,7 @@ class _Places:
     def listen(self) -> None:
         for line in sys.stdin.buffer:
             self._queue.put(Path(msgspec.json.decode(line, type=str)))
-        os._exit(1)  # who asked has gone, killed perhaps
+        os._exit(1)  # whoever asked is gone, perhaps killed
 
     def get(self) -> Path:
         return self._queue.get()

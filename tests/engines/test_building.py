@@ -17,17 +17,20 @@ import pytest
 import small_graphs
 from onnx import TensorProto, helper
 from support import cli
-from txl_engines import bundle_engines, describe_engine
-from txl_engines.building import Ask, build_engine
-from txl_engines.bundles import build_bundle, record_verification
-from txl_engines.checking import read_graph, restamp
+from txl_engines.adapting import restamp
+from txl_engines.building import CompiledEngines
+from txl_engines.bundles import build_bundle
+from txl_engines.checking import read_graph
 from txl_engines.composing import KINDS, whole_programs
 from txl_engines.layers import read_layers
+from txl_engines.recording import record_verification
 from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.library import load_library
+from txl_runtime.device.engines.reading import bundle_engines, describe_engine
 from txl_runtime.device.engines.sidecar import differences, read_sidecar
 from txl_runtime.errors import BackendError, BundleError, UsageError
+from txl_runtime.listener import Silent
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
 
@@ -101,7 +104,7 @@ def test_a_second_build_is_reused_and_forced_ones_give_the_same_bytes(bundle: Pa
     assert engines
     assert engines.items() <= tree(bundle).items()
     before = tree(bundle)
-    monkeypatch.setattr("txl_engines.bundles.build_graph", None)  # nothing is built any more
+    monkeypatch.setattr(CompiledEngines, "make", None)  # nothing is built any more
     again = build_bundle(bundle, "rtx", gpus=(86,))
     assert all(engine.reused for engine in again.engines)
     assert [engine.sidecar for engine in again.engines] == [engine.sidecar for engine in forced.engines]
@@ -146,7 +149,7 @@ def test_an_engine_that_is_good_but_not_listed_is_taken_up(bundle: Path, monkeyp
     unlisted = {name: record for name, record in manifest["files"].items() if not name.startswith("engines/")}
     (bundle / "manifest.json").write_text(json.dumps(manifest | {"files": unlisted, "later": {"field": 1}}))
     open_bundle(bundle)
-    monkeypatch.setattr("txl_engines.bundles.build_graph", None)
+    monkeypatch.setattr(CompiledEngines, "make", None)
     again = build_bundle(bundle, "rtx")
     assert all(engine.reused for engine in again.engines)
     assert {engine.file for engine in made.engines} <= set(open_bundle(bundle).manifest.files)
@@ -243,8 +246,9 @@ def test_the_ring_is_updated_in_place(dtype: int, tmp_path):
     graph = small_graphs.ring(dtype)
     described = small_graphs.program(graph, update="ring")
     precision = {small_graphs.HALF: "fp16", small_graphs.BF16: "bf16", small_graphs.FLOAT: "fp32"}[dtype]
-    ask = Ask(load_library("rtx"), precision)
-    built = build_engine(graph.SerializeToString(), described, ask, tmp_path / "ring.engine")
+    maker = CompiledEngines(load_library("rtx"), precision)
+    checked = maker.read(graph.SerializeToString(), described, tmp_path)
+    built = maker.make(checked, described, tmp_path / "ring.engine", Silent())
     assert built.in_place == 2
     assert built.layers.fused_attention == (dtype != small_graphs.FLOAT)
 
@@ -311,12 +315,12 @@ def test_what_an_older_opset_does_not_have_is_refused_by_node():
 
 def test_attentions_are_counted_in_the_graph():
     graph = small_graphs.ring()
-    checked = read_graph(graph.SerializeToString(), small_graphs.program(graph), load_library("rtx").facts)
+    checked = read_graph(graph.SerializeToString(), small_graphs.program(graph), Path(), 24)
     assert (checked.attention_layers, checked.scatters) == (1, 2)
     softmax = small_graphs.model(
         [helper.make_node("Softmax", ["a"], ["b"])], [small_graphs.value("a", [2])], [small_graphs.value("b", [2])]
     )
-    checked = read_graph(softmax.SerializeToString(), small_graphs.program(softmax), load_library("rtx").facts)
+    checked = read_graph(softmax.SerializeToString(), small_graphs.program(softmax), Path(), 24)
     assert checked.attention_layers == 0, "a softmax that weighs nothing"
 
 
@@ -382,7 +386,7 @@ def test_a_bundle_whose_engines_are_harmed_still_runs_and_build_makes_them_again
 def test_where_an_engine_was_verified_is_noted_once(bundle: Path):
     made = build_bundle(bundle, "rtx").engines[0]
     for _ in range(2):
-        record_verification(bundle, "rtx", made.program, "selftest on a GeForce RTX 4090")
+        record_verification(bundle, "rtx", [made.program], "selftest on a GeForce RTX 4090")
     noted = dict(bundle_engines(open_bundle(bundle)))[made.file]
     assert noted.verified_on == (*made.sidecar.verified_on, "selftest on a GeForce RTX 4090")
 

@@ -169,7 +169,7 @@ def test_graphs_hold_nothing_but_what_is_needed(bundle: Path, shape: str):
         if program.kind == "score" and "cutoffs" in options.get("config", {}):
             widths = {dims[-1].dim_value for dims in shapes.values() if dims}
             assert manifest.config.vocab_size not in widths
-        graph = read_graph(data, program, find_facts("tensorrt", "10.16.1"), folder=bundle)
+        graph = read_graph(data, program, bundle, find_facts("tensorrt", "10.16.1").opset)
         assert (graph.attention_layers, graph.scatters) == (2, in_place)
         assert set(graph.weights) == {"weights.safetensors"}
 

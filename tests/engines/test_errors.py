@@ -16,13 +16,17 @@ import small_graphs
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import BF16, FLOAT, HALF, product, value
 from txl_engines import building
-from txl_engines.building import Ask, build_engine
+from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
+from txl_engines.checking import load_graph
 from txl_engines.worker import check_engine
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
+from txl_runtime.device.choosing import missing
 from txl_runtime.device.engines.library import load_library
+from txl_runtime.device.engines.sidecar import TARGETS
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+from txl_runtime.listener import Silent
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
 
@@ -123,11 +127,12 @@ ROWS = {
 def build(tmp_path: Path) -> Callable[..., None]:
     """Build a graph, or try to; whatever happens, nothing is left when it fails."""
 
-    def attempt(source: Path | bytes, described: Program, precision: str = "fp32", gpus: tuple[int, ...] = ()) -> None:
+    def attempt(data: bytes, described: Program, precision: str = "fp32", gpus: tuple[int, ...] = ()) -> None:
         before = sorted(tmp_path.iterdir())
-        ask = Ask(load_library("rtx"), precision, gpus)
         try:
-            build_engine(source, described, ask, tmp_path / "small.engine", folder=tmp_path)
+            maker = CompiledEngines(load_library("rtx"), precision, gpus)
+            graph = maker.read(data, described, tmp_path)
+            maker.make(graph, described, tmp_path / "small.engine", Silent())
         finally:
             assert sorted(tmp_path.iterdir()) == before, "nothing is left"
 
@@ -138,11 +143,9 @@ def build(tmp_path: Path) -> Callable[..., None]:
 def test_a_bad_graph_is_named(row: str, tmp_path, build):
     graph, message = ROWS[row]
     (tmp_path / "short.bin").write_bytes(b"too few.")
-    path = tmp_path / "small.onnx"
-    path.write_bytes(graph.SerializeToString())
     precision = "fp16" if row in ("mixed types", "mixed layer norm", "attention too wide") else "fp32"
     with pytest.raises(TxlError, match=message) as caught:
-        build(path, small_graphs.program(graph), precision)
+        build(graph.SerializeToString(), small_graphs.program(graph), precision)
     assert caught.value.exit_code == 2
     assert "/_src/" not in str(caught.value), "no places in other people's sources"
 
@@ -161,11 +164,11 @@ def test_bytes_that_are_no_graph(data: bytes, message: str, build):
         build(data, small_graphs.program(product()))
 
 
-def test_a_file_that_is_not_there(tmp_path, build):
+def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(BundleError, match="no such file, expected an ONNX graph"):
-        build(tmp_path / "small.onnx", small_graphs.program(product()))
+        load_graph(tmp_path / "small.onnx")
     with pytest.raises(BundleError, match="Is a directory; expected a readable ONNX graph"):
-        build(tmp_path, small_graphs.program(product()))
+        load_graph(tmp_path)
 
 
 def test_a_program_that_promises_more(build):
@@ -191,10 +194,10 @@ from txl_engines import worker
 
 def build(self, parsed, gpus, half, on_step):
     config = parsed.builder.create_builder_config()
-    config.set_flag(self.module.BuilderFlag.REFIT)
-    config.set_flag(self.module.BuilderFlag.STRIP_PLAN)
+    config.set_flag(self.library.module.BuilderFlag.REFIT)
+    config.set_flag(self.library.module.BuilderFlag.STRIP_PLAN)
     plan = parsed.builder.build_serialized_network(parsed.network, config)
-    self.journal.errors.clear()  # as if stderr alone had been told
+    self.library.journal.errors.clear()  # as if stderr alone had been told
     return plan
 
 compiler.Compiler.build = build
@@ -232,17 +235,24 @@ def test_a_build_process_that_dies_is_told(build, monkeypatch, script: str, mess
 
 @pytest.mark.parametrize("data", [b"", b"x" * 4, b"x" * 4096], ids=["empty", "short", "garbage"])
 def test_bytes_that_are_no_engine(data: bytes):
-    with pytest.raises(BundleError, match=r"an\.engine: .*MALFORMED_ENGINE.*expected an engine; build it again"):
-        check_engine(data, "an.engine", (), (), load_library("rtx"))
+    described = small_graphs.program(product(), name="a-program")
+    with pytest.raises(BundleError, match=r"a-program: .*MALFORMED_ENGINE.*expected an engine; build it again"):
+        check_engine(data, described, load_library("rtx"))
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_precisions_of_the_cpu_are_refused_by_name(precision: str, build):
-    graph = product()
+def test_precisions_of_the_cpu_are_refused_by_name(precision: str, target: str, make_bundle, tmp_path):
+    path = tmp_path / "b.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"precision": precision}))
     with pytest.raises(
-        UsageError, match=f"precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
+        UsageError, match=f"precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16; export it"
     ):
-        build(graph.SerializeToString(), small_graphs.program(graph), precision)
+        build_bundle(path, target)
+    reason = missing(target, open_bundle(path))
+    assert reason == f"the bundle's precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
 
 
 def test_an_altered_bundle_is_refused_and_left_alone(make_bundle, tmp_path):
@@ -252,8 +262,8 @@ def test_an_altered_bundle_is_refused_and_left_alone(make_bundle, tmp_path):
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     with pytest.raises(BundleError, match="7 bytes, expected"):
         build_bundle(path, "rtx")
-    with pytest.raises(UsageError, match="--target is 'cuda', expected rtx or tensorrt"):
-        build_bundle(path, "cuda")
+    with pytest.raises(UsageError, match="--target is 'npu', expected rtx, tensorrt or cuda"):
+        build_bundle(make_bundle(verify=False), "npu")
     # With a manifest that vouches for the garbage, so that the build itself meets it after a good engine.
     manifest = json.loads((path / "manifest.json").read_text())
     program = manifest["programs"][-1]

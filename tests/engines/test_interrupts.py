@@ -240,4 +240,4 @@ def test_a_bundle_that_changed_meanwhile_is_left_alone(bundle: Path):
         before = contents(bundle)
         with pytest.raises(TxlError, match="changed while engines were built for it, expected it to stay; build again"):
             stage.publish()
-    assert {name: data for name, data in before.items() if ".building-" not in name} == contents(bundle)
+    assert {name: data for name, data in before.items() if ".building" not in name} == contents(bundle)

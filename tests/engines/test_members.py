@@ -7,29 +7,42 @@ from pathlib import Path
 
 import pytest
 import txl_engines
+import txl_runtime
 from stand_ins.tensorrt import VERSIONS, read_members
+from txl_engines import compiler
+from txl_runtime.device.engines import library, running
 from txl_runtime.device.engines.facts import FACTS, NEEDS, RTX_GPUS, Facts, find_facts
 from txl_runtime.device.engines.library import DTYPES
 from txl_runtime.errors import BackendError
 
-PACKAGE = Path(txl_engines.__file__).parent
-BRIDGE = PACKAGE / "bridge.py"
-
-# The names under which the bridge holds TensorRT's objects, and their classes.
+# The only modules that touch the objects of TensorRT's libraries, and the names under which they hold them.
 HOLDERS = {
-    "builder": "Builder",
-    "network": "INetworkDefinition",
-    "parser": "OnnxParser",
-    "config": "IBuilderConfig",
-    "runtime": "Runtime",
-    "engine": "ICudaEngine",
-    "inspector": "EngineInspector",
-    "layer": "ILayer",
-    "tensor": "ITensor",
-    "error": "ParserError",
+    Path(compiler.__file__): {
+        "builder": "Builder",
+        "network": "INetworkDefinition",
+        "parser": "OnnxParser",
+        "config": "IBuilderConfig",
+        "runtime": "Runtime",
+        "engine": "ICudaEngine",
+        "inspector": "EngineInspector",
+        "layer": "ILayer",
+        "tensor": "ITensor",
+        "error": "ParserError",
+    },
+    Path(library.__file__): {"runtime": "Runtime"},
+    Path(running.__file__): {
+        "runtime": "Runtime",
+        "engine": "ICudaEngine",
+        "context": "IExecutionContext",
+        "config": "IRuntimeConfig",
+        "cache": "IRuntimeCache",
+    },
 }
-# Everything else that has attributes there is not TensorRT's.
-OTHERS = {"self", "journal", "parsed", "importlib", "missing", "value", "DTYPES", "reasons"}
+# Everything else that has attributes there is not TensorRT's; mode, dtype and value are members of enums.
+OTHERS = {
+    "self", "journal", "parsed", "importlib", "missing", "value", "mode", "dtype", "reasons", "library", "program",
+    "spec", "queue", "found", "wanted", "addresses", "DTYPES",
+}  # fmt: skip
 OF_ANY_ENUM = {"name", "__members__"}
 OF_ANY_CLASS = {"__init__"}
 OF_THE_MODULE = {"__version__", "__name__"}
@@ -42,11 +55,11 @@ def chain(node: ast.expr) -> list[str]:
     return [node.id] if isinstance(node, ast.Name) else ["?"]
 
 
-def used_members() -> set[str]:
-    """Class.member of everything TensorRT's that the bridge names."""
-    tree = ast.parse(BRIDGE.read_text())
+def members_of(path: Path) -> set[str]:
+    """Class.member of everything TensorRT's that a module names."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    holders = HOLDERS[path]
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef):
             for base in (names for names in map(chain, node.bases) if names[0] == "trt"):
                 methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
@@ -54,27 +67,33 @@ def used_members() -> set[str]:
         if not isinstance(node, ast.Attribute):
             continue
         first, *rest = chain(node)
+        place = f"{path.name}, line {node.lineno}"
         if first == "trt":
-            assert len(rest) <= 2, f"{'.'.join(rest)}: hold what it returns under a name of its class"
+            assert len(rest) <= 2, f"{place}: {'.'.join(rest)}: hold what it returns under a name of its class"
             if len(rest) == 2 and rest[1] not in OF_ANY_CLASS:
                 found.add(".".join(rest))
             elif len(rest) == 1 and rest[0] not in OF_THE_MODULE:
                 found.add(rest[0])
-        elif first in HOLDERS:
-            assert len(rest) == 1, f"{first}.{'.'.join(rest)}: hold what it returns under a name of its class"
-            found.add(f"{HOLDERS[first]}.{rest[0]}")
+        elif first in holders:
+            assert len(rest) == 1, f"{place}: {first}.{'.'.join(rest)}: hold what it returns under a name of its class"
+            found.add(f"{holders[first]}.{rest[0]}")
         elif first == "?":
             inner = node.value
             literal = isinstance(inner, ast.Constant) or (isinstance(inner, ast.Call) and "?" not in chain(inner.func))
-            assert literal, f"line {node.lineno}: .{node.attr} of an expression; hold it under a name"
+            assert literal, f"{place}: .{node.attr} of an expression; hold it under a name"
             assert node.attr in {"items", "join", "partition", "get"} or node.attr.startswith("_"), ast.unparse(node)
         else:
             assert first in OTHERS or first.startswith("_") or first[0].isupper(), (
-                f"line {node.lineno}: {ast.unparse(node)}: name a TensorRT object after its class, or add it to OTHERS"
+                f"{place}: {ast.unparse(node)}: name a TensorRT object after its class, or add it to OTHERS"
             )
-            if first == "self" and rest[0] == "module":
-                assert rest in (["module"], ["module", "__name__"]), "self.module is called trt where it is used"
+            if rest[:1] == ["module"]:
+                whole = ["module"], ["module", "__name__"]
+                assert rest in whole, f"{place}: {first}.module is called trt where it is used"
     return found
+
+
+def used_members() -> set[str]:
+    return set().union(*map(members_of, HOLDERS))
 
 
 def has(member: str, classes: dict[str, list[str]], enums: dict[str, list[str]]) -> bool:
@@ -91,8 +110,10 @@ def facts_of(name: str) -> Facts:
 
 def test_the_list_of_used_members_is_real():
     used = used_members()
-    assert len(used) > 50
+    assert len(used) > 70
     assert {"Builder.build_serialized_network", "OnnxParser.parse", "IProgressMonitor.step_complete"} <= used
+    assert {"IExecutionContext.execute_async_v3", "Runtime.deserialize_cuda_engine", "IRuntimeCache.serialize"} <= used
+    assert all(members_of(path) for path in HOLDERS)
 
 
 @pytest.mark.parametrize("name", VERSIONS)
@@ -135,17 +156,19 @@ def test_no_guard_is_stale():
         assert any(not has(member, *lists[name]) for name in VERSIONS), f"every version has {member}"
 
 
-def test_only_the_bridge_touches_tensorrt():
-    for path in PACKAGE.glob("*.py"):
-        source = path.read_text()
-        if path != BRIDGE:
+def test_only_these_modules_touch_tensorrt():
+    for package in (txl_engines, txl_runtime):
+        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
+            source = path.read_text()
             tree = ast.parse(source)
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
             named = {alias.name for node in imports for alias in node.names}
             assert not any(name.startswith("tensorrt") for name in named), path.name
-            assert not any(isinstance(node, ast.Attribute) and node.attr == "module" for node in ast.walk(tree)), path
-        assert "getattr(" not in source.replace("getattr(found, name), getattr(wanted, name)", ""), path.name
-        assert "hasattr(" not in source, path.name
+            if package is txl_engines or "engines" in path.parts:
+                touched = any(isinstance(node, ast.Attribute) and node.attr == "module" for node in ast.walk(tree))
+                assert touched == (path in HOLDERS), path.name
+                assert "getattr(" not in source.replace("getattr(found, name), getattr(wanted, name)", ""), path.name
+                assert "hasattr(" not in source, path.name
 
 
 def test_rows_are_in_order_and_old_versions_are_refused():

@@ -10,9 +10,8 @@ import onnx
 import pytest
 import small_graphs
 from stand_ins.tensorrt import VERSIONS, fake
-from txl_engines.building import bindings_of, check_gpus, check_precision, ring_works
+from txl_engines.building import CompiledEngines, check_gpus, ring_works
 from txl_engines.bundles import choose_update
-from txl_engines.checking import read_graph
 from txl_engines.worker import Outcome, Request, check_engine, compile_graph
 from txl_runtime.device.engines import library as libraries
 from txl_runtime.device.engines.library import Library, load_library
@@ -27,20 +26,18 @@ def library(name: str) -> tuple[Library, SimpleNamespace]:
 
 @pytest.fixture
 def walk(tmp_path: Path) -> Callable[..., Outcome]:
-    """What `build_engine` does, in this process: checks, then the worker's part with a stand-in for the library."""
+    """What `CompiledEngines` does, but in this process: checks, then the worker's part with a stand-in library."""
 
     def through(lib: Library, graph: onnx.ModelProto, precision: str, gpus=(), update="rolled") -> Outcome:
         described = small_graphs.program(graph, update=update)
-        check_precision(precision, lib.facts, lib.title)
-        checked = read_graph(graph.SerializeToString(), described, lib.facts)
+        maker = CompiledEngines(lib, precision, gpus)
+        checked = maker.read(graph.SerializeToString(), described, tmp_path)
         request = Request(
             target=lib.target,
             size=len(checked.data),
             file="small.onnx",
-            name=described.name,
-            inputs=bindings_of(described.inputs),
-            outputs=bindings_of(described.outputs),
-            gpus=check_gpus(gpus, precision, lib),
+            program=described,
+            gpus=maker.gpus,
             half=precision == "fp16",
             scatters=checked.scatters,
         )
@@ -111,18 +108,18 @@ def test_the_update_rule_is_chosen_by_what_library_and_bundle_have():
     new, _ = library("trt10.16.1.11")
     old, _ = library("trt10.0.1")
     both = ("rolled", "ring")
-    assert choose_update(both, None, new.facts, new.title) == "ring"
-    assert choose_update(both, "rolled", new.facts, new.title) == "rolled"
-    assert choose_update(("rolled",), None, new.facts, new.title) == "rolled"
-    assert choose_update(both, None, old.facts, old.title) == "rolled"
+    assert choose_update(both, None, ring_works(new.facts), new.title) == "ring"
+    assert choose_update(both, "rolled", ring_works(new.facts), new.title) == "rolled"
+    assert choose_update(("rolled",), None, ring_works(new.facts), new.title) == "rolled"
+    assert choose_update(both, None, ring_works(old.facts), old.title) == "rolled"
     with pytest.raises(BackendError, match=r"--update is ring, which tensorrt 10\.0\.1 cannot do.*--update rolled"):
-        choose_update(both, "ring", old.facts, old.title)
+        choose_update(both, "ring", ring_works(old.facts), old.title)
     with pytest.raises(UsageError, match="--update is ring, but the bundle's programs are rolled"):
-        choose_update(("rolled",), "ring", new.facts, new.title)
+        choose_update(("rolled",), "ring", ring_works(new.facts), new.title)
     with pytest.raises(BackendError, match="the bundle's programs are ring, expected an update rule that tensorrt"):
-        choose_update(("ring",), None, old.facts, old.title)
+        choose_update(("ring",), None, ring_works(old.facts), old.title)
     with pytest.raises(UsageError, match="--update is 'wheel', expected ring or rolled"):
-        choose_update(both, "wheel", new.facts, new.title)
+        choose_update(both, "wheel", ring_works(new.facts), new.title)
 
 
 def test_gpus_are_for_libraries_that_build_anywhere():
@@ -155,9 +152,8 @@ def test_an_engine_whose_bindings_are_others_is_refused():
     lib, record = library("trt11.0.0.114")
     graph = small_graphs.product()
     record.data = small_graphs.product(inner=(8, 8)).SerializeToString()
-    inputs = bindings_of(small_graphs.program(graph).inputs)
-    with pytest.raises(BundleError, match=r"among its inputs a is float32\[2, 8\], expected float32\[2, 4\]"):
-        check_engine(b"engine", "small.engine", inputs, (), lib)
+    with pytest.raises(BundleError, match=r"one of its inputs is a float32\[2, 8\], expected a float32\[2, 4\]"):
+        check_engine(b"engine", small_graphs.program(graph), lib)
 
 
 def test_a_library_that_is_not_there_is_missed_by_name(monkeypatch):

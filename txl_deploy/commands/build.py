@@ -1,4 +1,4 @@
-"""`txl-deploy build`: a bundle's graphs → engines for NVIDIA GPUs."""
+"""`txl-deploy build`: make the engines of a bundle for NVIDIA GPUs, one per program."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ HEADINGS = ("program", "size", "seconds", "kernels", "attention", "fused", "")
 def run(
     bundle: Bundle,
     target: Annotated[
-        Literal["rtx", "tensorrt"],
-        typer.Option("--target", help="TensorRT-RTX (RTX PCs; built anywhere) or TensorRT (for the GPU at hand)."),
+        Literal["rtx", "tensorrt", "cuda"],
+        typer.Option(
+            "--target",
+            help="TensorRT-RTX (RTX PCs; built anywhere), TensorRT (for the GPU at hand) or ONNX Runtime's CUDA "
+            "(graphs for any GPU).",
+        ),
     ],
     sm: Annotated[
         str | None,
@@ -28,12 +32,12 @@ def run(
     ] = None,
     update: Annotated[
         Literal["ring", "rolled"] | None,
-        typer.Option("--update", help="How memory is updated. (default ring where bundle and library have it)"),
+        typer.Option("--update", help="How memory is updated. (default ring where bundle and target have it)"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
     json: Json = False,
 ) -> None:
-    """Build engines of a bundle's programs and put them beside them."""
+    """Build an engine of each of a bundle's programs and put it into the bundle."""
     gpus = _compute_capabilities(sm)
     with Display() as display:
         made = build_bundle(bundle, target, gpus, update, force, listener=display)
@@ -50,7 +54,7 @@ def run(
 
 
 def describe_build(made: BundleBuild) -> dict[str, Any]:
-    """The JSON document: per program what was made of it."""
+    """The JSON document: what was made of each program."""
     return {
         "bundle": str(made.bundle),
         "target": made.target,

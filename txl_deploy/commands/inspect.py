@@ -13,7 +13,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
 from txl_runtime.device.choosing import missing
 from txl_runtime.device.engines.reading import describe_engine, engine_facts, engine_names
-from txl_runtime.device.engines.sidecar import Sidecar, read_sidecar, sidecar_path
+from txl_runtime.device.engines.sidecar import ANYWHERE, Sidecar, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
 
 from txl_deploy.commands.options import Alias, Config, Family, Json, parse_aliases
@@ -55,7 +55,7 @@ def run(
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
         return
-    if path.suffix == ".engine":
+    if path.suffix in (".engine", ".onnx"):
         document = describe_engine(path)
         if json:
             print_json(document)
@@ -165,7 +165,8 @@ def _print_engines(engines: list[tuple[str, Sidecar]]) -> None:
         gpus = f"SM {', '.join(map(str, made.compute_capabilities))}" if made.compute_capabilities else made.device
         fused = f"{sidecar.fused_attention} of {sidecar.attention_layers}"
         built_by = f"{made.flavour} {made.version}"
-        rows.append((name, quantity(sidecar.bytes), built_by, gpus or "default", sidecar.kernels or "–", fused))
+        fits = gpus or _any_gpu(made.platform)
+        rows.append((name, quantity(sidecar.bytes), built_by, fits, sidecar.kernels or "–", fused))
     stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
 
 
@@ -177,7 +178,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "memory": f"{facts['update']}, {facts['in_place']} states updated in place",
         "precision": facts["precision"],
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
-        "built for": f"SM {', '.join(map(str, gpus))}" if gpus else facts["device"] or "the library's default GPUs",
+        "built for": f"SM {', '.join(map(str, gpus))}" if gpus else facts["device"] or _any_gpu(facts["platform"]),
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
         "attention": f"{facts['fused_attention']} of {facts['attention_layers']} layers in one kernel: {fused}",
         "checked": ", ".join(facts["verified_on"]),
@@ -188,6 +189,11 @@ def _print_engine(facts: dict[str, Any]) -> None:
         stdout.print(rows_table((f"\n{side}", "\ndtype", "\nshape"), rows))
     if facts["layers"]:
         stdout.print(rows_table(("\nlayers", "\nkind"), facts["layers"]))
+
+
+def _any_gpu(platform: str) -> str:
+    """What an engine is for that names no GPU."""
+    return "any GPU" if platform == ANYWHERE else "the library's default GPUs"
 
 
 def _print_checkpoint(document: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import time
 import txl_runtime
 import typer
 from rich.text import Text
-from txl_runtime.device.engines.facts import TARGETS
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
@@ -15,7 +14,7 @@ from txl_runtime.selftest import run_selftest
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import facts_table, number, print_json, stderr, stdout
 
-__all__ = ["record_pass", "run"]
+__all__ = ["run"]
 
 
 def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json: Json = False) -> None:
@@ -25,10 +24,7 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
     result = run_selftest(model)
     seconds = time.monotonic() - started
     if result.passed:
-        try:
-            record_pass(model)
-        except TxlError as error:  # a bundle that cannot be written passes all the same
-            stderr.print(f"note: the engines' sidecars do not say that they passed: {error}", soft_wrap=True)
+        _record(model)
     if json:
         names = (
             "backend",
@@ -57,15 +53,13 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
         raise typer.Exit(1)
 
 
-def record_pass(model: Model) -> None:
-    """Have the sidecars of a model's engines say that they passed the self-test here; other backends have none.
+def _record(model: Model) -> None:
+    """Note in the sidecars of the engines that ran that they passed; a bundle that cannot be written passes as well."""
+    if model.backend.name == "cpu":
+        return
+    from txl_engines.recording import record_pass
 
-    Raises:
-        TxlError: the bundle cannot be written.
-    """
-    from txl_engines.bundles import record_verification
-
-    for target in TARGETS:
-        if target == model.backend.name:
-            for program in model.backend.programs:
-                record_verification(model.bundle.path, target, program.name, "self-test")
+    try:
+        record_pass(model)
+    except TxlError as error:
+        stderr.print(f"note: the engines' sidecars do not say that they passed: {error}", soft_wrap=True)

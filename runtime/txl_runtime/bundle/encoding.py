@@ -1,15 +1,18 @@
-"""JSON and hashes, written one way."""
+"""JSON, hashes and files, each written in one way."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-__all__ = ["canonical_json", "file_sha256"]
+__all__ = ["canonical_json", "file_sha256", "write_whole"]
 
 
 def canonical_json(value: Any, drop: Sequence[str] = ()) -> bytes:
@@ -31,3 +34,18 @@ def file_sha256(path: Path) -> str:
         while piece := stream.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is there as a whole or not at all, whoever else reads or writes it at the same time.
+
+    Raises:
+        OSError: the place cannot be written to; nothing is left there.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The GPU of this machine, asked of its driver alone: no CUDA library has to be installed for it."""
+"""The GPU of this machine. Only its driver is asked, so no CUDA library has to be installed."""
 
 from __future__ import annotations
 

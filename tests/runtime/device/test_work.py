@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_ins.engine import DeviceArray, open_stand_in, refuse
-from txl_runtime import BackendError, BundleError, Model, UsageError, load
-from txl_runtime.bundle.reading import open_bundle
+from txl_runtime import BackendError, Model, UsageError, load
 from txl_runtime.device import choosing
 from txl_runtime.device.dtypes import from_float32, to_float32
 from txl_runtime.device.memory import DeviceRing
@@ -265,33 +264,6 @@ def test_streams_in_threads_compute_what_they_compute_alone(opened, update):
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(work, shared, worker, start) for worker in range(4)]
         assert [future.result(timeout=120) for future in running] == expected
-
-
-# --- choosing -----------------------------------------------------------------------------------------------------
-
-
-def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(make_bundle, monkeypatch):
-    monkeypatch.setattr(choosing, "_has_gpu", lambda: False)
-    model = load(make_bundle(batch_size=B, config={}))
-    assert model.backend.name == "cpu"
-    assert list(model.backend_notes) == ["rtx", "tensorrt", "cuda"]
-    assert "txl-deploy build" in model.backend_notes["rtx"]
-    assert "no usable CUDA driver" in model.backend_notes["cuda"]
-
-
-def test_auto_takes_the_best_that_opens_and_says_why_not_the_others(make_bundle, monkeypatch):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
-    monkeypatch.setattr(choosing, "missing", lambda name, bundle: "not installed" if name == "tensorrt" else "")
-
-    def opener(name: str, bundle: Any, update: str | None) -> Any:
-        if name == "rtx":
-            raise BundleError("built by version 1.6, the library here is 1.7")
-        return open_stand_in(bundle, update, name)
-
-    found, notes = choosing.choose_device(bundle, None, opener)
-    assert found is not None
-    assert found.name == "cuda"
-    assert notes == {"rtx": "built by version 1.6, the library here is 1.7", "tensorrt": "not installed"}
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What each version of TensorRT and TensorRT-RTX has: one table, nothing else asks for a version number.
+"""What each version of TensorRT and TensorRT-RTX has. This table is the only place that asks for a version number.
 
 A row holds from its version to the next row's. `NEEDS` names the members that not every version has, and the fact
 that says which do; a test holds both against the member lists of seven versions.
@@ -12,11 +12,11 @@ from typing import Literal
 
 from txl_runtime.errors import BackendError
 
-__all__ = ["FACTS", "MODULES", "NEEDS", "TARGETS", "Facts", "Target", "find_facts"]
+__all__ = ["FACTS", "MODULES", "NEEDS", "Compiled", "Facts", "find_facts"]
 
-Target = Literal["rtx", "tensorrt"]
-TARGETS: tuple[Target, ...] = ("rtx", "tensorrt")
-MODULES: dict[str, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+Compiled = Literal["rtx", "tensorrt"]
+"""The targets whose engines a library compiles."""
+MODULES: dict[Compiled, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,17 @@ class Facts:
     """One range of versions.
 
     Attributes:
-        target, since: which library, and the first version the row is true for.
-        opset: the newest ONNX opset its parser is made for; it takes newer ones silently.
-        strongly_typed: the types of the graph are the types of the engine. Without it precision is asked for by flags.
-        bfloat16: has the type.
+        target, since: which library, and the first version that the row is true for.
+        opset: the newest ONNX opset that its parser is made for. The parser takes graphs of newer ones silently.
+        strongly_typed: the types of the graph are the types of the engine. Elsewhere flags ask for a precision.
+        bfloat16: it has the type.
         progress: the builder tells its progress, and can be cancelled through that.
         ring: TensorScatter becomes an update in place (KV_CACHE_UPDATE).
-        compute_capabilities: GPUs that engines can be built for anywhere; empty: an engine is for the GPU at hand.
+        compute_capabilities: GPUs that engines can be built for on any machine. Empty where an engine is built for the
+            GPU of the machine at hand.
     """
 
-    target: Target
+    target: Compiled
     since: tuple[int, int]
     opset: int
     strongly_typed: bool
@@ -101,7 +102,7 @@ NEEDS: dict[str, str] = {
 """Members that some versions lack, and the fact that is true where they may be used."""
 
 
-def find_facts(target: Target, version: str) -> Facts:
+def find_facts(target: Compiled, version: str) -> Facts:
     """The row for an installed version.
 
     Raises:

@@ -1,43 +1,81 @@
-"""Which engines of a bundle can run here, said before any library is touched; and what RTX compiled at first use.
-
-TensorRT-RTX compiles kernels for the GPU when an engine is first run. What came of it is kept beside the bundle, in
-BUNDLE.rtx-cache, one file per engine; a cache that does not fit is ignored by the library.
-"""
+"""Which engines of a bundle can run on this machine, found out before any library is touched."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import threading
-from pathlib import Path
+from collections.abc import Sequence
 
 import msgspec
 
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.bundle.tables import Program
-from txl_runtime.device.engines.facts import MODULES, Target
+from txl_runtime.bundle.tables import UPDATE_RULES, Program
 from txl_runtime.device.engines.reading import bundle_engines
-from txl_runtime.device.engines.sidecar import Identity, Sidecar, differences
+from txl_runtime.device.engines.sidecar import (
+    ANYWHERE,
+    FLAVOURS,
+    Identity,
+    Sidecar,
+    Target,
+    differences,
+    sidecar_path,
+)
 from txl_runtime.device.gpu import gpu_name, platform_name
-from txl_runtime.errors import BackendError
+from txl_runtime.errors import BackendError, BundleError
 
-__all__ = ["EngineFile", "cache_file", "check_identity", "find_engines", "read_cache", "write_cache"]
+__all__ = ["EngineFile", "check_identity", "checked_engines", "find_engines"]
 
 DEFAULT_GPUS = 80
-"""Without a list, RTX engines are for compute capability 8.0 and newer."""
+"""RTX engines that were built without a list of GPUs are for compute capability 8.0 and newer."""
 
 
 class EngineFile(msgspec.Struct, frozen=True):
-    """An engine in a bundle: its name there, its facts, and its program."""
+    """An engine in a bundle: the name of its file there, its facts, and its program."""
 
     name: str
     sidecar: Sidecar
     program: Program
 
 
-def find_engines(bundle: Bundle, target: Target, update: str | None = None) -> list[EngineFile]:
-    """The engines of a target, of one update rule: the one asked for, or the ring where there are both.
+def checked_engines(
+    bundle: Bundle,
+    target: Target,
+    version: str,
+    update: str | None = None,
+    usable: Sequence[str] = UPDATE_RULES,
+) -> list[EngineFile]:
+    """The engines that `find_engines` finds, each of them checked: it was made for this bundle, library and machine.
+
+    Args:
+        bundle: whose engines.
+        target: the backend that asks.
+        version: of the library that will run them.
+        update, usable: see `find_engines`.
+
+    Raises:
+        BackendError: there are none, or one is for something else.
+        BundleError: a file is missing or altered.
+    """
+    found = find_engines(bundle, target, update, usable)
+    for engine in found:
+        check_identity(bundle, engine, version, target)
+        bundle.check(engine.name)
+        bundle.check(sidecar_path(engine.name))
+        if bundle.manifest.files[engine.name].sha256 != engine.sidecar.sha256:
+            advice = f"txl-deploy build {bundle.path} --target {target} --force"
+            raise BundleError(f"{bundle.file(engine.name)}: is not the file that its sidecar describes; {advice}")
+    return found
+
+
+def find_engines(
+    bundle: Bundle, target: Target, update: str | None = None, usable: Sequence[str] = UPDATE_RULES
+) -> list[EngineFile]:
+    """The engines of a target and of one update rule.
+
+    Args:
+        bundle: whose engines.
+        target: the backend that asks.
+        update: the rule that is wanted; None for the first of `usable` that there are engines of.
+        usable: the rules that the target's library can run here, the best first.
 
     Raises:
         BackendError: there are none.
@@ -48,13 +86,13 @@ def find_engines(bundle: Bundle, target: Target, update: str | None = None) -> l
         if name.startswith(f"engines/{target}/")
     ]
     rules = {engine.program.update for engine in found}
-    rule = update or ("ring" if "ring" in rules else "rolled")
+    rule = update or next((rule for rule in usable if rule in rules), usable[0])
     chosen = [engine for engine in found if engine.program.update == rule]
     if not chosen:
         has = (
             f"has {target} engines of {', '.join(sorted(rules))} memory alone" if rules else f"has no {target} engines"
         )
-        more = f" --update {update}" if update else ""
+        more = f" --update {rule}" if rules or update else ""
         raise BackendError(
             f"{bundle.path}: {has}, expected them for --backend {target}; "
             f"txl-deploy build {bundle.path} --target {target}{more}"
@@ -63,7 +101,7 @@ def find_engines(bundle: Bundle, target: Target, update: str | None = None) -> l
 
 
 def program_of(identity: Identity) -> Program:
-    """The program an engine was built of."""
+    """The program that an engine was built of."""
     return Program(
         name=identity.program,
         kind=identity.kind,
@@ -76,29 +114,26 @@ def program_of(identity: Identity) -> Program:
 
 
 def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Target) -> None:
-    """An engine has to be of this bundle, this library, this platform and this GPU.
+    """Hold an engine against this bundle, the library that is installed, this platform and this GPU.
 
     Raises:
-        BackendError: it is not; every difference is named.
+        BackendError: it was made for something else; every difference is named.
     """
     found, files = engine.sidecar.identity, bundle.manifest.files
     graph = files.get(f"{found.program}.onnx")
     wanted = msgspec.structs.replace(
         found,
-        flavour=MODULES[target],
+        flavour=FLAVOURS[target],
         version=version,
-        platform=platform_name(),
+        platform=ANYWHERE if target == "cuda" else platform_name(),
         precision=bundle.manifest.precision,
         device=found.device if found.device is None else gpu_name(),
         onnx=found.onnx if graph is None else graph.sha256,
         weights={name: files[name].sha256 for name in found.weights if name in files},
     )
     reasons = differences(found, wanted)
-    here = compute_capability(gpu_name())
-    built_for = found.compute_capabilities
-    if found.device is None and here is not None and not (here in built_for if built_for else here >= DEFAULT_GPUS):
-        listed = f"SM {', '.join(map(str, built_for))}" if built_for else f"SM {DEFAULT_GPUS} and newer"
-        reasons.append(f"was built for {listed}, the GPU here is SM {here}")
+    if target != "cuda" and found.device is None:
+        reasons += _unfit_for(compute_capability(gpu_name()), found.compute_capabilities)
     if reasons:
         raise BackendError(
             f"{bundle.path / engine.name}: {'; '.join(reasons)}; "
@@ -106,36 +141,14 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
         )
 
 
+def _unfit_for(here: int | None, built_for: Sequence[int]) -> list[str]:
+    if here is None or (here in built_for if built_for else here >= DEFAULT_GPUS):
+        return []
+    listed = f"SM {', '.join(map(str, built_for))}" if built_for else f"SM {DEFAULT_GPUS} and newer"
+    return [f"was built for {listed}, the GPU here is SM {here}"]
+
+
 def compute_capability(gpu: str | None) -> int | None:
     """86 of "…, SM 86"."""
     found = re.search(r"SM (\d+)$", gpu or "")
     return int(found[1]) if found else None
-
-
-def cache_file(bundle: Bundle, engine: EngineFile) -> Path:
-    """Where what RTX compiled for an engine is kept: its key is in the name, so that another one's is not read."""
-    folder = bundle.path.with_name(f"{bundle.path.name}.rtx-cache")
-    return folder / f"{engine.program.name}-{engine.sidecar.key[:16]}.cache"
-
-
-def read_cache(path: Path) -> bytes | None:
-    """The cache, if there is one."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
-def write_cache(path: Path, data: bytes) -> bool:
-    """Write a cache in one step; whether it could be: a read-only place only makes the next start slower."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError:
-        return False
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-    return True

@@ -1,11 +1,11 @@
 """One of NVIDIA's two inference libraries, imported: TensorRT (8.6, 10.x, 11.x) or TensorRT-RTX.
 
-What a version has is read from `facts`, never asked of the library. Their objects are held under one name per class
-(`runtime`, `engine`, `context`, …), which a test uses to check every member that is named here, in `running` and in
-`txl_engines.compiler` against the member lists of seven versions.
+What a version has is read from `facts`, never asked of the library. Only this module, `running` and
+`txl_engines.compiler` touch the libraries' objects. They hold them under one name per class (`runtime`, `engine`,
+`context`, …), which a test uses to check every member that is named there against the member lists of seven versions.
 
-Two habits of the libraries shape this module: failures are return values, and a process has one logger, the first that
-is given.
+Two habits of the libraries shape these modules: a failure is a return value, and a process has one logger, the first
+that it was given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib
 from functools import cache
 from typing import Any
 
-from txl_runtime.device.engines.facts import MODULES, Facts, Target, find_facts
+from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_facts
 from txl_runtime.device.engines.journal import Journal
 from txl_runtime.errors import BackendError
 
@@ -32,7 +32,7 @@ class Library:
         journal, logger: what the library has said so far, and the logger that it says it to.
     """
 
-    def __init__(self, target: Target, module: Any) -> None:
+    def __init__(self, target: Compiled, module: Any) -> None:
         trt = module
         self.target = target
         self.module = trt
@@ -66,7 +66,7 @@ class Library:
 
 def _logger(trt: Any, journal: Journal) -> Any:
     class Log(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
-        """Passes everything on; nothing here may raise."""
+        """Passes every message on. The library swallows what is raised here."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -78,7 +78,7 @@ def _logger(trt: Any, journal: Journal) -> Any:
 
 
 @cache
-def load_library(target: Target) -> Library:
+def load_library(target: Compiled) -> Library:
     """Import the library behind a target, once per process.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What engines are there, read without any library: for `inspect`, and for a runtime that looks for one to load."""
+"""Which engines a bundle has, read without any library: for `inspect`, and for a runtime that looks for one to load."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
 
 
 def engine_names(bundle: Bundle) -> list[str]:
-    """Every engine file that a bundle's manifest lists."""
-    return sorted(name for name in bundle.manifest.files if name.startswith(ENGINES) and name.endswith(".engine"))
+    """Every engine file that a bundle's manifest lists; beside engines their folder holds sidecars alone."""
+    return sorted(name for name in bundle.manifest.files if name.startswith(ENGINES) and not name.endswith(".json"))
 
 
 def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:

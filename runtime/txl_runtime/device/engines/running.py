@@ -1,4 +1,4 @@
-"""Running engines of TensorRT and TensorRT-RTX: the only module of the runtime's loop that touches their objects.
+"""Running engines of TensorRT and TensorRT-RTX: the part of the libraries that a loaded model uses.
 
 As in `library`, what a version has is read from its facts, and objects are held under one name per class, which a test
 uses to check every member that is named here against every version.
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txl_runtime.bundle.tables import Program
+from txl_runtime.device.engines.bindings import Binding, check_bindings
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.device.interface import Launch, Queue
 from txl_runtime.errors import BackendError, BundleError
@@ -25,6 +26,7 @@ REASONS = {
     "MALFORMED_ENGINE": "it is no engine, or was cut short",
     "CUDA_ERROR": "CUDA failed: see whether other programs can use the GPU",
 }
+"""The library's own names of what can be wrong with an engine's header, in a user's words."""
 
 
 class EngineRuntime:
@@ -41,34 +43,36 @@ class EngineRuntime:
         self._runtime = runtime
 
     def load(self, name: str, data: bytes, program: Program, cache: bytes | None) -> EngineExecutable:
-        """Engine bytes → a program to run.
+        """Make a program that can run out of engine bytes.
 
         Args:
-            name: of the file, for messages.
+            name: of the engine file, for messages.
             data: the file's bytes.
             program: what the engine is.
             cache: what `EngineExecutable.cache` gave in an earlier process.
 
         Raises:
-            BundleError: they are no engine, or not one of this library, GPU and program.
+            BundleError: the bytes are no engine, or one of another library, GPU or program.
         """
         library, runtime = self.library, self._runtime
         advice = f"build it again with `txl-deploy build --target {library.target}`"
-        if reasons := self._invalid(data):
+        problems = library.header_problems(runtime, data)
+        if problems is not None:
+            reasons = (
+                ", ".join(REASONS.get(problem, problem) for problem in problems) or "no usable CUDA driver was found"
+            )
             raise BundleError(f"{name}: {library.title} cannot run it: {reasons}; {advice}")
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise BundleError(f"{name}: {library.title} cannot load it ({self.said()}); {advice}")
-        found = {}
+        found: list[tuple[str, Binding]] = []
         for index in range(engine.num_io_tensors):
             tensor = engine.get_tensor_name(index)
             mode, dtype = engine.get_tensor_mode(tensor), engine.get_tensor_dtype(tensor)
-            found[str(tensor)] = (mode.name, DTYPES.get(dtype.name, dtype.name), tuple(engine.get_tensor_shape(tensor)))
-        wanted = {spec.name: ("INPUT", spec.dtype, spec.fixed) for spec in program.inputs}
-        wanted |= {spec.name: ("OUTPUT", spec.dtype, spec.fixed) for spec in program.outputs}
-        for key in sorted(found.keys() | wanted.keys()):
-            if found.get(key) != wanted.get(key):
-                raise BundleError(f"{name}: {key} is {found.get(key)}, expected {wanted.get(key)}; {advice}")
+            shape = tuple(int(size) for size in engine.get_tensor_shape(tensor))
+            found.append((mode.name, Binding(str(tensor), DTYPES.get(dtype.name, dtype.name), shape)))
+        inputs, outputs = ([binding for side, binding in found if side == wanted] for wanted in ("INPUT", "OUTPUT"))
+        check_bindings(name, inputs, outputs, program, advice)
         in_place = {}
         if library.facts.ring:
             for spec in program.outputs:
@@ -79,22 +83,14 @@ class EngineRuntime:
 
     def said(self) -> str:
         """What the library complained of, in one line."""
-        said = " ".join(" ".join(self.library.journal.errors).split())
-        return said[-400:] or "it does not say why"
-
-    def _invalid(self, data: bytes) -> str:
-        """Why a header says that an engine cannot run here; empty where it can, or where there is no telling."""
-        problems = self.library.header_problems(self._runtime, data)
-        if problems is None:
-            return ""
-        return ", ".join(REASONS.get(name, name) for name in problems) or "no usable CUDA driver was found"
+        return self.library.journal.complaints() or "it does not say why"
 
 
 class EngineExecutable:
-    """A loaded engine. See `device.Executable`.
+    """A loaded engine. See `device.interface.Executable`.
 
-    TensorRT-RTX records its own CUDA graphs, per execution context and for as long as addresses stay the same; TensorRT
-    is recorded from outside. In either case each tie has an execution context of its own.
+    TensorRT-RTX records CUDA graphs itself, one for each execution context whose addresses stay the same; work of
+    TensorRT is recorded by the loop. So each set of addresses has an execution context of its own with either library.
     """
 
     def __init__(
@@ -108,12 +104,12 @@ class EngineExecutable:
             self._configure(cache)
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
-        """See `device.Executable`."""
+        """See `device.interface.Executable`."""
         engine, library, name = self._engine, self._library, self.program.name
         context = engine.create_execution_context(self._config) if self._config else engine.create_execution_context()
         if context is None:
             raise BackendError(
-                f"{name}: {library.title} made no execution context ({' '.join(library.journal.errors)[-300:]}), "
+                f"{name}: {library.title} made no execution context ({library.journal.complaints()}), "
                 "expected the GPU's memory to hold another one; close streams or other programs"
             )
         for tensor, address in addresses.items():
@@ -123,13 +119,13 @@ class EngineExecutable:
 
         def launch() -> None:
             if not context.execute_async_v3(handle):
-                said = " ".join(" ".join(library.journal.errors).split())[-300:]
+                said = library.journal.complaints()
                 raise BackendError(f"{name}: {library.title} failed ({said}), expected it to run; load the model again")
 
         return launch
 
     def cache(self) -> bytes | None:
-        """What was compiled for this GPU, to be given to `EngineRuntime.load` by the next process."""
+        """The kernels compiled for this GPU so far, for `EngineRuntime.load` in the next process; None without any."""
         if self._cache is None:
             return None
         cache = self._cache
@@ -142,6 +138,6 @@ class EngineExecutable:
         config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         cache = config.create_runtime_cache()
         if blob:
-            cache.deserialize(blob)  # refused, it stays empty: of another version, GPU or driver
+            cache.deserialize(blob)  # a cache of another version, GPU or driver is refused, and this one stays empty
         config.set_runtime_cache(cache)
         self._config, self._cache = config, cache

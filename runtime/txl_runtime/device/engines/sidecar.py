@@ -1,27 +1,34 @@
-"""The JSON beside an engine: what it is, from what it was made, and so whether it still fits.
+"""The JSON beside an engine: what the engine is, from what it was made, and so whether it still fits.
 
-An engine is reused when everything that went into it is the same; otherwise each difference is a sentence.
+An engine is reused when everything that went into it is the same. Otherwise each difference is told in a sentence.
+An engine is what a backend of a device loads: a plan that TensorRT or TensorRT-RTX compiled, or, for backend cuda, a
+graph of fixed sizes that ONNX Runtime opens.
 """
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.encoding import canonical_json, file_sha256
 from txl_runtime.bundle.tables import Count, Index, Sha256, Size, TensorSpec
-from txl_runtime.device.engines.facts import Target
+from txl_runtime.device.engines.facts import MODULES
 from txl_runtime.errors import BundleError
 
 __all__ = [
+    "ANYWHERE",
+    "COMPOSED",
+    "FLAVOURS",
     "FORMAT",
     "RECIPE",
+    "TARGETS",
     "Identity",
     "Sidecar",
+    "Target",
     "differences",
     "engine_path",
     "is_intact",
@@ -34,18 +41,29 @@ FORMAT_VERSION = "1.0"
 RECIPE = 1
 """Counts changes of how engines are built from the same graph; part of an engine's identity."""
 
+Target = Literal["rtx", "tensorrt", "cuda"]
+"""The backends that load engines."""
+TARGETS: tuple[Target, ...] = ("rtx", "tensorrt", "cuda")
+FLAVOURS: dict[Target, str] = {"rtx": MODULES["rtx"], "tensorrt": MODULES["tensorrt"], "cuda": "onnxruntime"}
+"""The module that runs a target's engines."""
+COMPOSED = "recipe 1"
+"""The `version` of graphs for backend cuda: it changes when they are composed in a way that the runtime has to know."""
+ANYWHERE = "any"
+"""The `platform` of engines that fit every one."""
+
 
 class Identity(Struct, frozen=True, kw_only=True):
     """Everything that decides an engine's bytes.
 
     Attributes:
-        flavour, version: the module that built it, "tensorrt" or "tensorrt_rtx", and its version.
-        compute_capabilities: GPUs it was asked for; empty for the library's default or the GPU at hand.
-        device: the GPU it was built on, where engines are for that one only; None where any will do.
-        platform: operating system and processor.
+        flavour, version: the module that runs it, "tensorrt", "tensorrt_rtx" or "onnxruntime", and the version that
+            built it. Graphs for ONNX Runtime fit every version of it; theirs is `COMPOSED`.
+        compute_capabilities: the GPUs that it was asked for; empty for the library's default or the GPU at hand.
+        device: the GPU that it was built on, where it runs on no other; None where any GPU will do.
+        platform: operating system and processor, or `ANYWHERE`.
         program, kind, segment_length, update, inputs, outputs: the `Program`.
         precision: of the bundle.
-        onnx: SHA-256 of the graph file.
+        onnx: SHA-256 of the graph that it was made of.
         weights: SHA-256 of each file of external weights.
         recipe: see `RECIPE`.
     """
@@ -79,7 +97,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         identity: what it was made from; `key` is its hash.
         sha256, bytes: of the engine file.
         seconds: that the build took.
-        kernels: layers that start work on the device; None where the library does not list them.
+        kernels: layers that start work on the device; None where nothing lists them.
         layers: each layer's name and kind, in the order they run.
         attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
         fused_kernels: their names.
@@ -105,12 +123,12 @@ class Sidecar(Struct, frozen=True, kw_only=True):
 
 def engine_path(target: Target, program: str) -> str:
     """Where the engine of a program of that name lies in a bundle."""
-    return f"engines/{target}/{program}.engine"
+    return f"engines/{target}/{program}.{'onnx' if target == 'cuda' else 'engine'}"
 
 
 def sidecar_path(engine: str) -> str:
-    """Where an engine's facts lie."""
-    return engine.removesuffix(".engine") + ".json"
+    """Where the facts of an engine file lie."""
+    return f"{engine.rpartition('.')[0]}.json"
 
 
 def read_sidecar(path: Path) -> Sidecar:
@@ -138,9 +156,11 @@ def read_sidecar(path: Path) -> Sidecar:
     return sidecar
 
 
+# What an engine that differs "was" or "has"; an entry for one flavour goes before the one for all.
 WORDS = {
     "flavour": "was built by {found}, the library here is {wanted}",
     "version": "was built by version {found}, the library here is {wanted}, and engines fit one version only",
+    "version of onnxruntime": "was composed by {found}, this version of txl-deploy takes {wanted}",
     "compute_capabilities": "was built for {found}, asked for is {wanted}",
     "device": "was built on {found}, here is {wanted}, and it fits one GPU only",
     "platform": "was built for {found}, this is {wanted}",
@@ -160,6 +180,7 @@ def differences(found: Identity, wanted: Identity) -> list[str]:
         has, wants = getattr(found, name), getattr(wanted, name)
         if has != wants:
             words = WORDS.get(name, f"has {name} {{found}}, asked for is {{wanted}}")
+            words = WORDS.get(f"{name} of {wanted.flavour}", words)
             reasons.append(words.format(found=_shown(name, has), wanted=_shown(name, wants)))
     return reasons
 

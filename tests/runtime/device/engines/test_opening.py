@@ -17,6 +17,7 @@ import pytest
 from stand_ins.cuda import FakeCuda, run_engines
 from stand_ins.tensorrt import fake
 from txl_engines import build_bundle
+from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
@@ -26,7 +27,7 @@ from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import check_identity, find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines, open_engines
-from txl_runtime.selftest import record_pass, run_selftest
+from txl_runtime.selftest import run_selftest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
 
@@ -321,65 +322,3 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(BackendError, match=r"onnxruntime is not installed, backend cuda needs it; pip install"):
         onnxruntime_cuda.import_onnxruntime()
-
-
-# --- ONNX Runtime's provider --------------------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("whole", [True, False], ids=["composed", "the bundle's own graphs"])
-def test_onnx_runtime_streams_by_address(make_bundle, monkeypatch, update, whole):
-    """The provider's way, with the CPU's provider at addresses of the host."""
-    import onnxruntime
-    from stand_in_engine import StandInDevice
-
-    path = make_bundle(batch_size=B, config={"cutoffs": (20, 40), "div_val": 2})
-    bundle, device = open_bundle(path), StandInDevice()
-    if not whole:
-        monkeypatch.setattr(onnxruntime_cuda, "find_spec", lambda name: None)
-    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, ["CPUExecutionProvider"], "cpu")
-    queue = device.queue()
-    queue.push = lambda name, work: work()  # its work is done at once, as ONNX Runtime waits for its own
-    backend = onnxruntime_cuda.load_onnxruntime(sessions, bundle, device, queue, update, "CPUExecutionProvider")
-    assert "run on the CPU" not in backend.description
-    ours = load_with(path, backend, monkeypatch).stream()
-    theirs = load(path, backend="cpu", update=update).stream()
-    draws = np.random.default_rng(0)
-    for _ in range(30):
-        tokens = draws.integers(0, V, (B, int(draws.integers(2, 10))))
-        np.testing.assert_allclose(ours.feed(tokens), theirs.feed(tokens), rtol=0, atol=1e-5)
-        np.testing.assert_allclose(ours.score(tokens), theirs.score(tokens), rtol=0, atol=1e-5)
-        drawn = [list(stream.generate(tokens, 3, temperature=0)) for stream in (ours, theirs)]
-        assert np.array_equal(*drawn)
-
-
-def test_nodes_that_fall_back_are_named(make_bundle):
-    import onnxruntime
-
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
-    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, ["CPUExecutionProvider"], "cpu")
-    program = next(program for program in bundle.manifest.programs if program.update == "rolled")
-    sessions.executable(program)
-    assert sessions.elsewhere("CPUExecutionProvider") == {}
-    (nodes,) = sessions.elsewhere("CUDAExecutionProvider").values()
-    assert any("MatMul" in node for node in nodes)
-
-
-def test_a_provider_that_does_not_start_is_no_fallback(make_bundle):
-    import onnxruntime
-
-    class Started:
-        def get_providers(self) -> list[str]:
-            return ["CPUExecutionProvider"]
-
-    ort = SimpleNamespace(
-        __version__="1",
-        SessionOptions=onnxruntime.SessionOptions,
-        InferenceSession=lambda *_, **__: Started(),
-    )
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
-    sessions = onnxruntime_cuda.OrtSessions(
-        ort, bundle, [("CUDAExecutionProvider", {}), "CPUExecutionProvider"], "cuda"
-    )
-    with pytest.raises(BackendError, match="could not start CUDAExecutionProvider and took the CPU instead"):
-        sessions.executable(bundle.manifest.programs[0])

@@ -1,0 +1,115 @@
+"""What the parsers of TensorRT and TensorRT-RTX need changed in a graph that is right: two passes over it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from txl_runtime.device.engines.facts import Facts
+from txl_runtime.errors import BackendError
+
+from txl_engines.checking import Graph, decode_graph, import_onnx, place_of
+
+__all__ = ["adapt", "newest_opset", "restamp"]
+
+
+def newest_opset(facts: Facts) -> int:
+    """The newest opset of a graph that a library can be given: 18 is restamped where only 17 is known."""
+    return max(facts.opset, 18 if facts.weakly_typed else 0)
+
+
+def adapt(graph: Graph, facts: Facts) -> Graph:
+    """A checked graph as a library's parser takes it. Its `sha256` stays that of the bytes that were composed.
+
+    Raises:
+        BackendError: an operator is newer than the library, or means something else there.
+    """
+    model = decode_graph(graph.data, graph.path)
+    changed = _separate(model, graph.path)
+    opset = next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if opset > facts.opset:
+        model, changed = restamp(model, facts.opset, str(graph.path)), True
+    return dataclasses.replace(graph, data=model.SerializeToString()) if changed else graph
+
+
+def _separate(model: Any, path: Path) -> bool:
+    """Put weights that are the beginning of others into the graph itself; whether there were any.
+
+    Graphs share rows of one weight file, but the parsers know weights by where they start, and refuse two that start
+    at the same place with different lengths ("Weights of same values but of different counts").
+    """
+    onnx = import_onnx()
+    places: dict[tuple[str, int], list[tuple[int, Any]]] = {}
+    for tensor in model.graph.initializer:
+        if place := place_of(tensor, path):
+            name, offset, length = place
+            places.setdefault((name, offset), []).append((length, tensor))
+    changed = False
+    for (name, offset), found in places.items():
+        longest = max(length for length, _ in found)
+        for length, tensor in found:
+            if length != longest:
+                with (path.parent / name).open("rb") as stream:
+                    stream.seek(offset)
+                    tensor.raw_data = stream.read(length)
+                del tensor.external_data[:]
+                tensor.data_location = onnx.TensorProto.DEFAULT
+                changed = True
+    return changed
+
+
+def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
+    """The same graph as one of an older opset, when each of its operators means the same there.
+
+    An operator means the same when its definition is the same one, or when the older definition has every input and
+    attribute that is used. A Split into equal parts has no sizes before opset 18, and the number of parts since.
+
+    Raises:
+        BackendError: an operator is newer or means something else.
+    """
+    onnx = import_onnx()
+    found = next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    older_model = onnx.ModelProto()
+    older_model.CopyFrom(model)
+    lengths = _lengths(older_model.graph)
+    for node in older_model.graph.node:
+        if node.op_type == "Split" and opset < 18 and _splits_evenly(node, lengths):
+            kept = [attribute for attribute in node.attribute if attribute.name != "num_outputs"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+        try:
+            newer = onnx.defs.get_schema(node.op_type, max_inclusive_version=found, domain="")
+            older = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset, domain="")
+        except onnx.defs.SchemaError:
+            raise BackendError(
+                f"{source}: node {node.name!r} is {node.op_type}, which opset {opset} lacks; use a newer TensorRT"
+            ) from None
+        if newer.since_version == older.since_version:
+            continue
+        strange = sorted({attribute.name for attribute in node.attribute} - set(older.attributes))
+        if strange or not older.min_input <= len(node.input) <= older.max_input:
+            what = f"attribute {strange[0]}" if strange else f"{len(node.input)} inputs"
+            raise BackendError(
+                f"{source}: node {node.name!r} is {node.op_type} with {what}, which opset {opset} does not have; "
+                "use a newer TensorRT"
+            )
+    del older_model.opset_import[:]
+    older_model.opset_import.append(onnx.helper.make_opsetid("", opset))
+    older_model.ir_version = min(older_model.ir_version, 8)
+    return older_model
+
+
+def _lengths(graph: Any) -> dict[str, list[int]]:
+    """The lengths of every value whose shape the graph states; 0 stands for a length that is open."""
+    return {
+        value.name: [int(dimension.dim_value) for dimension in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output, *graph.value_info)
+    }
+
+
+def _splits_evenly(node: Any, lengths: dict[str, list[int]]) -> bool:
+    """Whether a Split without sizes makes equal parts; False where the graph does not tell."""
+    axis = next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0)
+    parts = [lengths[name][axis] if lengths.get(name) else 0 for name in node.output]
+    return len(node.input) == 1 and parts[0] > 0 and len(set(parts)) == 1
