@@ -1,4 +1,4 @@
-"""The largest errors of every checkpoint family against the original implementations, as docs/performance.md has them.
+"""The largest errors of every checkpoint family against the original implementations: docs/measurements/parity.md.
 
 python benchmarks/oracle_errors.py
 """

@@ -20,10 +20,9 @@ stdout = Console(highlight=False)
 
 
 class Display:
-    """Stages of long work, each with a bar where its length is known and honest elapsed time always.
+    """Draws the stages of long work on stderr: elapsed time, and a bar where the number of steps is known.
 
-    Has the methods of `txl_export.Listener` without importing it: commands that need no torch use it too. Where
-    stderr is no terminal a finished stage is one line.
+    A `txl_runtime.listener.Listener`. Where stderr is no terminal, every finished stage is printed as one line.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class Display:
         self._progress.stop()
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """A new stage begins; `total` is its number of steps, if they can be counted."""
+        """A new stage begins; `total` is the number of its steps, if they can be counted."""
         self._finish()
         self._title, self._started = title, time.monotonic()
         self._task = self._progress.add_task(title, total=total)
@@ -81,7 +80,7 @@ def facts_table(facts: Mapping[str, object], title: str | None = None) -> Table:
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
-    """A plain table; columns of numbers stand right."""
+    """A plain table; columns of numbers are aligned to the right."""
     texts = [[str(cell) for cell in row] for row in rows]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
@@ -93,7 +92,7 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
 
 
 def number(value: float | None) -> str:
-    """A measured number in three digits; a dash for none."""
+    """A measured number in three digits; a dash where nothing was measured."""
     return "–" if value is None else f"{value:.3g}"
 
 
@@ -106,7 +105,7 @@ def quantity(count: int, unit: str = "B") -> str:
 
 
 def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -> str:
-    """Values against their index as a small picture of bars, from zero to their largest; lines of text."""
+    """Draw values as bars, in the order they are in: lines of text, the highest bar the largest value."""
     if not values:
         return ""
     chunk = -(-len(values) // width)

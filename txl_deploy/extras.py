@@ -1,4 +1,4 @@
-"""Which optional parts are installed."""
+"""What PyTorch's side of the tools needs: its packages, and a heap that gives memory back."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def require_export(verb: str) -> None:
 
 
 def lean_heap() -> None:
-    """Have the C library give large blocks back when they are freed (glibc; elsewhere nothing happens).
+    """Have glibc give large blocks back as soon as they are freed; with another C library nothing happens.
 
-    It learns from blocks of up to 32 MB to keep them on its heap, where those of PyTorch and of the engine then
-    fragment each other's room (measured: docs/performance.md).
+    By default glibc learns to keep freed blocks of up to 32 MB on its heap, where the blocks of PyTorch and those of
+    the engine fragment each other's room.
     """
     m_mmap_threshold, bytes_from = -3, 1 << 20
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""Pictures, where matplotlib is installed. Drawn without a display and without pyplot's global state."""
+"""Pictures, where matplotlib is installed. They are drawn without a display and without pyplot's global state."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FORMATS = (".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a picture that could not be written, before anything is measured for it.
+    """Refuse a picture that cannot be written, before anything is measured for it.
 
     Raises:
-        UsageError: another format, or no such folder.
+        UsageError: the name ends in another format, or its folder does not exist.
         BackendError: matplotlib is not installed.
     """
     if path.suffix.lower() not in FORMATS:
@@ -31,7 +31,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw(path: Path, panels: list[Callable[[Any], None]], width: float = 9, height: float = 3.2) -> None:
-    """Write a picture of panels under each other; each is given its matplotlib axes."""
+    """Write a picture of several panels, one under the other; each function draws into matplotlib axes of its own."""
     check_plot(path)
     figure = import_module("matplotlib.figure").Figure(figsize=(width, height * len(panels)), layout="constrained")
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):

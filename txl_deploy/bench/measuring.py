@@ -41,14 +41,14 @@ BUNDLE = "bundle"
 ROUNDS = 5
 SHORTEST, LONGEST = 0.01, 600.0
 TOKENS = 16
-"""Different segments that calls go through."""
+"""How many different segments the calls of a task go through in turns."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
     """A kind of work: what is asked for after each segment of `segment_length` tokens.
 
-    decode: the log-probabilities after one token. prefill: the most likely next token after a segment, nothing else.
-    score: the nats of every token of a segment.
+    `decode` asks for the log-probabilities after one token, `prefill` for the most likely next token after a segment
+    and nothing else, `score` for the nats of every token of a segment.
     """
 
     kind: str
@@ -62,10 +62,10 @@ class Row(Struct, frozen=True, kw_only=True):
         ms: of single calls.
         rounds: the median of each round, ms.
         tokens_per_second: of all sequences together, at the median.
-        ratio: this median over the bundle's: how many times faster the bundle is.
+        ratio: this median divided by the bundle's: how many times as fast the bundle is.
         bytes_per_token: what has to be read at least, per token of a call.
-        gb_per_second: those bytes over the median time.
-        of_bandwidth: gb_per_second over what the machine was measured to read in the same run.
+        gb_per_second: those bytes divided by the median time.
+        of_bandwidth: gb_per_second divided by what the machine was measured to read in the same run.
         restless, foreign: see `txl_deploy.bench.timing.Timed`.
     """
 
@@ -153,17 +153,18 @@ def bench(
 
     Args:
         model: the bundle, opened with `threads`.
-        competitors: by name, each made when its turn to be checked comes: the competitor and its precision.
-        threads: of every competitor and of the memory measurement.
-        seconds: of timing per competitor and task, over all rounds.
-        rounds: turns of every competitor.
-        left_out: competitors that cannot run here, and why; for the report.
-        processes: measure load time and memory too, in processes of their own.
+        competitors: by name, functions that make a competitor and say its precision; each is called when its turn to
+            be checked comes.
+        threads: how many every competitor and the measurement of memory use.
+        seconds: how long every competitor is timed at every task, all rounds together.
+        rounds: how many turns every competitor has.
+        left_out: competitors that cannot run here, and why; they are noted in the report.
+        processes: whether load time and memory are measured too, in processes of their own.
         listener: hears of stages and progress.
 
     Raises:
-        UsageError: seconds or rounds out of range.
-        CheckError: a competitor computes something else than the bundle.
+        UsageError: seconds or rounds are out of range.
+        CheckError: a competitor does not compute what the bundle computes.
     """
     heard = listener or Silent()
     if not SHORTEST <= seconds <= LONGEST:
@@ -189,7 +190,7 @@ def bench(
 
     bandwidth, tasks = Bandwidth(threads), tasks_of(model)
     if not others:
-        fill(ours, model)  # else the comparison has filled every memory
+        fill(ours, model)  # where there are others, comparing them has filled every memory
     rows = time_tasks(model, [ours, *others], tasks, bandwidth, seconds, rounds, heard)
     heard.stage("cost of Python")
     timing.come_to_rest()
@@ -233,9 +234,9 @@ def time_tasks(
 
     Args:
         model: the bundle that says what the tasks are.
-        competitors: with full memories; the first is the one that the others are compared with.
-        tasks: one after the other.
-        bandwidth: measured once per round; rows have no share of it without.
+        competitors: with full memories; the others are compared with the first.
+        tasks: measured one after the other.
+        bandwidth: measured once per round; without it, rows do not say what share of it they reach.
         seconds, rounds, heard: see `bench`.
     """
     listener = heard or Silent()

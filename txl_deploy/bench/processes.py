@@ -1,4 +1,4 @@
-"""What a process of its own shows: how long a bundle takes to its first token, and how much memory it needs.
+"""Measured in processes of their own: how long a bundle takes to its first token, and how much memory it needs.
 
     python -m txl_deploy.bench.processes load|memory BUNDLE THREADS [hashes|sizes] [lean]
 
@@ -30,15 +30,15 @@ STATUS = Path("/proc/self/status")
 
 
 class LoadTime(Struct, frozen=True, kw_only=True):
-    """Seconds from nothing to one token, medians over fresh processes; files were read before, so they are cached.
+    """Seconds to the first token: medians over fresh processes. The files were read before, so they are cached.
 
     Attributes:
-        load: `txl_runtime.load`, with every file's SHA-256.
-        first_token: a stream, one prompt token, one greedy token.
-        total: load and first_token.
+        load: `txl_runtime.load`, which checks the SHA-256 of every file.
+        first_token: opening a stream, one prompt token, one greedy token.
+        total: load and first_token together.
         process: from starting Python to the token, imports included.
-        without_hashes: as `total`, with verify_files=False.
-        runs: processes of each kind.
+        without_hashes: as `total`, loaded with verify_files=False.
+        runs: how many processes of each kind were measured.
     """
 
     load: float
@@ -52,16 +52,16 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 class Footprint(Struct, frozen=True, kw_only=True):
     """Bytes of physical memory of a process that loads a bundle, decodes and prefills; None where not measured.
 
-    Private pages and shared pages of files (the mapped weights, libraries), each page of a file counted once however
-    often it is mapped and whoever else has it. From /proc/self/smaps.
+    From /proc/self/smaps. Private pages count, and so do shared pages of files (the mapped weights, libraries). A page
+    of a file counts once, however often it is mapped and whoever else maps it.
 
     Attributes:
-        before: Python, numpy and the engine imported, nothing loaded.
+        before: when Python, numpy and the engine are imported and nothing is loaded.
         peak: the largest of samples taken every 20 ms from loading to the end.
         settled: after decode and prefill.
-        private: the part of `settled` that belongs to no file, or was written to.
-        high_water: the kernel's own mark (VmHWM), which misses no spike but counts a page per mapping.
-        weights, state: sizes of the weight file and of one stream's memory, to compare with.
+        private: the part of `settled` that belongs to no file or was written to.
+        high_water: the kernel's own mark (VmHWM). It misses no spike, but counts a page once per mapping.
+        weights, state: sizes of the weight file and of one stream's memory, to compare the others with.
     """
 
     before: int | None
@@ -74,7 +74,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) -> LoadTime:
-    """Load a bundle and draw a token in fresh processes, one after the other; `lean` as `txl_runtime.load` has it."""
+    """Load a bundle and draw a token in fresh processes, one after the other; for `lean` see `txl_runtime.load`."""
     how = ("lean",) if lean else ()
     _child("load", bundle, threads, "hashes", *how)  # reads the files into the cache
     found: dict[str, list[dict[str, float]]] = {"hashes": [], "sizes": []}
@@ -98,7 +98,7 @@ def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) 
 
 
 def measure_footprint(bundle: Path, threads: int, lean: bool = False) -> Footprint:
-    """Physical memory of a fresh process that decodes and prefills; `lean` as `txl_runtime.load` has it."""
+    """Physical memory of a fresh process that decodes and prefills; for `lean` see `txl_runtime.load`."""
     return msgspec.convert(_child("memory", bundle, threads, "hashes", *(("lean",) if lean else ())), Footprint)
 
 
@@ -163,10 +163,10 @@ def _load_and_run(bundle: str, threads: int, *how: str) -> Footprint:
 
 
 def resident_bytes() -> tuple[int, int] | None:
-    """Physical memory of this process, each page once, and the part that is its own; None off Linux.
+    """Physical memory of this process, each page counted once, and the part that is its own; None off Linux.
 
-    smaps_rollup would do if no page were mapped twice: there its resident size counts per mapping, and its
-    proportional size depends on who else has the file open.
+    /proc/self/smaps_rollup does not do: its resident size counts a page once per mapping, and its proportional size
+    depends on who else has the file open.
     """
     try:
         lines = SMAPS.read_text(errors="replace").splitlines()
@@ -177,14 +177,14 @@ def resident_bytes() -> tuple[int, int] | None:
     for key, rss, private in _mappings(lines):
         own += private
         if key is None:
-            own += rss - private  # shared, but nobody's file: memory that a fork still has
+            own += rss - private  # shared without a file: memory that a forked process still has
         else:
             of_files[key] = max(of_files.get(key, 0), rss - private)
     return own + sum(of_files.values()), own
 
 
 def _mappings(lines: Iterable[str]) -> Iterable[tuple[tuple[str, str, int] | None, int, int]]:
-    """Per mapping: which part of which file (None for memory without one), resident bytes, private bytes of these."""
+    """Per mapping: which part of which file it is (None for none), its resident bytes, and how many are private."""
     key: tuple[str, str, int] | None = None
     rss = private = 0
     started = False

@@ -1,8 +1,8 @@
-"""Interleaved timing: competitors take turns within each round, so that what changes on a machine meets all alike.
+"""Interleaved timing: competitors take turns within each round, so that changes of the machine meet all of them.
 
-A round gives every competitor one slice of time. Before each slice the process comes to rest (thread pools of several
-engines spin for a while after their last call and would slow whoever is next), then a few calls run untimed. Only
-calls inside the slice count, one sample each.
+A round gives every competitor one slice of time. Before each slice the process comes to rest, because the thread pools
+of some engines spin for a while after their last call and would slow down the next competitor. Then a few calls run
+untimed. Only calls inside the slice count; each is one sample.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Work = Callable[[int], object]
 """One unit of work; the argument counts calls, so that each may use other tokens."""
 
 WARM_UP_CALLS = 3
-"""Untimed calls before every slice; fewer where they take longer than the slice."""
+"""Untimed calls before every slice. There are fewer where they take longer than the slice."""
 LEAST_CALLS = 3
-"""Calls in a slice, however slow they are."""
+"""A slice has at least this many calls, however slow they are."""
 
 SLEEP = 0.02
 AT_REST = 0.05
@@ -56,19 +56,19 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, nanoseconds: Sequence[int]) -> Percentiles:
-        """From samples; with fewer than 100 of them p99 is close to the largest."""
+        """Percentiles of samples. Of fewer than 100 samples, p99 is close to the largest."""
         samples = np.asarray(nanoseconds, np.float64) / 1e6
         p50, p90, p99 = (float(value) for value in np.percentile(samples, (50, 90, 99)))
         return cls(calls=len(samples), p50=p50, p90=p90, p99=p99, best=float(samples.min()))
 
 
 class Timed(Struct, frozen=True, kw_only=True):
-    """What one competitor's slices gave.
+    """What was measured in the slices of one competitor.
 
     Attributes:
-        times: of single calls.
-        rounds: the median of each round, ms: how steady the machine was.
-        restless: slices that began although the process had not come to rest.
+        times: percentiles of single calls.
+        rounds: the median of each round in ms; they tell how steady the machine was.
+        restless: how many slices began although the process had not come to rest.
         foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
     """
 
@@ -86,9 +86,9 @@ def available_cores() -> int:
 
 
 def come_to_rest(patience: float = PATIENCE) -> bool:
-    """Sleep until no thread of this process is busy; False when that did not happen in time.
+    """Sleep until no thread of this process is busy; False when one still is after `patience` seconds.
 
-    Looked up rather than trusted: engines spin for different times, and a pool that spins on shows here.
+    Processor time is looked at instead of waiting for a fixed time, because engines spin for different times.
     """
     until = time.perf_counter() + patience
     while True:
@@ -113,10 +113,10 @@ def interleave(
 
     Args:
         works: what to call, by name.
-        rounds: how often everyone has a turn; each round begins with another name.
-        slice_seconds: length of a turn, and at least `LEAST_CALLS` calls.
-        between: runs once per round, at rest, e.g. to measure the machine.
-        advance: hears of every slice that is done.
+        rounds: how many turns each has; every round begins with another name.
+        slice_seconds: how long a turn takes; it has at least `LEAST_CALLS` calls.
+        between: called once per round when the process is at rest, e.g. to measure the machine.
+        advance: called after every slice.
     """
     names, numbers = list(works), {name: count() for name in works}
     samples: dict[str, list[list[int]]] = {name: [] for name in names}
@@ -147,7 +147,7 @@ def interleave(
 
 
 def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) -> list[int]:
-    """One turn: untimed calls to warm up, then nanoseconds of single calls; `numbers` are the calls' arguments."""
+    """One turn: untimed calls to warm up, then timed ones, in nanoseconds; `numbers` are the arguments of the calls."""
     numbers = count() if numbers is None else numbers
     warm = time.perf_counter() + seconds
     for _ in range(WARM_UP_CALLS):
@@ -166,9 +166,9 @@ def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) ->
 
 
 def foreign_load(before: tuple[float, float, float] | None = None) -> tuple[float, float, float] | None:
-    """Share of the machine that others used since `before` (0 without it), and the counters to continue from.
+    """The share of the machine that others used since `before` (0 without it), and the counters to continue from.
 
-    Read from /proc/stat and this process' own time; None where there is no /proc/stat.
+    It is the difference of /proc/stat and this process' own time; None where there is no /proc/stat.
     """
     try:
         with open("/proc/stat") as file:  # noqa: PTH123 - read before every slice: the shortest way is the least disturbing
@@ -187,5 +187,5 @@ def foreign_load(before: tuple[float, float, float] | None = None) -> tuple[floa
 
 
 def random_tokens(vocab_size: int, shape: tuple[int, ...], seed: int = 0) -> Ids:
-    """Token ids, uniform: every id's row of an embedding is as likely to be read."""
+    """Uniformly random token ids, so that every row of an embedding is as likely to be read as any other."""
     return np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int32)

@@ -1,9 +1,9 @@
-"""Eager PyTorch with K/V memory: the best that plain PyTorch does with the same weights, and torch.compile of it.
+"""PyTorch with K/V memory: eager, the best that plain PyTorch does with the same weights, and torch.compile of it.
 
-The same savings as in a bundle: keys and values are kept instead of projected again, W_r·R is computed once per length,
-the scale is folded into W_q, u and v. Eager, new rows are written behind the old ones in a buffer with room for M more,
-so that nothing of size M is copied but once in M tokens. Attention is `scaled_dot_product_attention` with the relative
-scores as its mask.
+It saves what a bundle saves: keys and values are kept instead of projected again, W_r·R is computed once per length,
+and the scale is folded into W_q, u and v. The eager form writes new rows behind the old ones, into a buffer with room
+for M more, so that memory is copied only once in M tokens. Attention is `scaled_dot_product_attention` with the
+relative scores as its mask.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CompiledKeyValue", "KeyValue"]
 Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Layer, its new keys and values [B, H, L, d_head] → those of memory and segment."""
 Place = Callable[[Tensor], Tensor]
-"""Scores with a column per distance, [B, H, L, distances] → with a column per key, what may not be seen at -inf."""
+"""Scores with a column per distance, [B, H, L, distances] → with a column per key, -inf where a key may not be seen."""
 
 
 class KeyValue(Eager):
@@ -113,7 +113,7 @@ class KeyValue(Eager):
         return joined[0], joined[1]
 
     def _make_room(self, length: int) -> None:
-        """Move the memory's rows to the front; into larger buffers where a segment is longer than the room."""
+        """Move the rows of the memory to the front; where a segment is longer than the room, into larger buffers."""
         kept = self.memory()
         self._room = max(self._room, 2 * self.parts.memory_length + length)
         if self._buffers[0][0].shape[2] < self._room:
@@ -125,7 +125,7 @@ class KeyValue(Eager):
         self._end = self.rows
 
     def _remember_zeros(self) -> None:
-        """M rows of zeros, as layers project them: not zero under pre-norm or with biases."""
+        """Remember M rows of zeros as layers project them: with pre-norm or biases, keys and values are not zero."""
         parts = self.parts
         zeros = torch.zeros(1, 1, parts.config.d_model, dtype=parts.dtype)
         for i, name in enumerate(parts.attention):
@@ -160,7 +160,7 @@ class KeyValue(Eager):
 class CompiledKeyValue(KeyValue):
     """torch.compile of the same layers with a static cache: a ring written in place, shapes that never change.
 
-    Eager until the memory is full, so that one graph per segment length is compiled and no more.
+    It runs eagerly until the memory is full, so that only one graph per segment length is compiled.
     """
 
     name = "torch-compile"

@@ -1,9 +1,10 @@
 """Eager PyTorch with hidden memory: what a Transformer-XL costs where its training code also serves it.
 
-Every step projects the whole memory to keys and values again. `TimeFirstHidden` computes what the released code does,
-in its layout: queries for the memory's rows too (one qkv_net over all of them), the sinusoids of all distances through
-r_net in every layer and step, scores [query, key, batch, head]. `BatchFirstHidden` is the same model as one would write
-it with that memory today: [batch, head, query, key], queries for the segment alone, W_r·R computed once per length.
+Every step projects the whole memory to keys and values again. `TimeFirstHidden` computes what the released code
+computes, in its layout: one qkv_net makes queries for the rows of the memory too, r_net projects the sinusoids of all
+distances in every layer and step, and scores are [query, key, batch, head]. `BatchFirstHidden` is the same model as one
+would write it with that memory today: scores are [batch, head, query, key], only the segment has queries, and W_r·R is
+computed once per length.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["BatchFirstHidden", "TimeFirstHidden", "shift"]
 
 
 class _Hidden(Eager):
-    """Memory entry i is the input of layer i; grows to M rows; one cat and one slice per layer and step."""
+    """Entry i of the memory is the input of layer i. It grows to M rows by one cat and one slice per layer and step."""
 
     rows_axis = 0
     together: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What every PyTorch competitor has in common: parameters, embedding, feed-forward layer, softmax."""
+"""What all PyTorch competitors have in common: parameters, embedding, feed-forward layer, softmax."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Parts:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[N, D] and token ids [N] → nats, float32 [N]; a tail is computed for the rows that need it, as released."""
+        """[N, D] and token ids [N] → nats, float32 [N]; as in the released code, a tail runs only for its rows."""
         head = self._head(hidden)
         clusters = self.config.clusters
         if len(clusters) == 1:
@@ -138,7 +138,7 @@ class Parts:
         return result
 
     def read_bytes(self, *unread: str) -> int:
-        """Bytes of the parameters that one token's step reads; names that contain one of `unread` are not."""
+        """Bytes of the parameters that a step of one token reads: all but those whose names contain one of `unread`."""
         tied = not any(name.startswith("softmax.tables.") for name in self.state)
         skipped = unread if tied else (*unread, "embedding.tables.")
         read = (t for name, t in self.state.items() if not any(part in name for part in skipped))
@@ -170,7 +170,7 @@ class Parts:
 class Eager:
     """A PyTorch competitor: arrays in, arrays out, one segment at a time.
 
-    A form of the model gives `segment`: token ids int64 [B, T] → hidden states [B, T, D], memory carried along.
+    Subclasses implement `segment`: token ids int64 [B, T] → hidden states [B, T, D], with the memory carried along.
     """
 
     name = "torch"
