@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,12 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.device.call import DeviceCall, InputBlock, ResultBlock
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens
 from txl_runtime.device.interface import Device, Event, Executable, Queue
-from txl_runtime.device.memory import open_device_memory
+from txl_runtime.device.memory import DeviceMemory, open_device_memory
 from txl_runtime.device.programs import Programs
 from txl_runtime.streaming.loop import Resident, Want
-from txl_runtime.streaming.memory import Initial, RowState, open_counters
+from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import Output, RowsResult, WholeOutput
-from txl_runtime.types import Array, Floats, Ids, Indices
+from txl_runtime.types import Array, Floats, Ids
 
 __all__ = ["DeviceLoop"]
 
@@ -74,7 +74,7 @@ class _Pending(RowsResult):
         return self.rows() if self._kind == "score" else super().nll()
 
 
-class DeviceLoop:
+class DeviceLoop(LoopState):
     """See `streaming.loop.Loop`.
 
     All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
@@ -100,29 +100,16 @@ class DeviceLoop:
         initial: Initial,
         settled: Callable[[], None],
     ) -> None:
-        self._device, self._queue, self._lock, self._programs, self._settled = device, queue, lock, programs, settled
         update = programs.all[0].update
+        super().__init__(update, manifest, lock)
+        self._device, self._queue, self._programs, self._settled = device, queue, programs, settled
         self.output: Output = WholeOutput(manifest)
-        self.counters = open_counters(update, manifest)
-        self._valid = np.zeros(manifest.batch_size, np.int32)
-        counts = {"valid": self._valid, "fill": self.counters.fill}
-        self._counts: dict[str, Ids] = counts | ({"head": self.counters.head} if update == "ring" else {})
         self._blocks: dict[str, tuple[InputBlock, ResultBlock]] = {}
         self._calls: dict[tuple[str, int], DeviceCall] = {}
         self._latest: _Pending | None = None
         with self._lock:
-            self.memory = open_device_memory(update, device, queue, manifest, initial, self.counters)
+            self.memory: DeviceMemory = open_device_memory(update, device, queue, manifest, initial, self.counters)
         self.clear(np.arange(manifest.batch_size))
-
-    @property
-    def fill(self) -> Ids:
-        """See `Loop`."""
-        return self.counters.fill
-
-    @property
-    def heads(self) -> Ids:
-        """See `Loop`."""
-        return self.counters.heads
 
     @property
     def recorded(self) -> dict[str, str]:
@@ -149,7 +136,7 @@ class DeviceLoop:
         """See `Loop`."""
         if self._latest is not None:
             self._latest.wait()  # its inputs and its result lie where this step's will
-        counters, b = self.counters, len(counts)
+        b = len(counts)
         length = next(iter(inputs.values())).shape[1]
         executable = self._programs.find(KINDS[want], length)
         kind, call, result = executable.program.kind, *self._call(executable)
@@ -157,14 +144,11 @@ class DeviceLoop:
         resident = {name: value for name, value in read.items() if isinstance(value, DeviceTokens)}
         values: dict[str, Array] = {name: value for name, value in read.items() if isinstance(value, np.ndarray)}
         columns = 0 if kind == "last" else length
-        self._valid[:b] = counts
+        self.valid[:b] = counts
         with self._lock:
-            event = call.step(values | self._counts, resident, b, columns)
+            event = call.step(values | self.counts, resident, b, columns)
             if commit:
-                after = counters.after(self._valid)
-                for row, count in counters.spills(after):
-                    self.memory.move_to_front(row, count)
-                counters.commit(after)
+                self.advance()
         given = result.host[:b, :columns] if columns else result.host[:b]
         targets = inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
@@ -172,32 +156,6 @@ class DeviceLoop:
         held = (call, self.memory)
         self._latest = _Pending(kind, given, counts, targets, self.output, event, done, held)
         return self._latest
-
-    def clear(self, rows: Indices) -> None:
-        """See `Loop`."""
-        with self._lock:
-            self.memory.clear(rows)
-            self.counters.clear(rows)
-
-    def reorder(self, rows: Indices) -> None:
-        """See `Loop`."""
-        with self._lock:
-            self.memory.reorder(rows)
-            self.counters.reorder(rows)
-        self._valid[:] = 0  # sequences that are gone are idle from now on
-
-    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
-        """See `Loop`; all tensors come from the device together."""
-        with self._lock:
-            rows = self.memory.newest(row, int(self.counters.fill[row]))
-        chosen = rows if names is None else {name: rows[name] for name in names}
-        return RowState(int(self.counters.fill[row]), int(self.counters.heads[row]), chosen)
-
-    def put(self, row: int, state: RowState) -> None:
-        """See `Loop`."""
-        with self._lock:
-            self.counters.put(row, state.fill, state.head)
-            self.memory.place(row, state.tensors)
 
     def _call(self, executable: Executable) -> tuple[DeviceCall, ResultBlock]:
         """The program tied to this side of the memory, for the first time or again."""

@@ -6,8 +6,8 @@ states, are one copy with a pitch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,34 +21,6 @@ from txl_runtime.types import Array, Floats, Indices
 __all__ = ["DeviceMemory", "DeviceRing", "DeviceRolled", "open_device_memory"]
 
 Addresses = Mapping[str, int]
-
-
-class DeviceMemory(Protocol):
-    """State tensors of B sequences on a device, whose counters say which rows of them exist."""
-
-    def addresses(self, side: int) -> tuple[Addresses, Addresses]:
-        """What to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""
-        ...
-
-    def move_to_front(self, row: int, count: int) -> None:
-        """Copy the rows that a sequence spilled behind the ring to the ring's first slots."""
-        ...
-
-    def newest(self, row: int, count: int) -> dict[str, Floats]:
-        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor."""
-        ...
-
-    def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
-        ...
-
-    def clear(self, rows: Indices) -> None:
-        """Make sequences what they are before anything was seen."""
-        ...
-
-    def reorder(self, rows: Indices) -> None:
-        """Sequence i becomes what sequence rows[i] was; those behind the last are cleared."""
-        ...
 
 
 class _Layout:
@@ -136,12 +108,14 @@ class _DeviceStates:
             else:
                 self._between(layout.at(block, row), layout.pitch, self._template.address, layout.row_bytes)
 
-    def _take(self, host: Array, slots: Any) -> dict[str, Floats]:
-        """Some slots of a fetched sequence, [count, ...] per state."""
+    def _take(self, host: Array, slots: Any, names: Collection[str] | None) -> dict[str, Floats]:
+        """Some slots of a fetched sequence, [count, ...] per state: of all states, or of those named."""
         layout = self._layout
         rows = np.moveaxis(host, layout.axis + 1, 1)[:, slots]
         return {
-            name: np.array(to_float32(rows[index], layout.dtype), order="C") for index, name in enumerate(layout.names)
+            name: np.array(to_float32(rows[index], layout.dtype), order="C")
+            for index, name in enumerate(layout.names)
+            if names is None or name in names
         }
 
     def _made(self, slots: Any, rows: Mapping[str, Floats]) -> Array:
@@ -160,32 +134,32 @@ class DeviceRolled(_DeviceStates):
         self._blocks = tuple(device.allocate(max(self._layout.block, 1)) for _ in range(2))
 
     def addresses(self, side: int) -> tuple[Addresses, Addresses]:
-        """See `DeviceMemory`."""
+        """What to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""
         states, layout = self._layout.states, self._layout
         now, after = layout.places(self._blocks[side]), layout.places(self._blocks[1 - side])
         inputs = {state.input: place for state, place in zip(states, now, strict=True)}
         return inputs, {state.output: place for state, place in zip(states, after, strict=True)}
 
     def move_to_front(self, row: int, count: int) -> None:
-        """See `DeviceMemory`; rolled memory never spills."""
+        """Copy rows that a sequence spilled behind a ring to its first slots; rolled memory never spills."""
 
-    def newest(self, row: int, count: int) -> dict[str, Floats]:
-        """See `DeviceMemory`."""
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
+        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor."""
         slots = self._layout.row_shape[self._layout.axis]
-        return self._take(self._fetch(self._blocks[self._counters.side], row), slice(slots - count, slots))
+        return self._take(self._fetch(self._blocks[self._counters.side], row), slice(slots - count, slots), names)
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """See `DeviceMemory`."""
+        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
         if self._layout.states:
             slots, count = self._layout.row_shape[self._layout.axis], len(next(iter(rows.values())))
             self._send(self._blocks[self._counters.side], row, self._made(slice(slots - count, slots), rows))
 
     def clear(self, rows: Indices) -> None:
-        """See `DeviceMemory`. The other side needs nothing: a step writes all of it."""
+        """Make sequences what they are before anything was seen; the other side is written by the next step."""
         self._clear(self._blocks[self._counters.side], rows)
 
     def reorder(self, rows: Indices) -> None:
-        """See `DeviceMemory`: into the other side, which is the one to be read then."""
+        """Sequence i becomes what sequence rows[i] was, on the other side; those behind the last are cleared."""
         layout, now, after = self._layout, self._blocks[self._counters.side], self._blocks[1 - self._counters.side]
         for row, old in enumerate(rows.tolist()):
             self._between(layout.at(after, row), layout.pitch, layout.at(now, old), layout.pitch)
@@ -205,34 +179,35 @@ class DeviceRing(_DeviceStates):
         self._spare: Block | None = None  # what `reorder` takes its sequences from
 
     def addresses(self, side: int) -> tuple[Addresses, Addresses]:
-        """See `DeviceMemory`."""
+        """See `DeviceRolled`."""
         places = self._layout.places(self._block)
         pairs = list(zip(self._layout.states, places, strict=True))
         return {state.input: place for state, place in pairs}, {state.output: place for state, place in pairs}
 
     def move_to_front(self, row: int, count: int) -> None:
-        """See `DeviceMemory`; the two ranges cannot overlap, count is at most L < ring."""
+        """See `DeviceRolled`; the two ranges cannot overlap, count is at most L < ring."""
         heads, slots, *rest = self._layout.row_shape
         slot = int(np.prod(rest)) * stored_type(self._layout.dtype).itemsize
         for index in range(len(self._layout.states)):
             front = self._layout.at(self._block, row) + index * self._layout.pitch
             self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
 
-    def newest(self, row: int, count: int) -> dict[str, Floats]:
-        """See `DeviceMemory`."""
-        return self._take(self._fetch(self._block, row), ring_rows(int(self._counters.head[row]), count, self._ring))
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
+        """See `DeviceRolled`."""
+        slots = ring_rows(int(self._counters.head[row]), count, self._ring)
+        return self._take(self._fetch(self._block, row), slots, names)
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """See `DeviceMemory`."""
+        """See `DeviceRolled`."""
         slots = ring_rows(int(self._counters.head[row]), len(next(iter(rows.values()))), self._ring)
         self._send(self._block, row, self._made(slots, rows))
 
     def clear(self, rows: Indices) -> None:
-        """See `DeviceMemory`."""
+        """See `DeviceRolled`."""
         self._clear(self._block, rows)
 
     def reorder(self, rows: Indices) -> None:
-        """See `DeviceMemory`: sequences that move are set aside first, since they may change places with each other."""
+        """See `DeviceRolled`: sequences that move are set aside first, since they may change places with each other."""
         layout = self._layout
         moving = [(row, old) for row, old in enumerate(rows.tolist()) if row != old]
         if moving:
@@ -243,6 +218,9 @@ class DeviceRing(_DeviceStates):
             for row, old in moving:
                 self._between(layout.at(self._block, row), layout.pitch, layout.at(self._spare, old), layout.pitch)
         self.clear(np.arange(len(rows), layout.batch))
+
+
+DeviceMemory: TypeAlias = DeviceRolled | DeviceRing
 
 
 def open_device_memory(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,12 +13,12 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
-from txl_runtime.host.memory import open_memory
+from txl_runtime.host.memory import Memory, open_memory
 from txl_runtime.host.softmax import open_output
 from txl_runtime.streaming.loop import Resident, Want
-from txl_runtime.streaming.memory import Initial, RowState, open_counters
+from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import RowsResult
-from txl_runtime.types import Array, Call, Floats, Ids, Indices
+from txl_runtime.types import Array, Call, Floats, Ids
 
 __all__ = ["HostLoop"]
 
@@ -31,7 +32,7 @@ class _Bound:
     call: Call
 
 
-class HostLoop:
+class HostLoop(LoopState):
     """See `streaming.loop.Loop`.
 
     Args:
@@ -47,27 +48,14 @@ class HostLoop:
     def __init__(
         self, manifest: Manifest, engine: Engine, update: str, programs: Sequence[Program], initial: Initial
     ) -> None:
+        super().__init__(update, manifest, nullcontext())
         self._engine = engine
         self._programs = sorted(programs, key=lambda program: program.segment_length)
         self.output = open_output(self._programs[0].kind, manifest, engine)
-        self.counters = open_counters(update, manifest)
-        self.memory = open_memory(update, manifest, initial, self.counters)
-        self._valid = np.zeros(manifest.batch_size, np.int32)
-        counts = {"valid": self._valid, "fill": self.counters.fill}
-        self._counts: dict[str, Ids] = counts | ({"head": self.counters.head} if update == "ring" else {})
+        self.memory: Memory = open_memory(update, manifest, initial, self.counters)
         self._arrays: dict[str, tuple[dict[str, Ids], Floats]] = {}
         self._bound: dict[tuple[int, int], _Bound] = {}
         self.clear(np.arange(manifest.batch_size))
-
-    @property
-    def fill(self) -> Ids:
-        """See `Loop`."""
-        return self.counters.fill
-
-    @property
-    def heads(self) -> Ids:
-        """See `Loop`."""
-        return self.counters.heads
 
     def resident(self, tokens: Any) -> None:
         """See `Loop`; everything the host can read is read as an array."""
@@ -82,42 +70,18 @@ class HostLoop:
     ) -> RowsResult:
         """See `Loop`. The rows are a view of what the program returned."""
         given = cast("Mapping[str, Ids]", inputs)  # `resident` finds nothing, so there is nothing else
-        counters, b = self.counters, len(counts)
+        side, b = self.counters.side, len(counts)
         length = next(iter(given.values())).shape[1]
-        bound = self._bound.get((length, counters.side))
+        bound = self._bound.get((length, side))
         if bound is None:
-            bound = self._bind(length, counters.side)
+            bound = self._bind(length, side)
         for name, array in bound.inputs.items():
             array[:b, :length] = given[name]
-        self._valid[:b] = counts
+        self.valid[:b] = counts
         bound.call()
         if commit:
-            after = counters.after(self._valid)
-            for row, count in counters.spills(after):
-                self.memory.move_to_front(row, count)
-            counters.commit(after)
+            self.advance()
         return RowsResult(bound.rows[:b, :length], counts, given.get("targets"), self.output)
-
-    def clear(self, rows: Indices) -> None:
-        """See `Loop`."""
-        self.memory.clear(rows)
-        self.counters.clear(rows)
-
-    def reorder(self, rows: Indices) -> None:
-        """See `Loop`."""
-        self.memory.reorder(rows)
-        self.counters.reorder(rows)
-        self._valid[:] = 0  # sequences that are gone are idle from now on
-
-    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
-        """See `Loop`."""
-        fill = int(self.counters.fill[row])
-        return RowState(fill, int(self.counters.heads[row]), self.memory.newest(row, fill, names))
-
-    def put(self, row: int, state: RowState) -> None:
-        """See `Loop`."""
-        self.counters.put(row, state.fill, state.head)
-        self.memory.place(row, state.tensors)
 
     def _bind(self, length: int, side: int) -> _Bound:
         """Tie the smallest program that holds so many positions to this loop's arrays, for one side of the memory."""
@@ -125,7 +89,7 @@ class HostLoop:
         memory, after = self.memory.bound(side)
         rows, *_ = program.outputs
         if program.name not in self._arrays:
-            given = [spec for spec in program.inputs if spec.name not in memory and spec.name not in self._counts]
+            given = [spec for spec in program.inputs if spec.name not in memory and spec.name not in self.counts]
             arrays = {spec.name: np.zeros(spec.fixed, np.int32) for spec in given}
             self._arrays[program.name] = arrays, np.zeros(rows.fixed, np.float32)
         arrays, returned = self._arrays[program.name]
@@ -133,7 +97,7 @@ class HostLoop:
         longest = program.segment_length
         found = self._bound.get((longest, side))
         if found is None:
-            inputs: dict[str, Array] = {**arrays, **self._counts, **memory}
+            inputs: dict[str, Array] = {**arrays, **self.counts, **memory}
             call = self._engine.bind(program, inputs, {rows.name: returned, **after})
             found = self._bound[longest, side] = _Bound(arrays, returned, call)
         self._bound[length, side] = found

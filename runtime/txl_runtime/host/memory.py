@@ -9,7 +9,7 @@ is kept apart, in `Counters`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,34 +18,6 @@ from txl_runtime.streaming.memory import Counters, Initial, initial_rows, ring_r
 from txl_runtime.types import Array, Arrays, Floats, Indices
 
 __all__ = ["Memory", "RingMemory", "RolledMemory", "initial_rows", "open_memory"]
-
-
-class Memory(Protocol):
-    """State tensors of B sequences, whose counters say which rows of them exist."""
-
-    def bound(self, side: int) -> tuple[Arrays, Arrays]:
-        """The arrays to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""
-        ...
-
-    def move_to_front(self, row: int, count: int) -> None:
-        """Copy the rows that a sequence spilled behind the ring to the ring's first slots."""
-        ...
-
-    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor, of some or of all."""
-        ...
-
-    def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
-        ...
-
-    def clear(self, rows: Indices) -> None:
-        """Make sequences what they are before anything was seen; every slot is written."""
-        ...
-
-    def reorder(self, rows: Indices) -> None:
-        """Sequence i becomes what sequence rows[i] was; those behind the last are cleared."""
-        ...
 
 
 class RolledMemory:
@@ -58,32 +30,32 @@ class RolledMemory:
         self._axes = {state.name: state.axis for state in self._states}
 
     def bound(self, side: int) -> tuple[Arrays, Arrays]:
-        """See `Memory`."""
+        """The arrays to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""
         now, after = self.sides[side], self.sides[1 - side]
         return {s.input: now[s.name] for s in self._states}, {s.output: after[s.name] for s in self._states}
 
     def move_to_front(self, row: int, count: int) -> None:
-        """See `Memory`; rolled memory never spills."""
+        """Copy rows that a sequence spilled behind a ring to its first slots; rolled memory never spills."""
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        """See `Memory`."""
+        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor, of some or of all."""
         slots = {name: self._slots(name, self._counters.side)[row] for name in (self._axes if names is None else names)}
         return {name: np.array(rows[len(rows) - count :], np.float32, order="C") for name, rows in slots.items()}
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """See `Memory`."""
+        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
         for name, values in rows.items():
             slots = self._slots(name, self._counters.side)[row]
             slots[len(slots) - len(values) :] = values
 
     def clear(self, rows: Indices) -> None:
-        """See `Memory`."""
+        """Make sequences what they are before anything was seen; every slot is written."""
         for name in self._axes:
             for side in range(2):
                 self._slots(name, side)[rows] = self._initial[name]
 
     def reorder(self, rows: Indices) -> None:
-        """See `Memory`."""
+        """Sequence i becomes what sequence rows[i] was; those behind the last are cleared."""
         side = self._counters.side
         kept = {name: array[rows] for name, array in self.sides[side].items()}
         self.clear(np.arange(self._batch))
@@ -112,17 +84,17 @@ class RingMemory:
         self.tensors = {state.name: self.all[i] for i, state in enumerate(self._states)}
 
     def bound(self, side: int) -> tuple[Arrays, Arrays]:
-        """See `Memory`."""
+        """See `RolledMemory`."""
         inputs = {state.input: self.tensors[state.name] for state in self._states}
         return inputs, {state.output: self.tensors[state.name] for state in self._states}
 
     def move_to_front(self, row: int, count: int) -> None:
-        """See `Memory`."""
+        """See `RolledMemory`."""
         rows = self.all[:, row]  # [tensors, H, C, d_head]
         rows[:, :, :count] = rows[:, :, self._ring : self._ring + count]
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        """See `Memory`."""
+        """See `RolledMemory`."""
         slots = ring_rows(int(self._counters.head[row]), count, self._ring)
         return {
             name: np.ascontiguousarray(self.tensors[name][row][:, slots].swapaxes(0, 1), np.float32)
@@ -130,22 +102,25 @@ class RingMemory:
         }
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """See `Memory`."""
+        """See `RolledMemory`."""
         for name, values in rows.items():
             slots = ring_rows(int(self._counters.head[row]), len(values), self._ring)
             self.tensors[name][row][:, slots] = values.swapaxes(0, 1)
 
     def clear(self, rows: Indices) -> None:
-        """See `Memory`."""
+        """See `RolledMemory`."""
         for name, tensor in self.tensors.items():
             start = self._initial[name]  # [H, d_head], or one zero
             tensor[rows] = start[:, None] if start.ndim else start
 
     def reorder(self, rows: Indices) -> None:
-        """See `Memory`."""
+        """See `RolledMemory`."""
         kept = self.all[:, rows]
         self.clear(np.arange(self._batch))
         self.all[:, : len(rows)] = kept
+
+
+Memory: TypeAlias = RolledMemory | RingMemory
 
 
 def open_memory(update: str, manifest: Manifest, initial: Initial, counters: Counters) -> Memory:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import BundleError
 from txl_runtime.types import Floats, Ids, Indices
 
-__all__ = ["Counters", "Initial", "RowState", "initial_rows", "open_counters", "ring_rows"]
+__all__ = ["Counters", "Initial", "LoopState", "RowState", "initial_rows", "open_counters", "ring_rows"]
 
 Initial = Mapping[str, Floats]
 """What a memory row is before anything was seen, by state; each broadcasts over sequences and rows."""
@@ -111,6 +113,84 @@ def open_counters(update: str, manifest: Manifest) -> Counters:
     """Counters of fresh sequences for an update rule."""
     ring = manifest.states_of("ring")[0].slots if update == "ring" else None
     return Counters(manifest.batch_size, manifest.memory_length, manifest.fresh_fill, ring)
+
+
+class Tensors(Protocol):
+    """The tensors of a loop's state, wherever they lie; see `host.memory.RolledMemory` for the methods."""
+
+    def move_to_front(self, row: int, count: int) -> None: ...
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]: ...
+    def place(self, row: int, rows: Mapping[str, Floats]) -> None: ...
+    def clear(self, rows: Indices) -> None: ...
+    def reorder(self, rows: Indices) -> None: ...
+
+
+class LoopState:
+    """The half of a loop that does not depend on its engine: sequences are cleared, reordered, taken out and put back.
+
+    The methods are those of `streaming.loop.Loop`.
+
+    Args:
+        update: the rule of the memory.
+        manifest: of the bundle.
+        lock: held while the memory is changed or read.
+
+    Attributes:
+        counters, memory: how far sequences have come, and their tensors; `memory` is the subclass's to open.
+        valid: int32 [B], the rows of the segment that count; `counts` has it and the counters by the programs' names.
+    """
+
+    memory: Tensors
+
+    def __init__(self, update: str, manifest: Manifest, lock: AbstractContextManager[object]) -> None:
+        self.counters = open_counters(update, manifest)
+        self.valid = np.zeros(manifest.batch_size, np.int32)
+        self.counts: dict[str, Ids] = {"valid": self.valid, "fill": self.counters.fill}
+        if update == "ring":
+            self.counts["head"] = self.counters.head
+        self._lock = lock
+
+    @property
+    def fill(self) -> Ids:
+        """See `Loop`."""
+        return self.counters.fill
+
+    @property
+    def heads(self) -> Ids:
+        """See `Loop`."""
+        return self.counters.heads
+
+    def advance(self) -> None:
+        """Make a segment whose rows `valid` counts part of the state, in one assignment."""
+        after = self.counters.after(self.valid)
+        for row, count in self.counters.spills(after):
+            self.memory.move_to_front(row, count)
+        self.counters.commit(after)
+
+    def clear(self, rows: Indices) -> None:
+        """See `Loop`."""
+        with self._lock:
+            self.memory.clear(rows)
+            self.counters.clear(rows)
+
+    def reorder(self, rows: Indices) -> None:
+        """See `Loop`."""
+        with self._lock:
+            self.memory.reorder(rows)
+            self.counters.reorder(rows)
+        self.valid[:] = 0  # sequences that are gone are idle from now on
+
+    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
+        """See `Loop`."""
+        fill, head = int(self.counters.fill[row]), int(self.counters.heads[row])
+        with self._lock:
+            return RowState(fill, head, self.memory.newest(row, fill, names))
+
+    def put(self, row: int, state: RowState) -> None:
+        """See `Loop`."""
+        with self._lock:
+            self.counters.put(row, state.fill, state.head)
+            self.memory.place(row, state.tensors)
 
 
 def ring_rows(head: int, count: int, ring: int) -> Indices:
