@@ -20,8 +20,6 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.device.interface import ALIGNMENT
 from txl_runtime.device.onnxruntime_cuda import OrtSessions
 
-from stand_ins.engine import _own_file
-
 
 class Status(enum.IntEnum):
     cudaSuccess = 0
@@ -226,7 +224,7 @@ def run_engines(trt: Any, bundle: Bundle, programs: dict[str, Program], cuda: Fa
         if program is None:
             runtime._logger.log(1, "Serialization assertion failed")
             return None
-        executable = sessions.executable(_own_file(program), compose(bundle, program))
+        executable = sessions.executable(program, compose(bundle, program))
         specs = {spec.name: spec for spec in (*program.outputs, *program.inputs)}
         inputs = {spec.name for spec in program.inputs}
         names = sorted(specs)

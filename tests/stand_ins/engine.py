@@ -205,17 +205,11 @@ def open_stand_in(
     executables = []
     for program in whole_programs(bundle.manifest, rule):
         if program.kind in kinds:
-            inner = sessions.executable(_own_file(program), compose(bundle, program))
+            inner = sessions.executable(program, compose(bundle, program))
             executables.append(StandInExecutable(inner, device, recordable))
             if change is not None:
                 change(executables[-1])
     return DeviceBackend(name, "a stand-in engine", device, device.queue(), executables)
-
-
-def _own_file(program: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(program, file=f"{program.name}.onnx")
 
 
 class DeviceArray:

@@ -1,7 +1,7 @@
 """Stand-ins for seven versions of TensorRT: every class and enum of a version has the members of its list, no others.
 
-They parse (with onnx), "build" (bytes that hold the graph's hash) and log as the real ones do, so that the bridge's
-way through each version can be walked without a library or a GPU.
+They parse (with onnx), "build" (bytes that hold the graph's hash) and log as the real ones do. So the code that calls
+them can be run for each version without a library or a GPU.
 """
 
 from __future__ import annotations

@@ -82,14 +82,13 @@ def open_engine(path: Path, update: str, engine: str, tmp_path_factory: Any) -> 
                 lambda name, bundle, rule: open_stand_in(bundle, rule, name, kinds, "not recorded" not in engine),
             )
             return load(path, backend="rtx", update=update)
-    if engine in ("tensorrt", "rtx"):
-        from txl_engines import build_bundle
+    from txl_engines import build_bundle
 
-        path = Path(shutil.copytree(path, tmp_path_factory.mktemp(engine) / "built.txl"))
-        try:
-            build_bundle(path, engine, update=update)
-        except BackendError as error:
-            pytest.skip(f"{engine}: {error}")
+    path = Path(shutil.copytree(path, tmp_path_factory.mktemp(engine) / "built.txl"))
+    try:
+        build_bundle(path, engine, update=update)
+    except BackendError as error:
+        pytest.skip(f"{engine}: {error}")
     if reason := choosing.missing(engine, open_bundle(path)):
         pytest.skip(f"{engine}: {reason}")
     return load(path, backend=engine, update=update)

@@ -1,4 +1,4 @@
-"""Engines of TensorRT and TensorRT-RTX as they are loaded: facts, sidecars, reading and running."""
+"""Engines as backends of devices load them: what they are, which of them fit, and how those of TensorRT run."""
 
 from __future__ import annotations
 
