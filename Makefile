@@ -9,11 +9,13 @@ DEMO := demo
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
-	@echo "make test    lint, types and the tests"
-	@echo "make sweep   the tests that take minutes: every oracle case exported, engines of every kind, benchmarks"
-	@echo "make lint    ruff and mypy --strict"
+	@echo "make demo       train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
+	@echo "make test       lint, types and the tests"
+	@echo "make sweep      the tests that take minutes: every oracle case exported, engines of every kind, benchmarks"
+	@echo "make lint       ruff and mypy --strict"
 	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run"
+	@echo "make wheel      the package, as a file in dist/"
+	@echo "make clean      remove what the other commands made"
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

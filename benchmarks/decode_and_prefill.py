@@ -3,8 +3,8 @@
     python benchmarks/decode_and_prefill.py [--memory 160 640 2100] [--against torch,torch-kv,…]
                                             [--precision int8 int4] [--out FOLDER]
 
-The measurement is `txl-deploy bench`'s: competitors in turns, memory full, one process, the machine's own read
-bandwidth measured in the same run. --precision adds bundles of the same weights in low precision to every comparison.
+It measures as `txl-deploy bench` does: competitors in turns, memory full, one process, and the machine's own read
+bandwidth in the same run. --precision adds bundles of the same weights in low precision to every comparison.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Competitors are PyTorch eager and torch.compile in mode reduce-overhead (CUDA graphs), both with K/V memory and with
 everything folded that does not depend on the input. Engines are built where their library is installed. Where there is
-no GPU it says so, writes that, and ends with 0: nothing was run.
+no GPU it says so, writes a page that says so, and ends with 0.
 """
 
 from __future__ import annotations

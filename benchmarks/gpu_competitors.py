@@ -45,7 +45,7 @@ class _Recorded(CompiledKeyValue):
 
 
 class TorchOnGpu:
-    """PyTorch's side of a comparison.
+    """PyTorch on a GPU, as a competitor.
 
     Args:
         model: the bundle, loaded anywhere.

@@ -2,10 +2,10 @@
 
     python benchmarks/large_vocabulary.py [--tails] [--out FOLDER]
 
-The layers alone are the same body with 204 words. Softmax is what a step with the large vocabulary takes longer: all
-log-probabilities (`step`), and drawing with `generate`: sampling, greedy, top-k, top-p. With random weights nearly
-every drawn word is one of the head cluster; --tails raises the clusters' biases so that about a third is not, in a
-bundle of its own, to show what drawing from tails costs.
+The same body with 204 words shows what the layers alone cost; what a step with the large vocabulary takes longer is the
+softmax. It is measured for all log-probabilities (`step`) and for drawing with `generate`: sampling, greedy, top-k,
+top-p. With random weights nearly every drawn word is one of the head cluster. --tails adds a bundle whose clusters have
+higher biases, so that about a third of the drawn words come from tails, to show what drawing from them costs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/load_and_memory.py [--out FOLDER]
 
-Every figure is a fresh process's. Both ways of loading: at full speed (the engine packs a copy of the weights) and lean
-(the mapped file is used as it is), with what lean costs per step, measured in turns.
+Every figure is measured in a fresh process, for both ways of loading: at full speed (the engine packs a copy of the
+weights) and lean (it uses the mapped file as it is). What lean costs per step is measured in turns.
 """
 
 from __future__ import annotations

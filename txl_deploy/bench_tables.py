@@ -63,7 +63,7 @@ def show(report: Report) -> None:
 
 
 def _table(rows: list[Row]) -> Table:
-    """One kind of work; narrow enough for 80 columns."""
+    """The rows of one kind of work, narrow enough for 80 columns."""
     table = Table(title=_TITLES[rows[0].task].format(rows[0].segment_length), title_justify="left", box=None)
     table.pad_edge, table.padding = False, (0, 2, 0, 0)
     table.add_column("ms", no_wrap=True)
@@ -93,7 +93,7 @@ def _short(value: float) -> str:
 
 
 def _other_facts(report: Report) -> dict[str, object]:
-    """What is measured once: Python, loading, memory; and what a reader has to know to believe the rest."""
+    """What is measured once (Python, loading, memory), and what tells a reader how far to trust the rest."""
     facts: dict[str, object] = {}
     if (python := report.overhead) is not None:
         facts["Python per decode step"] = (
@@ -128,7 +128,7 @@ def _other_facts(report: Report) -> dict[str, object]:
 
 
 def panels(report: Report) -> list[Callable[[Any], None]]:
-    """One panel per kind of work: milliseconds per competitor, and the shortest time the memory allows."""
+    """One panel per kind of work: milliseconds per competitor, and the shortest time that reading memory allows."""
 
     def panel(task: str, length: int) -> Callable[[Any], None]:
         rows = [row for row in report.rows if row.task == task][::-1]

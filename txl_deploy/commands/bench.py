@@ -35,13 +35,15 @@ def run(
         str | None,
         typer.Option(
             "--against",
-            help="What to compare with: torch, torch-bhlk, torch-kv, torch-compile, torch-bf16, onnx-hidden, "
-            "onnx-rolled, separated by commas, or none. torch,torch-kv where PyTorch is installed.",
+            help="Competitors, separated by commas: torch, torch-bhlk, torch-kv, torch-compile, torch-bf16, "
+            "onnx-hidden, onnx-rolled; or none. (default torch,torch-kv where PyTorch is installed)",
         ),
     ] = None,
     backend: Backend = "auto",
     threads: Threads = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="Of timing, per competitor and kind of work.")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Of timing, for each competitor at each kind of work.")
+    ] = 2.0,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw a picture too: FILE.png or FILE.svg.")] = None,
     json: Json = False,
 ) -> None:
@@ -80,7 +82,11 @@ def _names(against: str | None) -> tuple[str, ...]:
 def _makers(
     names: tuple[str, ...], model: Model, threads: int, folder: Path, asked: bool
 ) -> tuple[Makers, dict[str, str]]:
-    """Competitors to be made, and why others cannot be; if none of those asked for by name can, that is an error."""
+    """Makers of the competitors that can run here, and why the others cannot.
+
+    Raises:
+        UsageError: competitors were asked for by name, and none of them can run.
+    """
     if not names:
         return {}, {}
     from txl_deploy.bench.competitors import competitors, why_not

@@ -27,7 +27,8 @@ def run(
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 1.0,
     top_k: Annotated[int | None, typer.Option("--top-k", help="Draw from the k most probable tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Draw from the most probable ones that reach p.")
+        float | None,
+        typer.Option("--top-p", help="Draw from the most probable tokens that together reach p."),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes the draws reproducible.")] = None,
     stop_tokens: Annotated[str | None, typer.Option("--stop-tokens", help="Token ids that end the text: 0,3.")] = None,

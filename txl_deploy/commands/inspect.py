@@ -139,7 +139,7 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
 
 
 def _backends(found: dict[str, str]) -> str:
-    """What could run it here; whether it really does, `selftest` says."""
+    """Which backends could run it here; whether they do, `selftest` shows."""
     lines = ["cpu", *(name if not why else f"not {name}: {why}" for name, why in found.items())]
     return "\n".join(lines)
 

@@ -24,7 +24,7 @@ __all__ = [
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle that `export` made.", show_default=False)]
 Backend = Annotated[str, typer.Option("--backend", help="auto, cpu, cuda, tensorrt or rtx.")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", help="Threads of the engine; one per physical core without it.")
+    int | None, typer.Option("--threads", help="How many threads the engine uses. (default one per physical core)")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 Text = Annotated[Path | None, typer.Option("--text", help="Real text to judge on, for the checkpoint's vocabulary.")]

@@ -35,7 +35,7 @@ def run(
     model = txl_runtime.load(bundle, backend=backend, threads=threads)
     ids, scored_bytes = _read(file, model.vocabulary)
     if len(ids) < 2:
-        raise UsageError(f"{file}: holds {len(ids)} tokens, expected at least 2; the first is only context")
+        raise UsageError(f"{file}: holds {len(ids)} tokens, expected at least 2, because the first is only context")
     stream, longest = model.stream(1), model.segment_lengths[0]
     total, chunk = 0.0, longest * SEGMENTS_PER_CALL
     with Display() as display:
@@ -56,7 +56,7 @@ def run(
         "nll": mean,
         "perplexity": math.exp(mean) if mean < 700 else math.inf,
         "bits_per_token": mean / math.log(2),
-        # Words that are not in the vocabulary are no longer in the ids: bits per byte of the text would be a fiction.
+        # Where the vocabulary lacks words, the ids no longer hold the text: there is nothing to say of its bytes.
         "bits_per_byte": None if scored_bytes is None or unknown else total / math.log(2) / scored_bytes,
         "unknown_words": unknown,
     }
@@ -70,7 +70,7 @@ def run(
 
 
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
-    """Token ids [T], and the bytes of text that all but the first stand for."""
+    """Token ids [T], and the number of bytes that all tokens but the first stand for; None where the ids are given."""
     if file.suffix == ".npy":
         return _load(file), None
     try:
@@ -97,6 +97,6 @@ def _load(file: Path) -> NDArray[Any]:
 
 
 def _unknown(ids: NDArray[Any], vocabulary: Vocabulary | None) -> int:
-    """How many of the ids stand for words the vocabulary lacks."""
+    """How many of the ids stand for words that the vocabulary does not have."""
     unknown = getattr(vocabulary, "unknown", None)
     return 0 if unknown is None else int((ids == unknown).sum())

@@ -26,17 +26,8 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
     if result.passed:
         _record(model)
     if json:
-        names = (
-            "backend",
-            "steps",
-            "streams",
-            "max_logprobs",
-            "max_memory",
-            "limit_logprobs",
-            "limit_memory",
-            "passed",
-        )
-        document = {name: getattr(result, name) for name in names}
+        names = "backend steps streams max_logprobs max_memory limit_logprobs limit_memory passed"
+        document = {name: getattr(result, name) for name in names.split()}
         print_json(document | {"seconds": seconds, "backend_notes": model.backend_notes})
     else:
         streams = ", ".join(map(str, result.streams))
