@@ -1,19 +1,71 @@
-"""The runtime needs numpy, msgspec, safetensors and its engine; nothing else is ever imported."""
+"""What imports what: all arrows of the house, the third parties of each package, what an application carries."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import txl_export
 import txl_runtime
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "txl_runtime": ROOT / "runtime",
+    "txl_engines": ROOT / "export",
+    "txl_export": ROOT / "export",
+    "txl_deploy": ROOT,
+}
+
+ARROWS: dict[str, set[str]] = {
+    "txl_runtime": set(),
+    "txl_engines": {"txl_runtime"},
+    "txl_export": {"txl_runtime"},
+    "txl_deploy": {"txl_runtime", "txl_engines", "txl_export"},
+}
+"""Which package may import which."""
+
+ANYWHERE = {"errors", "types", "listener"}
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "types": set(),
+    "listener": set(),
+    "backends": ANYWHERE,
+    "update_rules": ANYWHERE,
+    "ladder": ANYWHERE,
+    "bundle": ANYWHERE,
+    "streaming": {"bundle"} | ANYWHERE,
+    "host": {"streaming", "bundle", "update_rules"} | ANYWHERE,
+    "device": {"streaming", "bundle", "update_rules", "backends"} | ANYWHERE,
+    "model": {"streaming", "bundle", "backends", "host", "device"} | ANYWHERE,
+    "selftest": {"model", "ladder"} | ANYWHERE,
+}
+"""Which room of the runtime may import which: streaming knows no engine, host and device do not know each other."""
+
+THIRD_PARTIES = {
+    "txl_runtime": {"numpy", "msgspec", "safetensors", "onnxruntime"},
+    "txl_engines": {"numpy", "msgspec", "onnx", "google", "filelock"},
+    "txl_deploy.bench": {"numpy", "msgspec", "onnxruntime"},
+}
+"""What some packages and rooms import of others, wherever in a module; tensorrt and cuda are looked up by name."""
+
+FED = """
+backends bundle bundle.encoding bundle.external_data bundle.format1 bundle.manifest bundle.reading bundle.tables
+bundle.vocabulary errors host host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model
+streaming streaming.checks streaming.loop streaming.memory streaming.outputs streaming.sampling streaming.snapshot
+streaming.stream types update_rules
+"""
+"""What `load` and `feed` on the CPU import of the runtime: what an application carries."""
+FED_LINES = 3400
 
 # What the runtime may load, beside the standard library. typing_extensions is msgspec's, where it is installed;
 # flatbuffers, packaging and google (protobuf) are ONNX Runtime's declared needs.
@@ -59,6 +111,108 @@ def loaded_by(code: str, **names: str) -> set[str]:
     return {name for name in found if not name.startswith(("_cython_", "cython_runtime"))}  # NumPy's, without a file
 
 
+MODULES = {
+    ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path
+    for package, folder in PACKAGES.items()
+    for path in sorted((folder / package).rglob("*.py"))
+}
+
+
+def imports(module: str) -> Iterator[tuple[str, bool]]:
+    """What a module imports, in functions and for type checkers too; and whether only a function does."""
+    tree = ast.parse(MODULES[module].read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    later = {id(inner) for function in functions for inner in ast.walk(function)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in later) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((name if name in MODULES else str(node.module), id(node) in later) for name in names)
+
+
+IMPORTS = {module: sorted(set(imports(module))) for module in MODULES}
+
+
+def room(module: str) -> str:
+    """errors of txl_runtime.errors, bundle of txl_runtime.bundle.manifest."""
+    return module.split(".")[1]
+
+
+def test_packages_import_only_those_below_them():
+    wrong = [
+        f"{module} imports {target}"
+        for module, targets in IMPORTS.items()
+        for target, _ in targets
+        if (package := target.partition(".")[0]) in PACKAGES
+        and package not in {module.partition(".")[0]} | ARROWS[module.partition(".")[0]]
+    ]
+    assert not wrong
+
+
+def test_rooms_of_the_runtime_import_only_those_below_them():
+    inside = {module: targets for module, targets in IMPORTS.items() if module.startswith("txl_runtime.")}
+    wrong = [
+        f"{module} imports {target}"
+        for module, targets in inside.items()
+        for target, _ in targets
+        if target.startswith("txl_runtime") and room(target + ".") not in {room(module)} | ROOMS[room(module)]
+    ]
+    assert not wrong
+    assert {room(module) for module in inside} == set(ROOMS)
+
+
+def test_the_runtime_opens_devices_only_when_they_are_asked_for():
+    for module in ("txl_runtime.model", "txl_runtime.selftest", "txl_runtime"):
+        assert not [
+            target for target, later in IMPORTS[module] if target.startswith("txl_runtime.device") and not later
+        ]
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """Neither at once, nor through imports in functions or for type checkers."""
+    graph = {module: {target for target, _ in targets if target in MODULES} for module, targets in IMPORTS.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(" → ".join(error.args[1])) from None
+
+
+@pytest.mark.parametrize("place", THIRD_PARTIES)
+def test_a_package_imports_the_third_parties_it_is_known_to_need(place):
+    found = {
+        name
+        for module, targets in IMPORTS.items()
+        if (module == place or module.startswith(f"{place}.")) and "txl_deploy.bench.competitors" not in module
+        for name in (target.partition(".")[0] for target, _ in targets)
+        if name not in PACKAGES and name not in sys.stdlib_module_names
+    }
+    assert found == THIRD_PARTIES[place]
+
+
+def test_each_module_lists_what_it_defines():
+    for module in MODULES:
+        if not module.endswith("__main__"):
+            imported = importlib.import_module(module)
+            assert all(hasattr(imported, listed) for listed in imported.__all__), module
+
+
+def test_what_an_application_carries(make_bundle):
+    code = """
+import numpy as np
+import txl_runtime
+txl_runtime.load(bundle, backend="cpu").stream().feed(np.zeros((1, 6), np.int32))
+print(*(name for name in sys.modules if name.startswith("txl_runtime")))
+"""
+    program = f"import sys\nbundle = {str(make_bundle())!r}\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert loaded == {"txl_runtime", *(f"txl_runtime.{name}" for name in FED.split())}
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in loaded) < FED_LINES
+
+
 def test_importing_the_runtime_loads_no_engine_and_nothing_that_is_not_its_own():
     loaded = loaded_by("import txl_runtime")
     assert loaded >= {"txl_runtime", "numpy", "msgspec"}
@@ -100,7 +254,7 @@ del sys.modules["onnxruntime"]
 def test_what_is_public_is_what_is_listed(package):
     public = {
         name
-        for name, value in vars(package).items()
+        for name, value in {**vars(package), **{name: getattr(package, name) for name in package.__all__}}.items()
         if not name.startswith("_") and not inspect.ismodule(value) and name != "annotations"
     }
     assert package.__all__ == sorted(package.__all__, key=lambda name: (not name[0].isupper(), name))
@@ -137,11 +291,3 @@ def test_a_model_says_what_it_is(make_bundle):
     assert model.vocabulary is None
     assert model.manifest.model_id == txl_runtime.load(make_bundle(batch_size=3, config={})).manifest.model_id
     assert np.asarray(model.stream().fill).tolist() == [0, 0, 0]
-
-
-def test_each_module_lists_what_it_defines():
-    folder = Path(txl_runtime.__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        name = ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
-        module = importlib.import_module(name)
-        assert all(hasattr(module, listed) for listed in module.__all__), name
