@@ -16,7 +16,7 @@ __all__ = ["VERBS", "app", "command"]
 VERBS = {
     "inspect": "Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds.",
     "export": "Turn a trained Transformer-XL into a verified, self-contained bundle.",
-    "build": "Build an engine of each of a bundle's programs and put it into the bundle.",
+    "build": "Build an engine of each program and put it into the bundle.",
     "verify": "Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
     "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",

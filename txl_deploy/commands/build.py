@@ -37,7 +37,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
     json: Json = False,
 ) -> None:
-    """Build an engine of each of a bundle's programs and put it into the bundle."""
+    """Build an engine of each program and put it into the bundle."""
     gpus = _compute_capabilities(sm)
     with Display() as display:
         made = build_bundle(bundle, target, gpus, update, force, listener=display)
