@@ -18,7 +18,7 @@ import msgspec
 import torch
 from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
-from txl_export.families.transformer_xl.weights import State, canonical_shapes
+from txl_export.families.transformer_xl.weights import Weights, canonical_shapes
 from txl_runtime.bundle.format1 import ModelConfig
 
 from txl_deploy.bench.measuring import cpu_name, version_of
@@ -39,7 +39,7 @@ TINY = shape(2, 16, 2, 8, 32, 60)
 """What --quick runs instead of a real model."""
 
 
-def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02) -> State:
+def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02) -> Weights:
     """Weights of N(0, deviation), layer norms of ones: speed and memory do not depend on them."""
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
@@ -62,7 +62,7 @@ def random_bundle(
     values: dict[str, Any],
     lengths: Sequence[int],
     memory_length: int,
-    state: State | None = None,
+    state: Weights | None = None,
     **more: Any,
 ) -> Path:
     """Export a random model without verification (its self-test still runs); other arguments go to `export`."""

@@ -5,9 +5,23 @@ result = txl_export.export("model.pt", "model.txl", memory_length=640, same_leng
 
 from __future__ import annotations
 
+import importlib
+import typing
+
 from txl_runtime.listener import Listener
 
-from txl_export.exporting import ExportResult, export
-from txl_export.verifying import verify
+from txl_export.options import ExportOptions
 
-__all__ = ["ExportResult", "Listener", "export", "verify"]
+if typing.TYPE_CHECKING:
+    from txl_export.exporting import ExportResult, export
+    from txl_export.verifying import verify
+
+__all__ = ["ExportOptions", "ExportResult", "Listener", "export", "verify"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs torch when it is asked for: the command line reads the options where torch is missing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'txl_export' has no attribute {name!r}")
+    module = "txl_export.verifying" if name == "verify" else "txl_export.exporting"
+    return getattr(importlib.import_module(module), name)

@@ -13,7 +13,7 @@ from txl_runtime.errors import CheckpointError, TxlError
 from txl_export.checkpoints import check_family, identify, import_model, load
 from txl_export.checkpoints.files.loading import Loaded, Stub, module_state, scan_globals
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
-from txl_export.families.transformer_xl.weights import State, check_state, parameter_count
+from txl_export.families.transformer_xl.weights import Weights, check_weights, parameter_count
 
 __all__ = ["describe_checkpoint"]
 
@@ -59,13 +59,13 @@ def describe_checkpoint(
         document |= {"family": found, "recognised": f"{found}: {unwrapped.reason}"}
         try:
             imported = import_model(found, unwrapped, config, str(path))
-            state = check_state(imported.config, imported.state, path.name)
+            weights = check_weights(imported.config, imported.weights, path.name)
         except ConfigNeededError as error:
             document["needed"] = str(error)
         except TxlError as error:
             document["refused"] = str(error)
         else:
-            document |= _model(imported, state)
+            document |= _model(imported, weights)
             document["notes"] += [note for note in imported.notes if note not in document["notes"]]
     document["tensors"] = [
         {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
@@ -74,10 +74,10 @@ def describe_checkpoint(
     return document
 
 
-def _model(imported: Imported, state: State) -> dict[str, Any]:
+def _model(imported: Imported, weights: Weights) -> dict[str, Any]:
     evaluation = {name: value for name, value in vars(imported.evaluation).items() if value is not None}
     return {
-        "parameters": parameter_count(state),
+        "parameters": parameter_count(weights),
         "vocabulary": "yes" if imported.vocabulary else "none",
         "config": msgspec.to_builtins(imported.config),
         "evaluation": evaluation,

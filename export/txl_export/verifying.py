@@ -16,12 +16,13 @@ from txl_runtime.listener import Listener, Silent
 
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.overrides import recorded_overrides
-from txl_export.exporting import reference_for
+from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.folding import HALF, fold, unfold
-from txl_export.families.transformer_xl.settings import Requested, resolve
-from txl_export.families.transformer_xl.weights import State, check_state, model_id
+from txl_export.families.transformer_xl.settings import resolve
+from txl_export.families.transformer_xl.weights import Weights, check_weights, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
+from txl_export.options import ExportOptions
 from txl_export.parity.bisecting import Bisection, bisect_against_reference
 from txl_export.parity.bisecting_engines import bisect_engine
 from txl_export.parity.report import Parity
@@ -70,10 +71,10 @@ def verify(
         heard.warn(
             "the reference is rebuilt from the bundle: the import itself is not proven again (--checkpoint does)"
         )
-        state, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
+        weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
     else:
-        state, source = _weights_of_checkpoint(Path(checkpoint), manifest), "the checkpoint"
-    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
+        weights, source = _weights_of_checkpoint(Path(checkpoint), manifest), "the checkpoint"
+    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, weights)
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     if emulated:
         backend = "cpu"
@@ -84,7 +85,7 @@ def verify(
         parity = verify_models(runs, reference, source, ids, segments, heard, stand_in_for=stand_in)
     if checkpoint is not None and manifest.precision in QUANTISED:
         stored = load_file(opened.file(manifest.weights))
-        parity = parity.with_gain(gain_error(fold(manifest.config, state), stored))
+        parity = parity.with_gain(gain_error(fold(manifest.config, weights), stored))
     return parity
 
 
@@ -107,22 +108,22 @@ def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: st
     if backend in ("rtx", "tensorrt"):
         return bisect_engine(opened, backend)
     if checkpoint is None:
-        state = weights_of_bundle(opened.file(manifest.weights), manifest)
+        weights = weights_of_bundle(opened.file(manifest.weights), manifest)
     else:
-        state = _weights_of_checkpoint(Path(checkpoint), manifest)
-    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, state)
+        weights = _weights_of_checkpoint(Path(checkpoint), manifest)
+    reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, weights)
     return bisect_against_reference(opened, reference)
 
 
-def weights_of_bundle(path: Path, manifest: Manifest) -> State:
+def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
     """The canonical weights that a bundle's weight file stands for, to one rounding of what was folded into them."""
     own = (".table.", "initial.")
     stored = ((name, tensor) for name, tensor in load_file(path).items() if not any(part in name for part in own))
     folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in stored}
-    return check_state(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
+    return check_weights(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
 
 
-def _weights_of_checkpoint(checkpoint: Path, manifest: Manifest) -> State:
+def _weights_of_checkpoint(checkpoint: Path, manifest: Manifest) -> Weights:
     """The checkpoint's parameters, which must be the very ones the bundle was made from."""
     values, aliases = (manifest.provenance.get(name) for name in ("config", "aliases"))
     imported, source = read_checkpoint(
@@ -133,13 +134,19 @@ def _weights_of_checkpoint(checkpoint: Path, manifest: Manifest) -> State:
         recorded_overrides(manifest.provenance),
     )
     clamp, same = manifest.dialect.clamp_length, manifest.dialect.window is not None or manifest.dialect.segment_window
-    asked = Requested(manifest.segment_lengths, manifest.memory_length, clamp or 0, same, manifest.batch_size)
+    asked = ExportOptions(
+        segment_length=manifest.segment_lengths,
+        memory_length=manifest.memory_length,
+        clamp_length=clamp or 0,
+        same_length=same,
+        batch_size=manifest.batch_size,
+    )
     dialect, sizes, _ = resolve(imported, asked)
-    state = check_state(imported.config, imported.state, source.name)
-    found = model_id(imported.config, dialect, sizes.memory_length, state)
+    weights = check_weights(imported.config, imported.weights, source.name)
+    found = model_id(imported.config, dialect, sizes.memory_length, weights)
     if found != manifest.model_id:
         raise CheckError(
             f"{checkpoint}: is model {found[:12]}, the bundle was made from {manifest.model_id[:12]}; "
             "verify against the checkpoint it came from, or export this one"
         )
-    return state
+    return weights

@@ -16,8 +16,8 @@ import txl_export
 import txl_runtime
 from support import cli
 from txl_export.checkpoints import read_checkpoint
-from txl_export.exporting import reference_for
-from txl_export.families.transformer_xl.weights import check_state
+from txl_export.families.transformer_xl.building import reference_for
+from txl_export.families.transformer_xl.weights import check_weights
 from txl_runtime.bundle.format1 import Dialect
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -74,7 +74,7 @@ def test_the_trainer_and_the_reference_are_the_same_model(trained: Path) -> None
     sample = import_sample("train_char_lm")
     checkpoint = torch.load(trained / "model.pt", weights_only=True)
     imported, _ = read_checkpoint(trained / "model.pt")
-    state = check_state(imported.config, imported.state, "model.pt")
+    state = check_weights(imported.config, imported.weights, "model.pt")
     reference = reference_for(imported.config, Dialect(), 24, state)
     bits = checkpoint["training"]["heldout_bits_per_byte"]
     text = np.frombuffer((trained / "heldout.txt").read_bytes(), np.uint8)[:4096]

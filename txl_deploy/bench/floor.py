@@ -6,11 +6,8 @@ weights, keys and values, and the table of relative positions. Caches can beat t
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -18,25 +15,10 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES
-from txl_runtime.errors import BundleError
+from txl_runtime.bundle.weight_header import read_header
 
 __all__ = ["Bandwidth", "Bytes", "bytes_of_step", "position_rows"]
 
-BITS = {
-    "F64": 64,
-    "F32": 32,
-    "F16": 16,
-    "BF16": 16,
-    "I64": 64,
-    "I32": 32,
-    "I16": 16,
-    "I8": 8,
-    "U8": 8,
-    "BOOL": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F4": 4,
-}
 PASSES_SECONDS = 0.15
 ARRAY_BYTES = 512 * 2**20
 
@@ -68,7 +50,7 @@ def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
     With an adaptive softmax it is that of the full distribution; `generate` may read less.
     """
     m = bundle.manifest
-    c, stored = m.config, _stored_bytes(bundle.file(m.weights))
+    c, stored = m.config, {name: tensor.length for name, tensor in read_header(bundle.file(m.weights)).items()}
     item = 4 if not m.states or m.states[0].dtype == "float32" else 2
     width = 2 * c.n_head * c.d_head if m.memory == "kv" else c.d_model
     memory = m.batch_size * c.n_layer * m.memory_length * width * item
@@ -108,17 +90,6 @@ def _position_bytes(m: Manifest, length: int) -> int:
     if c.attn_type in (0, 1):
         return item * c.n_layer * rows * c.n_head * c.d_head
     return item * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)
-
-
-def _stored_bytes(path: Path) -> dict[str, int]:
-    """Name and size of every tensor, from the header alone: reading it maps no weights into this process."""
-    try:
-        with path.open("rb") as file:
-            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {name: int(np.prod(entry["shape"])) * BITS[entry["dtype"]] // 8 for name, entry in tensors.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"{path}: {error}; expected the bundle's weights; export the model again") from None
 
 
 class Bandwidth:

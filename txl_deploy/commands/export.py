@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
+from txl_export.options import ExportOptions, flags_of_export
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Alias, Config, Family, Json, Text, Tokens, parse_aliases
-from txl_deploy.commands.report import print_parity
+from txl_deploy.commands.options import Json, parse_aliases
 from txl_deploy.console import Display, print_json, quantity, stdout
 from txl_deploy.extras import lean_heap, require_export
+from txl_deploy.parity_tables import print_parity
 
-__all__ = ["run"]
+
+def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a flag for every option of an export that has one, before its --json."""
+    signature, fields = inspect.signature(command, eval_str=True), inspect.signature(ExportOptions).parameters
+    flags = []
+    for name, flag in flags_of_export().items():
+        default = None if fields[name].default == () else fields[name].default
+        option = typer.Option(default, flag.names, help=flag.help)
+        flags.append(fields[name].replace(default=option, annotation=flag.kind))
+    *first, json, _ = signature.parameters.values()
+    parameters = [*first, *flags, json.replace(kind=json.KEYWORD_ONLY)]
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    return command
 
 
+@_with_export_options
 def run(
     checkpoint: Annotated[
         Path,
@@ -24,54 +40,8 @@ def run(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT with suffix .txl without it.")
     ] = None,
-    family: Family = "auto",
-    config: Config = None,
-    segment_length: Annotated[
-        list[int] | None,
-        typer.Option("--segment-length", help="L of a program; repeat for several. (default 64 and 1)"),
-    ] = None,
-    memory_length: Annotated[int | None, typer.Option("--memory-length", help="M, memory rows per layer.")] = None,
-    clamp_length: Annotated[
-        int | None, typer.Option("--clamp-length", help="Largest distance told apart; 0 for no clamp.")
-    ] = None,
-    same_length: Annotated[
-        bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees equally many keys.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="B, the most streams that advance together.")] = 1,
-    memory: Annotated[
-        Literal["kv", "hidden"] | None,
-        typer.Option(
-            "--memory", help="Keep keys and values, or the layers' inputs. (default kv, hidden where kv cannot be)"
-        ),
-    ] = None,
-    precision: Annotated[
-        Literal["fp32", "fp16", "bf16", "int8", "int4"],
-        typer.Option("--precision", help="Of weights and arithmetic; int8 and int4 are for the CPU."),
-    ] = "fp32",
-    keep: Annotated[
-        list[str] | None,
-        typer.Option("--keep", help="With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable."),
-    ] = None,
-    text: Text = None,
-    tokens: Tokens = None,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with PyTorch before naming it.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
-    vocabulary: Annotated[
-        Path | None, typer.Option("--vocabulary", help="Vocabulary file, where the checkpoint has none.")
-    ] = None,
-    alias: Alias = None,
-    initial_memory: Annotated[
-        Literal["empty", "zeros"] | None,
-        typer.Option("--initial-memory", help="What is attended to before the first token. (default as the family's)"),
-    ] = None,
-    cluster_order: Annotated[
-        Literal["ascending", "reversed"] | None,
-        typer.Option("--cluster-order", help="How the file orders the softmax's clusters. (default as the family's)"),
-    ] = None,
-    embedding_scale: Annotated[
-        float | None, typer.Option("--embedding-scale", help="Factor on the embedding. (default as the family's)")
-    ] = None,
     json: Json = False,
+    **options: Any,
 ) -> None:
     """Turn a trained Transformer-XL into a verified, self-contained bundle."""
     require_export("export")
@@ -79,32 +49,11 @@ def run(
     import txl_export
     from txl_export.parity.report import ParityError
 
+    given = {name: value for name, value in options.items() if value is not None}
+    given["aliases"] = parse_aliases(options["aliases"])
     try:
         with Display() as display:
-            result = txl_export.export(
-                checkpoint,
-                output or _beside(checkpoint),
-                family=family,
-                config=config,
-                segment_length=segment_length or (),
-                memory_length=memory_length,
-                clamp_length=clamp_length,
-                same_length=same_length,
-                batch_size=batch_size,
-                memory=memory,
-                precision=precision,
-                keep=keep or (),
-                text=text,
-                tokens=tokens,
-                verify=verify,
-                force=force,
-                vocabulary=vocabulary,
-                aliases=parse_aliases(alias),
-                initial_memory=initial_memory,
-                cluster_order=cluster_order,
-                embedding_scale=embedding_scale,
-                listener=display,
-            )
+            result = txl_export.export(checkpoint, output or _beside(checkpoint), listener=display, **given)
     except ParityError as error:
         if not json:
             print_parity(error.parity.document())
@@ -116,7 +65,8 @@ def run(
         return
     if result.parity is not None:
         print_parity(result.parity.document())
-    stdout.print(f"{result.path}: {quantity(size)}, {'verified' if verify else 'NOT verified'}", soft_wrap=True)
+    verified = "NOT verified" if result.parity is None else "verified"
+    stdout.print(f"{result.path}: {quantity(size)}, {verified}", soft_wrap=True)
 
 
 def _beside(checkpoint: Path) -> Path:

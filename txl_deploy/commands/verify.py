@@ -9,9 +9,9 @@ import typer
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Text, Threads, Tokens
-from txl_deploy.commands.report import print_parity
 from txl_deploy.console import Display, number, print_json, rows_table, stdout
 from txl_deploy.extras import lean_heap, require_export
+from txl_deploy.parity_tables import print_parity
 
 __all__ = ["run"]
 

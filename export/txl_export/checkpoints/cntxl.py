@@ -17,7 +17,7 @@ from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
-from txl_export.families.transformer_xl.weights import State, layer_name
+from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 __all__ = ["MARKS", "NAME", "CntxlConfig", "from_state", "recognise", "unwrap"]
 
@@ -82,7 +82,7 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
             f"{source}: has {biases.shape[0]} of {config.n_head} heads and {table.shape[0]} of {config.vocab_size} "
             "tokens, expected the whole model; merge the model-parallel parts with the code's change_mp.py first"
         )
-    canonical: State = {"embedding.tables.0": table}
+    canonical: Weights = {"embedding.tables.0": table}
     for i in range(config.n_layer):
         canonical |= _layer(i, state, source)
         canonical[f"{layer_name(i)}.attention.content_bias"] = biases
@@ -93,7 +93,7 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes, window_of="segment")
 
 
-def _layer(i: int, state: Mapping[str, Tensor], source: str) -> State:
+def _layer(i: int, state: Mapping[str, Tensor], source: str) -> Weights:
     """One layer but for u and v: every matrix has a bias."""
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     names = {
@@ -104,7 +104,7 @@ def _layer(i: int, state: Mapping[str, Tensor], source: str) -> State:
         f"{feed_forward}.outer": "mlp.dense_4h_to_h",
         f"{feed_forward}.norm": "post_attention_layernorm",
     }
-    canonical: State = {}
+    canonical: Weights = {}
     for part in ("weight", "bias"):
         for name, own in names.items():
             canonical[f"{name}.{part}"] = take(state, f"transformer.layers.{i}.{own}.{part}", source)

@@ -17,7 +17,7 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import Stub
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
-from txl_export.families.transformer_xl.weights import State, layer_name
+from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 __all__ = ["MARKS", "NAME", "FastaiConfig", "from_state", "recognise", "unwrap"]
 
@@ -104,7 +104,7 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
     table = take(state, "0.encoder.weight", source)
     out_bias = "1.decoder.bias" in state if found.out_bias is None else found.out_bias
     config = found.model_config(found.vocab_sz or table.shape[0], out_bias, source)
-    canonical: State = {"embedding.tables.0": table}
+    canonical: Weights = {"embedding.tables.0": table}
     if "1.decoder.weight" in state or not found.tie_weights:
         canonical["softmax.tables.0"] = take(state, "1.decoder.weight", source)
     if out_bias:
@@ -128,7 +128,7 @@ def _activation(value: Any) -> str:
     return str(getattr(value, "name", value)).rpartition(".")[2]
 
 
-def _layer(i: int, found: FastaiConfig, state: Mapping[str, Tensor], source: str) -> State:
+def _layer(i: int, found: FastaiConfig, state: Mapping[str, Tensor], source: str) -> Weights:
     """One layer but for u and v; the places in `ff.layers` depend on the dropout after the activation."""
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     outer, norm = (3, 6) if found.double_drop else (2, 5)
@@ -139,7 +139,7 @@ def _layer(i: int, found: FastaiConfig, state: Mapping[str, Tensor], source: str
         f"{feed_forward}.norm": f"ff.layers.{norm}",
     }
     projections = {f"{attention}.position": "mhra.r_attn", f"{attention}.output": "mhra.out"}
-    canonical: State = {}
+    canonical: Weights = {}
     for part in ("weight", "bias"):
         for name, own in names.items():
             canonical[f"{name}.{part}"] = take(state, f"0.layers.{i}.{own}.{part}", source)

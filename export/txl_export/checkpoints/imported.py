@@ -13,7 +13,7 @@ from txl_runtime.bundle.encoding import canonical_json
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError, UsageError
 
-from txl_export.families.transformer_xl.weights import State
+from txl_export.families.transformer_xl.weights import Weights
 
 __all__ = [
     "ClusterOrder",
@@ -73,7 +73,7 @@ class Imported:
 
     Attributes:
         family: the code base it came from.
-        config, state: the model (`weights`).
+        config, weights: the model (module `weights`).
         memory_start: of the dialect.
         window_beyond_memory: with same_length a query sees M plus this many keys.
         evaluation: what the file itself says.
@@ -81,12 +81,12 @@ class Imported:
         notes: what was ignored or assumed, for people.
         window_of: what same_length counts. "memory": a query sees M plus `window_beyond_memory` keys. "segment": as
             many keys as its segment has tokens, and everything where the segment is a single token.
-        cluster_order: how the adaptive softmax's columns for whole clusters stood in the file; they ascend in `state`.
+        cluster_order: how the file ordered the adaptive softmax's columns for whole clusters; in `weights` they ascend.
     """
 
     family: str
     config: ModelConfig
-    state: State
+    weights: Weights
     memory_start: MemoryStart
     window_beyond_memory: int = 0
     evaluation: Evaluation = field(default_factory=Evaluation)

@@ -26,7 +26,7 @@ from txl_export.checkpoints.imported import (
     split_rows,
     take,
 )
-from txl_export.families.transformer_xl.weights import State, layer_name
+from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 __all__ = [
     "MARKS",
@@ -189,9 +189,9 @@ def listed_projections(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return state if all(name == listed for name, listed in own.items()) else {own[name]: state[name] for name in state}
 
 
-def embedding(config: ModelConfig, state: Mapping[str, Tensor], prefix: str, source: str) -> State:
+def embedding(config: ModelConfig, state: Mapping[str, Tensor], prefix: str, source: str) -> Weights:
     """The adaptive embedding: one table and perhaps a projection per cluster, one of each with div_val 1."""
-    canonical: State = {}
+    canonical: Weights = {}
     for c in range(1 if config.div_val == 1 else len(config.clusters)):
         canonical[f"embedding.tables.{c}"] = take(state, f"{prefix}.emb_layers.{c}.weight", source)
         if (projection := state.get(f"{prefix}.emb_projs.{c}")) is not None:
@@ -205,9 +205,9 @@ def position_rows(state: Mapping[str, Tensor]) -> int:
     return table.shape[1] if table is not None and table.dim() > 1 else 0
 
 
-def positions(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> State:
+def positions(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> Weights:
     """What tells positions apart beside the layers' own projections: shared u and v, or learned tables per layer."""
-    canonical: State = {}
+    canonical: Weights = {}
 
     def one_each(name: str) -> Tensor:
         stacked = take(state, name, source)
@@ -233,7 +233,7 @@ def positions(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> 
     return canonical
 
 
-def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str, attn_type: int = 0) -> State:
+def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str, attn_type: int = 0) -> Weights:
     """One decoder layer but for what `positions` finds: q, k and v lie one after the other, in one matrix or two."""
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     if attn_type in (2, 3):
@@ -265,13 +265,13 @@ def adaptive_softmax(
     reverse_clusters: bool,
     tie_weight: bool = True,
     tie_projs: tuple[bool, ...] = (),
-) -> State:
+) -> Weights:
     """The adaptive softmax `crit`; tables and projections that are absent are tied to the embedding's.
 
     With div_val 1 the code has one table for all clusters; its rows are dealt out here. What the config says is not
     tied has to be there.
     """
-    canonical: State = {}
+    canonical: Weights = {}
     for c, (first, last) in enumerate(config.clusters):
         layer = f"crit.out_layers.{0 if config.div_val == 1 else c}"
         rows = slice(first, last) if config.div_val == 1 else slice(None)
@@ -285,7 +285,7 @@ def adaptive_softmax(
     return canonical | cluster_columns(config, state, source, reverse_clusters)
 
 
-def cluster_columns(config: ModelConfig, state: Mapping[str, Tensor], source: str, reverse: bool) -> State:
+def cluster_columns(config: ModelConfig, state: Mapping[str, Tensor], source: str, reverse: bool) -> Weights:
     """The logits that stand for whole clusters: none with one cluster, `reverse` where the last cluster comes first."""
     if len(config.clusters) == 1:
         return {}

@@ -25,7 +25,7 @@ from txl_export.checkpoints.kimiyoung import (
     positions,
 )
 from txl_export.checkpoints.vocabularies import word_vocabulary
-from txl_export.families.transformer_xl.weights import State
+from txl_export.families.transformer_xl.weights import Weights
 
 __all__ = ["MARKS", "NAME", "NvidiaConfig", "from_state", "recognise", "unwrap"]
 
@@ -80,9 +80,9 @@ def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: s
     return Imported(NAME, config, canonical, "empty", 1, found.evaluation(), None, notes, cluster_order="reversed")
 
 
-def _softmax(config: ModelConfig, found: NvidiaConfig, state: Mapping[str, Tensor], source: str) -> State:
+def _softmax(config: ModelConfig, found: NvidiaConfig, state: Mapping[str, Tensor], source: str) -> Weights:
     """The adaptive softmax `crit`: columns reversed as kimiyoung's, one table for all clusters with div_val 1."""
-    canonical: State = {}
+    canonical: Weights = {}
     for c, (first, last) in enumerate(config.clusters):
         own = 0 if config.div_val == 1 else c
         rows = slice(first, last) if config.div_val == 1 else slice(None)

@@ -80,9 +80,9 @@ def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dic
             f"--cluster-order is {asked.cluster_order}, expected none for a softmax of one cluster; leave it out"
         )
     if changes("cluster_order", imported.cluster_order, asked.cluster_order):
-        columns = {name: t.flip(0) for name, t in changed.state.items() if name.startswith("softmax.cluster.")}
+        columns = {name: t.flip(0) for name, t in changed.weights.items() if name.startswith("softmax.cluster.")}
         order = cast(ClusterOrder, asked.cluster_order)
-        changed = replace(changed, state=changed.state | columns, cluster_order=order)
+        changed = replace(changed, weights=changed.weights | columns, cluster_order=order)
     if changes("embedding_scale", imported.config.embedding_scale, asked.embedding_scale):
         scaled = msgspec.structs.replace(changed.config, embedding_scale=cast(float, asked.embedding_scale))
         changed = replace(changed, config=scaled)

@@ -9,13 +9,11 @@ precision inside a fused kernel is rounded here, and sums are in another order. 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import SELFTEST
 from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.bundle.weight_header import read_header
 from txl_runtime.errors import TxlError
 
 from txl_export.bundle.sealing import seal
@@ -92,26 +91,17 @@ class _Places:
     """Where a byte range of one safetensors file lies in another, whose values take twice as many bytes."""
 
     def __init__(self, source: Path, target: Path) -> None:
-        theirs, ours = _ranges(source), _ranges(target)
-        self._moves = sorted((*theirs[name], *ours[name]) for name in theirs)
+        theirs, ours = read_header(source), read_header(target)
+        self._moves = [(theirs[name], ours[name]) for name in theirs if theirs[name].length]
 
     def find(self, offset: int, length: int) -> tuple[int, int]:
         """Offset and length there."""
-        for first, last, start, end in self._moves:
-            if first <= offset and offset + length <= last:
-                times = (end - start) // (last - first)
-                return start + (offset - first) * times, length * times
+        for before, after in self._moves:
+            inside = offset - before.offset
+            if inside >= 0 and inside + length <= before.length:
+                times = after.length // before.length
+                return after.offset + inside * times, length * times
         raise TxlError(f"a graph reads bytes {offset} to {offset + length}, which are no weights; export again")
-
-
-def _ranges(path: Path) -> dict[str, tuple[int, int]]:
-    """First and one past the last byte of each tensor in a safetensors file that is not empty."""
-    with path.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header: dict[str, Any] = json.loads(stream.read(size))
-    header.pop("__metadata__", None)
-    places = {name: [8 + size + place for place in entry["data_offsets"]] for name, entry in header.items()}
-    return {name: (first, last) for name, (first, last) in places.items() if first < last}
 
 
 def in_float32(model: onnx.ModelProto, places: _Places | None = None) -> onnx.ModelProto:

@@ -1,7 +1,4 @@
-"""int8 and int4 weights for the CPU: which matrices, and how they are stored.
-
-Quantised are the four matrices of every layer: they are what a decode step reads. Embedding, softmax, norms, tables of
-relative positions, attention and memory stay float32.
+"""int8 and int4 weights for the CPU: how quantised matrices are stored. Which ones they are a family says.
 
 int4 has a scale and a zero point per block of inputs, by ONNX Runtime's own quantiser. int8 has a scale per column
 (output), and where segments are long it is stored in two forms that stand for the same matrix, because ONNX Runtime's
@@ -22,8 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from txl_runtime.errors import UsageError
 
-from txl_export.families.transformer_xl.weights import State
-
 __all__ = ["BITS", "QUANTISED", "block_of", "dequantise", "gain_error", "is_quantised", "quantise"]
 
 QUANTISED = ("int8", "int4")
@@ -31,12 +26,6 @@ BITS = {"int8": 8, "int4": 4}
 BLOCKS = (128, 64, 32)
 COLUMNS = "columns"
 """What the codes of int8 are called where they lie as the matrix does, [in, out]."""
-MATRICES = (
-    ".attention.query_key_value.weight",
-    ".attention.output.weight",
-    ".feed_forward.inner.weight",
-    ".feed_forward.outer.weight",
-)
 
 
 def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> float:
@@ -48,24 +37,26 @@ def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> flo
     worst = 0.0
     for name in parts:
         base, _, kind = name.rpartition(".")
-        if is_quantised(name):
+        if is_quantised(name, parts):
             original, found = folded[base].double(), _matrix(parts, base, kind).double()
             slope = float((found * original).sum() / original.square().sum().clamp_min(1e-30))
             worst = max(worst, abs(slope - 1))
     return worst
 
 
-def is_quantised(name: str) -> bool:
-    """Whether a part from `quantise` holds codes."""
+def is_quantised(name: str, parts: Collection[str]) -> bool:
+    """Whether one of the parts from `quantise` holds codes."""
     base, _, kind = name.rpartition(".")
-    return _is_matrix(base) and kind in (*QUANTISED, COLUMNS)
+    return f"{base}.shape" in parts and kind in (*QUANTISED, COLUMNS)
 
 
-def _is_matrix(name: str) -> bool:
-    return name.endswith(MATRICES)
-
-
-def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str] = (), many: bool = False) -> State:
+def quantise(
+    folded: Mapping[str, Tensor],
+    precision: str,
+    matrices: Collection[str],
+    keep: Collection[str] = (),
+    many: bool = False,
+) -> dict[str, Tensor]:
     """The parameters with the matrices replaced by their quantised parts.
 
     NAME.int8 or NAME.int4 are codes in blocks, uint8 [out, blocks, bytes of a block], with NAME.scale, float32
@@ -73,8 +64,9 @@ def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str]
     codes [in, out], with NAME.column_scale, float32 [out].
 
     Args:
-        folded: from `folding.fold`.
+        folded: the parameters that graphs compute with.
         precision: int8 or int4; any other leaves all as it is.
+        matrices: names of those that may be quantised.
         keep: beginnings of names to leave in float32, such as "layers.03".
         many: store int8 a second time, for products of many rows.
 
@@ -82,11 +74,11 @@ def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str]
         UsageError: nothing begins like a name to keep.
     """
     for start in keep:
-        if not any(_begins(name, start) for name in folded if _is_matrix(name)):
+        if not any(_begins(name, start) for name in matrices):
             raise UsageError(f"--keep {start} names no matrix; expected e.g. layers.00 or layers.00.feed_forward.inner")
-    parts: State = {}
+    parts: dict[str, Tensor] = {}
     for name, tensor in folded.items():
-        if precision not in QUANTISED or not _is_matrix(name) or any(_begins(name, start) for start in keep):
+        if precision not in QUANTISED or name not in matrices or any(_begins(name, start) for start in keep):
             parts[name] = tensor
             continue
         parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
@@ -102,14 +94,14 @@ def quantise(folded: Mapping[str, Tensor], precision: str, keep: Collection[str]
     return parts
 
 
-def dequantise(parts: Mapping[str, Tensor]) -> State:
+def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `quantise`, to its rounding: what the quantised matrices stand for."""
-    folded: State = {}
+    folded: dict[str, Tensor] = {}
     for name, tensor in parts.items():
         base, _, kind = name.rpartition(".")
-        if is_quantised(name):
+        if is_quantised(name, parts):
             folded[base] = _matrix(parts, base, kind)
-        elif not (_is_matrix(base) and kind in ("scale", "zero", "shape", "column_scale")):
+        elif f"{base}.shape" not in parts:
             folded[name] = tensor
     return folded
 

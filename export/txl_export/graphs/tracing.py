@@ -10,69 +10,52 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import onnx
 import onnx_ir as ir
 import torch
-from onnx.external_data_helper import uses_external_data
-from torch import Tensor
-from txl_runtime.bundle.reading import WEIGHTS
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
+from torch import Tensor, nn
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import TxlError
 
-from txl_export.families.transformer_xl.network import Network
-from txl_export.families.transformer_xl.ring import TRANSLATIONS
-from txl_export.graphs.quantised_matmul import MICROSOFT, has_many_rows, multiply_quantised
+from txl_export.graphs.quantised_matmul import has_many_rows, multiply_quantised
+from txl_export.graphs.weight_file import WeightFile
 
-__all__ = ["WeightFile", "check_graph", "write_graph"]
-
-_Spec = tuple[str, str, tuple[int | str, ...]]
+__all__ = ["Traceable", "write_graph"]
 
 IR_VERSIONS = {18: 10, 24: 12}
 """The oldest that an opset can be written in: readers refuse what is newer than they are."""
 
 
-class WeightFile:
-    """Where each tensor of a safetensors file lies, so that graphs can point into it.
+class Traceable(nn.Module):
+    """A network that a graph can be traced from.
 
-    Args:
-        path: the file.
-        parts: further tensors that are rows [first, last) of one of the file's: name → (that one, first, last).
+    Attributes:
+        marking: whether `forward` returns the values that `landmarks` names as well, behind its results.
     """
 
-    def __init__(self, path: Path, parts: Mapping[str, tuple[str, int, int]] | None = None) -> None:
-        self.path = path
-        with path.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header: dict[str, Any] = msgspec.json.decode(stream.read(size))
-        self._ranges = {
-            name: (8 + size + entry["data_offsets"][0], entry["data_offsets"][1] - entry["data_offsets"][0])
-            for name, entry in header.items()
-            if name != "__metadata__"
-        }
-        for name, (table, first, last) in (parts or {}).items():
-            offset, length = self._ranges[table]
-            row = length // header[table]["shape"][0]
-            self._ranges[name] = (offset + first * row, (last - first) * row)
+    landmarks: tuple[str, ...] = ()
+    """Names in the graph for values inside of it."""
+    translations: Mapping[Callable[..., Any], Callable[..., Any]] = {}
+    """What `torch.onnx.export` needs to know of operators that are not torch's."""
+    marking = False
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._ranges
+    @property
+    def dynamic_shapes(self) -> Any:
+        """What `torch.export` may not take for fixed, per argument; None where everything is."""
+        return None
 
-    def tensor(self, name: str, dtype: ir.DataType, shape: Any) -> ir.ExternalTensor:
-        """A reference to a tensor of the file."""
-        offset, length = self._ranges[name]
-        return ir.ExternalTensor(
-            self.path.name, offset, length, dtype, shape=shape, name=name, base_dir=self.path.parent
-        )
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Arguments of the right shapes and dtypes, to trace with."""
+        raise NotImplementedError
 
 
 def write_graph(
-    network: Network,
+    network: Traceable,
     program: Program,
     weights: WeightFile,
     path: Path,
@@ -97,21 +80,22 @@ def write_graph(
         graph.outputs.pop().name = name
     model.producer_name, model.producer_version = "txl-deploy", None
     model.ir_version = IR_VERSIONS[opset]
-    graph.name, graph.doc_string = program.name, None
+    graph.name = program.name
     for value, spec in zip(graph.inputs, program.inputs, strict=True):
         value.name = spec.name
     for value, spec in zip(graph.outputs, program.outputs, strict=True):
         value.name = spec.name
     _name_open_sizes(graph, program)
     _int32_indices(graph)
+    RemoveUnusedNodesPass()(model)
     multiply_quantised(graph, parts, has_many_rows(program))
     _forget_origins(model)
-    _point_into(graph, weights)
+    weights.point_into(graph)
     model.metadata_props.update(facts)
     ir.save(model, path)
 
 
-def _trace(network: Network, opset: int) -> ir.Model:
+def _trace(network: Traceable, opset: int) -> ir.Model:
     network.eval()
     network.marking = True
     with _quiet():
@@ -124,7 +108,7 @@ def _trace(network: Network, opset: int) -> ir.Model:
             opset_version=opset,
             verbose=False,
             external_data=False,
-            custom_translation_table=TRANSLATIONS,
+            custom_translation_table=dict(network.translations),
         )
     if program is None:
         raise TxlError("torch.onnx.export returned nothing, expected a graph; check the installed torch and onnxscript")
@@ -196,97 +180,15 @@ def _int32_indices(graph: ir.Graph) -> None:
             # Too large for the exporter to fold; only such nodes as this one ask for it.
             source.replace_input_with(0, narrow(origin))
             index.dtype = ir.DataType.INT32
-    for node in reversed(list(graph)):
-        if node.op_type == "Cast" and not any(output.uses() or output.is_graph_output() for output in node.outputs):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses():
-            del graph.initializers[name]
 
 
 def _forget_origins(model: ir.Model) -> None:
     """Drop what the exporter notes about source files: it names paths, and differs from machine to machine."""
+    ClearMetadataAndDocStringPass()(model)
     model.doc_string = None
     model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for node in model.graph:
-        node.doc_string = None
-        node.metadata_props.clear()
-        for output in node.outputs:
-            output.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+    graph = model.graph
+    results = (output for node in graph for output in node.outputs)
+    for value in (*graph.inputs, *graph.initializers.values(), *results):
         value.metadata_props.clear()
         value.doc_string = None
-
-
-def _point_into(graph: ir.Graph, weights: WeightFile) -> None:
-    """Let parameters be byte ranges of the weight file; names are the weight file's."""
-    for value in list(graph.initializers.values()):
-        assert value.name is not None
-        name = value.name.replace("/", ".")
-        if name in weights:
-            assert value.dtype is not None
-            tensor = weights.tensor(name, value.dtype, value.shape)
-            value.name = name
-            value.const_value = tensor
-
-
-def check_graph(path: Path, program: Program, opset: int) -> None:
-    """Hold a written graph against the standard and its program: checker, shapes, names, dtypes, opset, indices.
-
-    Sizes that the graph leaves open are any.
-
-    Raises:
-        TxlError: the graph is not what it should be.
-    """
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-        model = onnx.load(str(path), load_external_data=False)
-        model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
-    versions = {entry.domain: entry.version for entry in model.opset_import}
-    if versions.pop("", 0) != opset or versions not in ({}, {MICROSOFT: 1}):
-        raise TxlError(f"{path.name}: uses other opsets than {opset} of the standard: {versions}; report this")
-    for side, promised, found in (
-        ("inputs", program.inputs, model.graph.input),
-        ("outputs", program.outputs, model.graph.output),
-    ):
-        wants: list[_Spec] = [(spec.name, spec.dtype, spec.shape) for spec in promised]
-        has = [_spec(value) for value in found]
-        if not _fit(has, wants, "segment" if program.update == "ring" else None):
-            raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
-    wide = _wide_indices(model.graph)
-    if wide:
-        raise TxlError(f"{path.name}: {', '.join(wide)} gather by other indices than int32; report this")
-    stray = {
-        entry.value
-        for tensor in model.graph.initializer
-        if uses_external_data(tensor)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    } - {WEIGHTS}
-    if stray:
-        raise TxlError(f"{path.name}: points into {sorted(stray)}, expected the bundle's weights alone; report this")
-
-
-def _wide_indices(graph: onnx.GraphProto) -> list[str]:
-    """Nodes that gather by anything but int32."""
-    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
-    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    gathers = [node for node in graph.node if node.op_type in ("Gather", "GatherElements")]
-    return [node.name for node in gathers if kinds.get(node.input[1]) != onnx.TensorProto.INT32]
-
-
-def _spec(value: onnx.ValueInfoProto) -> _Spec:
-    kind = value.type.tensor_type
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
-    return value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
-
-
-def _fit(has: Sequence[_Spec], wants: Sequence[_Spec], open_size: str | None) -> bool:
-    """Same names, dtypes and sizes; the segment of a ring may be open, the rows of the softmax have to be."""
-    if [(name, dtype, len(shape)) for name, dtype, shape in has] != [(n, d, len(shape)) for n, d, shape in wants]:
-        return False
-    sizes = (pair for mine, theirs in zip(has, wants, strict=True) for pair in zip(mine[2], theirs[2], strict=True))
-    return all(found in (size, open_size) for found, size in sizes)

@@ -13,7 +13,7 @@ from txl_runtime.ladder import GAIN
 __all__ = ["DRIFT_ROWS", "ChainResult", "Gate", "Parity", "ParityError", "TextResult"]
 
 DRIFT_ROWS = 64
-"""A quarter of a chain with fewer rows than this says more of its tokens than of the memory: its drift is not judged."""
+"""The drift of a chain is not judged on quarters of fewer rows: those say more of their tokens than of the memory."""
 
 
 @dataclass

@@ -13,7 +13,7 @@ import txl_runtime
 from support import random_state, small_config
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.families.transformer_xl.weights import check_state
+from txl_export.families.transformer_xl.weights import check_weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckError, UsageError
 
@@ -43,7 +43,7 @@ def parts_of(changes: dict, dialect: dict, memory_length: int = M) -> tuple[Part
     values = small_config(**changes)
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
-    state = check_state(config, random_state(values), "random")
+    state = check_weights(config, random_state(values), "random")
     settings = Dialect(**dialect)
     reference = Reference(config, settings, memory_length, state, torch.float64)
     return Parts(config, settings, memory_length, state), reference

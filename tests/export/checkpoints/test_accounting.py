@@ -12,7 +12,8 @@ from oracle import config_of, facts_of
 from support import ORACLE, random_state, save_checkpoint, small_config
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.imported import Imported
-from txl_export.families.transformer_xl.settings import Requested, resolve
+from txl_export.families.transformer_xl.settings import resolve
+from txl_export.options import ExportOptions
 from txl_runtime.errors import CheckpointError, UsageError
 
 
@@ -76,24 +77,24 @@ def test_what_is_tied_may_be_absent() -> None:
 
 def test_an_option_that_overrides_the_checkpoint_says_so() -> None:
     found = imported("kimiyoung/k01_base")
-    _, _, lines = resolve(found, Requested(memory_length=3, same_length=True))
+    _, _, lines = resolve(found, ExportOptions(memory_length=3, same_length=True))
     assert "--memory-length overrides the checkpoint's own value: 3 instead of 8" in lines
     assert any("overrides the checkpoint's own value: True instead of False" in line for line in lines)
     assert lines[-1].endswith("--clamp-length 0")
-    assert not any("overrides" in line for line in resolve(found, Requested(memory_length=8))[2])
+    assert not any("overrides" in line for line in resolve(found, ExportOptions(memory_length=8))[2])
 
 
 @pytest.mark.parametrize(("name", "window"), [("kimiyoung/k01_base", 8), ("hf/h01_base", 8), ("nvidia/n01_base", 9)])
 def test_same_length_means_m_keys_and_one_more_in_nvidias_code(name: str, window: int) -> None:
-    assert resolve(imported(name), Requested(memory_length=8, same_length=True))[0].window == window
+    assert resolve(imported(name), ExportOptions(memory_length=8, same_length=True))[0].window == window
 
 
 def test_a_segment_longer_than_the_learned_positions_is_refused() -> None:
     found = imported("kimiyoung/k70_attn3")
     rows = found.config.position_rows
-    resolve(found, Requested((rows,)))
+    resolve(found, ExportOptions(segment_length=rows))
     with pytest.raises(UsageError, match=f"at most {rows}"):
-        resolve(replace(found), Requested((rows + 1,)))
+        resolve(replace(found), ExportOptions(segment_length=rows + 1))
 
 
 def test_parts_called_model_and_config_are_not_fastais_for_that(tmp_path) -> None:
@@ -113,8 +114,8 @@ def test_a_config_that_is_no_mapping_is_refused(broken: Any, tmp_path) -> None:
 def test_own_checkpoints_are_accounted_for_too(tmp_path) -> None:
     values = small_config()
     state = random_state(values) | {"adapter.weight": torch.zeros(2)}
-    from txl_export.families.transformer_xl.weights import check_state
+    from txl_export.families.transformer_xl.weights import check_weights
 
     found, _ = read_checkpoint(save_checkpoint(tmp_path / "model.pt", values, state))
     with pytest.raises(CheckpointError, match=r"adapter\.weight"):
-        check_state(found.config, found.state, "model.pt")
+        check_weights(found.config, found.weights, "model.pt")

@@ -21,7 +21,7 @@ from torch import Tensor
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.imported import Imported
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.families.transformer_xl.weights import State, check_state
+from txl_export.families.transformer_xl.weights import Weights, check_weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckpointError
 
@@ -59,7 +59,7 @@ class Model:
     config: ModelConfig
     dialect: Dialect
     memory_length: int
-    state: State
+    state: Weights
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def load(name: str) -> Case:
         imported.config,
         dialect_of(imported),
         imported.evaluation.memory_length,
-        check_state(imported.config, imported.state, name),
+        check_weights(imported.config, imported.weights, name),
     )
     tokens_time_first = family in ("kimiyoung", "nvidia", "remixl")
     memory_time_first = tokens_time_first or family == "hf_transfo_xl"
@@ -246,7 +246,7 @@ def test_nvidia_weights_of_its_own_are_dealt_out_to_the_clusters():
     facts, state, _, _ = read("n10_adp_div1")
     own = torch.arange(60 * 16, dtype=torch.float32).reshape(60, 16)
     imported = nvidia.from_state(state | {"crit.out_layers_weights.0": own}, values_of(facts), "n10")
-    checked = check_state(imported.config, imported.state, "n10")
+    checked = check_weights(imported.config, imported.weights, "n10")
     assert torch.equal(torch.cat([checked[f"softmax.tables.{c}"] for c in range(4)]), own)
 
 
@@ -257,7 +257,7 @@ def test_nvidia_projections_follow_the_shared_list_or_their_own():
     narrow = {name: tensor[..., :8] for name, tensor in state.items() if "emb_layers" in name or "cluster_w" in name}
     projections = {"word_emb.emb_projs.0": shared, "crit.shared_out_projs.0": shared, "crit.out_projs.0": untied}
     imported = nvidia.from_state(state | narrow | projections, {**values_of(facts), "d_embed": 8}, "n10")
-    checked = check_state(imported.config, imported.state, "n10")
+    checked = check_weights(imported.config, imported.weights, "n10")
     assert torch.equal(checked["softmax.projections.0"], untied)
     assert not [name for name in checked if name.startswith("softmax.projections.") and not name.endswith("0")]
     assert "crit.out_projs.2 is missing" in refused(
@@ -281,7 +281,7 @@ def test_fastai_with_biases_gelu_and_one_dropout():
     assert imported.config.attention_bias
     assert imported.config.activation == "gelu_tanh"
     assert not imported.config.softmax_bias
-    assert "layers.01.attention.query.bias" in check_state(imported.config, imported.state, "x20")
+    assert "layers.01.attention.query.bias" in check_weights(imported.config, imported.weights, "x20")
 
 
 # ---- one thing wrong at a time

@@ -14,7 +14,7 @@ from oracle import config_of, facts_of
 from support import ORACLE, random_state, save_checkpoint, small_config
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.overrides import Overrides, ask_overrides, recorded_overrides
-from txl_export.families.transformer_xl.weights import check_state, model_id
+from txl_export.families.transformer_xl.weights import check_weights, model_id
 from txl_runtime.errors import CheckError, UsageError
 
 CLUSTERED = "kimiyoung/k30_adp_div2"
@@ -110,7 +110,7 @@ def test_a_bundle_holds_its_overrides_and_verify_repeats_them(tmp_path: Path) ->
         imported.config,
         manifest.dialect,
         manifest.memory_length,
-        check_state(imported.config, imported.state, "k30"),
+        check_weights(imported.config, imported.weights, "k30"),
     )
     assert plain != manifest.model_id
     text = json.loads((path / "manifest.json").read_text())

@@ -25,7 +25,7 @@ from support import ORACLE
 from torch import Tensor, nn
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
-from txl_export.families.transformer_xl.weights import State, check_state
+from txl_export.families.transformer_xl.weights import Weights, check_weights
 from txl_runtime.errors import CheckError, CheckpointError
 
 SOURCES = {
@@ -52,7 +52,7 @@ PLACES = {
 }
 
 
-def case(name: str) -> tuple[State, dict[str, Any]]:
+def case(name: str) -> tuple[Weights, dict[str, Any]]:
     values = np.load(ORACLE / f"{name}.npz")
     state = {key[3:]: torch.from_numpy(values[key]) for key in values.files if key.startswith("sd/")}
     return state, dict(config_of(facts_of(name)))
@@ -76,7 +76,7 @@ def stand_ins(folder: Path) -> Iterator[dict[str, dict[str, type[nn.Module]]]]:
             sys.modules.pop(name, None)
 
 
-def module_of(state: State, classes: dict[str, type[nn.Module]]) -> nn.Module:
+def module_of(state: Weights, classes: dict[str, type[nn.Module]]) -> nn.Module:
     """A module with this state dict, of classes by their place in it; equal tensors are one parameter."""
 
     def part(place: str) -> nn.Module:
@@ -104,7 +104,9 @@ def module_of(state: State, classes: dict[str, type[nn.Module]]) -> nn.Module:
     return model
 
 
-def kimiyoung_module(state: State, config: dict[str, Any], classes: dict[str, dict[str, type[nn.Module]]]) -> nn.Module:
+def kimiyoung_module(
+    state: Weights, config: dict[str, Any], classes: dict[str, dict[str, type[nn.Module]]]
+) -> nn.Module:
     """What torch.save(model) of the original's train.py would have been given."""
     model = module_of(state, classes["mem_transformer"] | classes["proj_adaptive_softmax"])
     names = ("n_token", "n_layer", "n_head", "d_model", "d_head", "tgt_len", "mem_len", "ext_len")
@@ -150,7 +152,7 @@ def saved(
 
 
 def same_model(one: Imported, other: Imported) -> bool:
-    first, second = (check_state(each.config, each.state, "model") for each in (one, other))
+    first, second = (check_weights(each.config, each.weights, "model") for each in (one, other))
     return (
         one.config == other.config
         and one.memory_start == other.memory_start

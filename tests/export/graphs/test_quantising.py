@@ -46,7 +46,7 @@ def tame(tmp_path_factory):
 @pytest.mark.parametrize("size", [512, 410, 16, 96])
 def test_a_quantised_matrix_stands_for_the_original_to_its_rounding(precision, error, size):
     matrix = torch.randn(size, 70, generator=torch.Generator().manual_seed(size))
-    parts = quantise({NAME: matrix}, precision)
+    parts = quantise({NAME: matrix}, precision, [NAME])
     assert NAME not in parts
     found = dequantise(parts)[NAME]
     assert found.shape == matrix.shape
@@ -57,7 +57,7 @@ def test_a_quantised_matrix_stands_for_the_original_to_its_rounding(precision, e
 def test_both_forms_of_int8_stand_for_the_same_matrix(size):
     matrix = torch.randn(size, 70, generator=torch.Generator().manual_seed(size))
     matrix[:, 3] = 0
-    parts = quantise({NAME: matrix}, "int8", many=True)
+    parts = quantise({NAME: matrix}, "int8", [NAME], many=True)
     blocks, columns = (
         dequantise({name: part for name, part in parts.items() if not name.endswith(without)})[NAME]
         for without in ((".columns", ".column_scale"), (".int8", ".scale"))
@@ -68,17 +68,17 @@ def test_both_forms_of_int8_stand_for_the_same_matrix(size):
 
 def test_what_is_no_matrix_of_a_layer_stays_as_it_is():
     folded = {"embedding.tables.0": torch.randn(8, 4), "layers.00.attention.norm.weight": torch.ones(4)}
-    assert quantise(folded, "int8") == folded
+    assert quantise(folded, "int8", ()) == folded
     assert dequantise(folded) == folded
 
 
 def test_layers_to_keep_stay_as_they_are_and_a_name_of_nothing_is_refused():
     folded = {NAME: torch.randn(16, 16), NAME.replace("00", "01"): torch.randn(16, 16)}
-    parts = quantise(folded, "int4", keep=("layers.01",))
+    parts = quantise(folded, "int4", folded, keep=("layers.01",))
     assert torch.equal(parts[NAME.replace("00", "01")], folded[NAME.replace("00", "01")])
     assert f"{NAME}.int4" in parts
     with pytest.raises(UsageError, match=r"--keep layers\.07 names no matrix"):
-        quantise(folded, "int4", keep=("layers.07",))
+        quantise(folded, "int4", folded, keep=("layers.07",))
 
 
 @pytest.mark.parametrize("columns", [16, 4])
@@ -129,7 +129,7 @@ def _graph(tame, file):
 
 def test_a_row_of_zeros_or_of_huge_values_is_multiplied_as_exactly_as_any(tmp_path):
     weights = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
-    parts = quantise({NAME: weights}, "int8", many=True)
+    parts = quantise({NAME: weights}, "int8", [NAME], many=True)
     rows = np.random.default_rng(0).standard_normal((20, 64)).astype(np.float32)
     rows[1], rows[2], rows[3] = 0, rows[2] * 1e30, rows[3] * 1e-30
     found = _product(tmp_path, parts, rows)
@@ -165,7 +165,7 @@ def _product(folder, parts, rows):
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_the_gain_of_matrices_is_one_and_a_scale_off_by_a_tenth_is_seen(precision):
     folded = {NAME: torch.randn(512, 128, generator=torch.Generator().manual_seed(0))}
-    parts = quantise(folded, precision)
+    parts = quantise(folded, precision, [NAME])
     assert gain_error(folded, parts) < 0.01
     parts[f"{NAME}.scale"] = parts[f"{NAME}.scale"] * 1.1
     assert 0.08 < gain_error(folded, parts) < 0.12

@@ -15,9 +15,10 @@ from google.protobuf.message import Message
 from onnx.external_data_helper import uses_external_data
 from support import cli, random_state, save_checkpoint, small_config
 from txl_export.checkpoints import read_checkpoint
-from txl_export.families.transformer_xl.settings import Requested, resolve
-from txl_export.families.transformer_xl.weights import check_state, model_id
-from txl_export.graphs.tracing import check_graph
+from txl_export.families.transformer_xl.settings import resolve
+from txl_export.families.transformer_xl.weights import check_weights, model_id
+from txl_export.graphs.checking import check_graph
+from txl_export.options import ExportOptions
 from txl_runtime.bundle.format1 import ModelConfig, expected_states
 from txl_runtime.bundle.reading import WEIGHTS, open_bundle
 from txl_runtime.errors import TxlError
@@ -306,15 +307,17 @@ def test_another_process_writes_the_same_bytes(make_bundle, tmp_path):
 
 def name_of(values: dict[str, Any], state: dict[str, Any] | None = None, **asked: Any) -> str:
     imported, _ = read_checkpoint(state or random_state(values), config=values)
-    dialect, sizes, _ = resolve(imported, Requested(**asked))
-    return model_id(imported.config, dialect, sizes.memory_length, check_state(imported.config, imported.state, "test"))
+    dialect, sizes, _ = resolve(imported, ExportOptions(**asked))
+    return model_id(
+        imported.config, dialect, sizes.memory_length, check_weights(imported.config, imported.weights, "test")
+    )
 
 
 def test_form_of_memory_streams_and_segments_leave_the_models_name(make_bundle):
     plain = name_of(small_config())
     ids = [open_bundle(path).manifest.model_id for path in (make_bundle(), make_bundle(memory="hidden", batch_size=3))]
     assert ids == [plain, plain]
-    assert name_of(small_config(), segment_lengths=(9,), batch_size=7) == plain
+    assert name_of(small_config(), segment_length=(9,), batch_size=7) == plain
 
 
 def test_memory_window_clamp_start_and_every_weight_are_in_the_models_name():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import cli
-from txl_export.exporting import reference_for
+from txl_export.families.transformer_xl.building import reference_for
 from txl_export.parity.bisecting import bisect_against_reference, compare
 from txl_export.parity.bisecting_engines import bisect_engine
 from txl_export.verifying import bisect, weights_of_bundle

@@ -16,8 +16,8 @@ import pytest
 import torch
 import txl_export
 from support import random_state, save_checkpoint, small_config
-from txl_export.exporting import reference_for
-from txl_export.graphs.tracing import WeightFile
+from txl_export.families.transformer_xl.building import reference_for
+from txl_export.graphs.weight_file import WeightFile
 from txl_export.parity.comparing import CHUNK, ChainComparison
 from txl_export.parity.report import ChainResult, Parity, TextResult
 from txl_export.parity.verification import _judge, openers, verify_models
@@ -104,7 +104,7 @@ def edit_graphs(folder: Path, output: str, change: Callable[[onnx.GraphProto], N
 
 def scale_weight(folder: Path, name: str, factor: float) -> None:
     """Multiply one tensor of the weight file, where it lies."""
-    offset, length = WeightFile(folder / WEIGHTS)._ranges[name]
+    offset, length = WeightFile(folder / WEIGHTS).ranges[name]
     data = bytearray((folder / WEIGHTS).read_bytes())
     values = np.frombuffer(data, np.float32, length // 4, offset) * np.float32(factor)
     data[offset : offset + length] = values.tobytes()

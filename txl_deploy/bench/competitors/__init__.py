@@ -23,7 +23,7 @@ import msgspec
 import torch
 import txl_runtime
 from txl_export.exporting import export
-from txl_export.families.transformer_xl.weights import State
+from txl_export.families.transformer_xl.weights import Weights
 from txl_export.verifying import weights_of_bundle
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
@@ -42,7 +42,7 @@ Made = tuple[Competitor, str]
 """A competitor and the precision it computes in."""
 
 
-def weights_of(model: Model) -> State:
+def weights_of(model: Model) -> Weights:
     """The canonical parameters in a bundle, float32."""
     return weights_of_bundle(model.bundle.file(model.manifest.weights), model.manifest)
 
@@ -106,7 +106,7 @@ def competitors(
     return {name: makers[name] for name in names}
 
 
-def _onnx_hidden(model: Model, state: State, threads: int, folder: Path) -> Competitor:
+def _onnx_hidden(model: Model, state: Weights, threads: int, folder: Path) -> Competitor:
     m = model.manifest
     export(
         state,

@@ -13,28 +13,37 @@ from torch import Tensor
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import UsageError
 
-from txl_export.families.transformer_xl.weights import State
+from txl_export.families.transformer_xl.weights import Weights
 
-__all__ = ["HALF", "fold", "tied_rows", "to_precision", "unfold"]
+__all__ = ["HALF", "QUANTISABLE", "fold", "tied_rows", "to_precision", "unfold"]
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """What the graphs of a precision compute in, where that is half of float32."""
+
+QUANTISABLE = (
+    ".attention.query_key_value.weight",
+    ".attention.output.weight",
+    ".feed_forward.inner.weight",
+    ".feed_forward.outer.weight",
+)
+"""Ends of the names of what int8 and int4 quantise: the matrices that a decode step reads. Embedding, softmax, norms,
+tables of relative positions, attention and memory stay float32."""
 
 # Added to queries or scores, so they take the scale of the queries.
 SCALED = ("content_bias", "position_bias", "distance.biases")
 
 
-def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
+def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
     """The parameters as the graphs use them; everything but the tables of relative positions.
 
     Matrices are transposed, [in, out], because graphs multiply from the left; `query_key_value` holds the three
     projections side by side with the scale folded into the first.
     """
     scale = config.d_head**-0.5
-    folded: State = {}
-    for name, tensor in state.items():
+    folded: Weights = {}
+    for name, tensor in weights.items():
         if ".attention.query." in name:
-            parts = [tensor * scale, state[name.replace("query", "key")], state[name.replace("query", "value")]]
+            parts = [tensor * scale, weights[name.replace("query", "key")], weights[name.replace("query", "value")]]
             joined = torch.cat(parts)
             folded[name.replace("query", "query_key_value")] = joined.T.contiguous() if joined.dim() == 2 else joined
         elif ".attention.key." in name or ".attention.value." in name:
@@ -48,7 +57,7 @@ def fold(config: ModelConfig, state: Mapping[str, Tensor]) -> State:
     return folded
 
 
-def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> State:
+def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> Weights:
     """Parameters in the type that graphs of a precision compute in; those whose names hold any of `keep` as they are.
 
     Raises:
@@ -83,19 +92,19 @@ def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tu
     return {name: ("embedding.tables.0", *rows) for name, rows in named if name not in folded}
 
 
-def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> State:
+def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> Weights:
     """The inverse of `fold`, to one rounding of the scale: canonical parameters from those of the graphs."""
     scale = config.d_head**-0.5
-    state: State = {}
+    weights: Weights = {}
     for name, tensor in folded.items():
         if ".attention.query_key_value." in name:
             query, key, value = (tensor.T if tensor.dim() == 2 else tensor).chunk(3)
             parts = {"query": query / scale, "key": key, "value": value}
-            state |= {name.replace("query_key_value", part): rows.contiguous() for part, rows in parts.items()}
+            weights |= {name.replace("query_key_value", part): rows.contiguous() for part, rows in parts.items()}
         elif name.endswith(SCALED):
-            state[name] = tensor / scale
+            weights[name] = tensor / scale
         elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
-            state[name] = tensor.T.contiguous()
+            weights[name] = tensor.T.contiguous()
         else:
-            state[name] = tensor
-    return state
+            weights[name] = tensor
+    return weights

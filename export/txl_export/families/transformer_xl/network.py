@@ -10,17 +10,18 @@ statistics of layer norms (LayerNormalization's own), both softmaxes, and what t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
 from txl_export.families.transformer_xl.folding import tied_rows
 from txl_export.families.transformer_xl.positions import last_distance, sinusoid
 from txl_export.families.transformer_xl.reference import activate
-from txl_export.families.transformer_xl.weights import State, layer_name
+from txl_export.families.transformer_xl.weights import Weights, layer_name
+from txl_export.graphs.tracing import Traceable
 
 __all__ = ["UNSEEN", "MemoryForm", "Network", "count_distances"]
 
@@ -38,7 +39,7 @@ def count_distances(config: ModelConfig, dialect: Dialect, slots: int) -> int:
     return rows if last is None else min(rows, last + 1)
 
 
-class Network(nn.Module):
+class Network(Traceable):
     """The parameters of a model as buffers, and the parts of a step that no form of memory changes.
 
     Args:
@@ -48,16 +49,12 @@ class Network(nn.Module):
 
     Attributes:
         dtype: of weights, products and memory.
-        marking: whether `forward` returns values to be named in the graph as well, behind its results.
     """
-
-    landmarks: tuple[str, ...] = ()
-    """Names of the values that it then returns."""
 
     def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], distances: int) -> None:
         super().__init__()
         self.config, self.dialect, self.distances = config, dialect, distances
-        self.dtype, self.marking = folded["embedding.tables.0"].dtype, False
+        self.dtype = folded["embedding.tables.0"].dtype
         self._buffer_names: dict[str, str] = {}
         for name, tensor in folded.items():
             if ".attention.position." not in name and ".attention.distance." not in name:
@@ -107,16 +104,7 @@ class Network(nn.Module):
         """The parameter of that name, or None."""
         return self[name] if name in self._buffer_names else None
 
-    @property
-    def dynamic_shapes(self) -> Any:
-        """What `torch.export` may not take for fixed, per argument; None where everything is."""
-        return None
-
-    def example_inputs(self) -> tuple[Tensor, ...]:
-        """Arguments of the right shapes and dtypes, to trace with."""
-        raise NotImplementedError
-
-    def position_tables(self) -> State:
+    def position_tables(self) -> Weights:
         """The tables of positions: parameters that only networks of as many distances share."""
         return {name: self[name] for name in self._buffer_names if ".table." in name}
 

@@ -33,7 +33,7 @@ class Reference:
         config: the architecture.
         dialect: initial memory, window and clamp.
         memory_length: M, rows kept per layer.
-        state: canonical parameters (`weights`), checked.
+        weights: the canonical parameters (module `weights`), checked.
         dtype: in which to compute; the position table is built in float32 in any case.
     """
 
@@ -42,11 +42,11 @@ class Reference:
         config: ModelConfig,
         dialect: Dialect,
         memory_length: int,
-        state: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.config, self.dialect, self.memory_length, self.dtype = config, dialect, memory_length, dtype
-        self._state = {name: tensor.to(dtype) for name, tensor in state.items()}
+        self._weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
 
     def initial_memory(self, batch_size: int = 1) -> Memory:
         """The memory of streams that have seen nothing."""
@@ -93,7 +93,7 @@ class Reference:
         if not self.config.absolute_positions or (self.config.attn_type == 2 and i > 0):
             return hidden, remembered
         rows, first = remembered.shape[1] + hidden.shape[1], remembered.shape[1]
-        learned = self._state.get(f"{layer_name(i)}.positions")
+        learned = self._weights.get(f"{layer_name(i)}.positions")
         table = sinusoid(rows, self.config.d_model) if learned is None else learned
         positions = table[self._distances(rows)].to(self.dtype).flip(0)  # [rows, D], oldest row first
         return hidden + positions[first:], remembered + positions[:first]
@@ -105,12 +105,12 @@ class Reference:
     def _embed(self, tokens: Tensor) -> Tensor:
         c = self.config
         if c.div_val == 1:
-            embedded = self._project("embedding.projections.0", self._state["embedding.tables.0"][tokens.long()])
+            embedded = self._project("embedding.projections.0", self._weights["embedding.tables.0"][tokens.long()])
         else:
             embedded = torch.zeros(*tokens.shape, c.d_model, dtype=self.dtype)
             for cluster, (first, last) in enumerate(c.clusters):
                 inside = (tokens >= first) & (tokens < last)
-                rows = self._state[f"embedding.tables.{cluster}"][(tokens[inside] - first).long()]
+                rows = self._weights[f"embedding.tables.{cluster}"][(tokens[inside] - first).long()]
                 embedded[inside] = self._project(f"embedding.projections.{cluster}", rows)
         return embedded * c.embedding_scale
 
@@ -142,7 +142,7 @@ class Reference:
         if self.config.absolute_positions:
             scores = torch.einsum("bthd,bkhd->bhtk", query, key)
         else:
-            content = torch.einsum("bthd,bkhd->bhtk", query + self._state[f"{name}.content_bias"], key)
+            content = torch.einsum("bthd,bkhd->bhtk", query + self._weights[f"{name}.content_bias"], key)
             by_distance = self._by_distance(i, query, rows)
             farthest = by_distance.shape[-1] - 1
             scores = content + by_distance.gather(-1, distance.clamp(0, farthest).expand_as(content))
@@ -156,11 +156,11 @@ class Reference:
         name, last = f"{layer_name(i)}.attention", last_distance(self.config, self.dialect)
         count = rows if last is None else min(rows, last + 1)
         if self.config.attn_type == 1:
-            keys, biases = self._state[f"{name}.distance.keys"][:count], self._state[f"{name}.distance.biases"][:count]
+            keys, biases = (self._weights[f"{name}.distance.{part}"][:count] for part in ("keys", "biases"))
             return torch.einsum("bthd,rhd->bhtr", query, keys) + biases.T[:, None]
         table = sinusoid(count, self.config.d_model).to(self.dtype)
         relative = self._heads(f"{name}.position", table)  # R of the paper, [distances, H, d_head]
-        return torch.einsum("bthd,rhd->bhtr", query + self._state[f"{name}.position_bias"], relative)
+        return torch.einsum("bthd,rhd->bhtr", query + self._weights[f"{name}.position_bias"], relative)
 
     def _distances(self, rows: int) -> Tensor:
         """Which distance's position stands for distances 0 … rows-1."""
@@ -200,30 +200,30 @@ class Reference:
 
     def _softmax_input(self, cluster: int, hidden: Tensor) -> Tensor:
         tied = f"embedding.projections.{0 if self.config.div_val == 1 else cluster}"
-        projection = self._state.get(f"softmax.projections.{cluster}", self._state.get(tied))
+        projection = self._weights.get(f"softmax.projections.{cluster}", self._weights.get(tied))
         return hidden if projection is None else hidden @ projection
 
     def _cluster_logits(self, cluster: int, hidden: Tensor) -> Tensor:
-        table = self._state.get(f"softmax.tables.{cluster}")
+        table = self._weights.get(f"softmax.tables.{cluster}")
         if table is None and self.config.div_val == 1:
             first, last = self.config.clusters[cluster]
-            table = self._state["embedding.tables.0"][first:last]
+            table = self._weights["embedding.tables.0"][first:last]
         elif table is None:
-            table = self._state[f"embedding.tables.{cluster}"]
-        return F.linear(self._softmax_input(cluster, hidden), table, self._state.get(f"softmax.biases.{cluster}"))
+            table = self._weights[f"embedding.tables.{cluster}"]
+        return F.linear(self._softmax_input(cluster, hidden), table, self._weights.get(f"softmax.biases.{cluster}"))
 
     def _project(self, name: str, rows: Tensor) -> Tensor:
-        projection = self._state.get(name)
+        projection = self._weights.get(name)
         return rows if projection is None else rows @ projection.T
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x, self._state[f"{name}.weight"], self._state.get(f"{name}.bias"))
+        return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         return self._linear(name, x).reshape(*x.shape[:-1], self.config.n_head, self.config.d_head)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        weight, bias = self._state[f"{name}.weight"], self._state[f"{name}.bias"]
+        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
 
 

@@ -34,7 +34,7 @@ from txl_export.families.transformer_xl.network import Network, count_distances
 from txl_export.families.transformer_xl.step import StepShape
 from txl_export.families.transformer_xl.weights import layer_name
 
-__all__ = ["TRANSLATIONS", "RingStep"]
+__all__ = ["RingStep"]
 
 FAR = 2**20  # rows behind everything: such a slot is seen by nobody
 
@@ -58,10 +58,6 @@ def _translate(past: Any, update: Any, write: Any) -> Any:
     return onnxscript.values.Op(opset, "TensorScatter")(past, update, write, axis=2, mode="linear")
 
 
-TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {torch.ops.txl.tensor_scatter.default: _translate}
-"""What `torch.onnx.export` needs to know of operators that are not torch's."""
-
-
 class RingStep(Network):
     """One segment of any length up to L, attn_type 0 and 1, K/V memory.
 
@@ -70,6 +66,8 @@ class RingStep(Network):
         shape: B, the longest L, M; memory is "kv".
         folded: the parameters from `fold`.
     """
+
+    translations: Mapping[Callable[..., Any], Callable[..., Any]] = {torch.ops.txl.tensor_scatter.default: _translate}
 
     def __init__(self, config: ModelConfig, dialect: Dialect, shape: StepShape, folded: Mapping[str, Tensor]) -> None:
         super().__init__(config, dialect, folded, count_distances(config, dialect, shape.slots))

@@ -12,7 +12,7 @@ from txl_runtime.listener import Listener
 
 from txl_export.families.transformer_xl.folding import unfold
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.families.transformer_xl.weights import State, layer_name
+from txl_export.families.transformer_xl.weights import Weights, layer_name
 from txl_export.graphs.quantising import dequantise, is_quantised
 
 __all__ = ["layer_sensitivity"]
@@ -21,8 +21,8 @@ SEGMENTS = 4
 
 
 def layer_sensitivity(
-    make: Callable[[State], Reference],
-    state: State,
+    make: Callable[[Weights], Reference],
+    weights: Weights,
     parts: Mapping[str, Tensor],
     tokens: NDArray[np.int32],
     length: int,
@@ -31,14 +31,14 @@ def layer_sensitivity(
     """Mean KL divergence, in nats, that quantising one layer's matrices causes: the rounding of weights alone.
 
     Args:
-        make: the reference for a state.
-        state: the canonical parameters.
+        make: the reference for some weights.
+        weights: the canonical parameters.
         parts: from `quantising.quantise`.
         tokens: int [T], of which some segments are run.
         length: of a segment.
         listener: hears of progress.
     """
-    reference = make(state)
+    reference = make(weights)
     segments = [torch.from_numpy(tokens[None, i * length : (i + 1) * length]) for i in range(SEGMENTS)]
     segments = [segment for segment in segments if segment.shape[1]]
     layers = [layer_name(i) for i in range(reference.config.n_layer)]
@@ -47,9 +47,9 @@ def layer_sensitivity(
     found: dict[str, float] = {}
     for layer in layers:
         mine = {name: tensor for name, tensor in parts.items() if name.startswith(f"{layer}.")}
-        if any(is_quantised(name) for name in mine):
-            changed = state | unfold(reference.config, dequantise(mine))
-            other = _logprobs(make({name: changed[name] for name in state}), segments)
+        if any(is_quantised(name, mine) for name in mine):
+            changed = weights | unfold(reference.config, dequantise(mine))
+            other = _logprobs(make({name: changed[name] for name in weights}), segments)
             found[layer] = float((truth.exp() * (truth - other)).sum(dim=-1).mean())
         listener.advance()
     return found

@@ -1,34 +1,26 @@
-"""From what a file says and what was asked for to the dialect and sizes of a bundle.
+"""The dialect, the sizes and the form of memory of a bundle, from an export's options and what the checkpoint says.
 
-Evaluation-time M, clamp and same_length are usually not the training values a file holds, so options come first, then
-`--config`, then the file. What was taken from a file is named in one line; what nobody said is asked for by flag.
+M, the clamp and same_length are usually other values in evaluation than the training values that a file holds. So
+options come first, then `--config`, then the file. What was taken from a file is named in one line, and a setting that
+neither has is asked for by its flag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from txl_runtime.bundle.format1 import Dialect
+from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
+from txl_runtime.listener import Listener
 
 from txl_export.checkpoints.imported import Imported
+from txl_export.families.transformer_xl.network import MemoryForm
+from txl_export.options import ExportOptions
 
-__all__ = ["Requested", "Sizes", "resolve"]
+__all__ = ["Sizes", "memory_form", "resolve"]
 
 MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
 DEFAULT_SEGMENT_LENGTHS = (64, 1)
-
-
-@dataclass(frozen=True)
-class Requested:
-    """The options of an export that decide shapes and dialect; None or empty where nothing was asked for."""
-
-    segment_lengths: Sequence[int] = ()
-    memory_length: int | None = None
-    clamp_length: int | None = None
-    same_length: bool | None = None
-    batch_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +32,7 @@ class Sizes:
     memory_length: int
 
 
-def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, tuple[str, ...]]:
+def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes, tuple[str, ...]]:
     """Dialect, sizes, and lines that name what came from the file and what an option overrides.
 
     Raises:
@@ -60,18 +52,18 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, t
         taken.append(f"{flag} {own}")
         return own
 
-    memory = choose("the memory length", "--memory-length", requested.memory_length, file.memory_length)
-    clamp = choose("the clamp length", "--clamp-length", requested.clamp_length, file.clamp_length)
-    same = choose("same_length", "--same-length/--no-same-length", requested.same_length, file.same_length)
-    if requested.same_length is None:
+    memory = choose("the memory length", "--memory-length", options.memory_length, file.memory_length)
+    clamp = choose("the clamp length", "--clamp-length", options.clamp_length, file.clamp_length)
+    same = choose("same_length", "--same-length/--no-same-length", options.same_length, file.same_length)
+    if options.same_length is None:
         taken[-1] = "--same-length" if same else "--no-same-length"
-    lengths = tuple(sorted(set(requested.segment_lengths or DEFAULT_SEGMENT_LENGTHS), reverse=True))
+    lengths = tuple(sorted(set(options.segment_lengths or DEFAULT_SEGMENT_LENGTHS), reverse=True))
     for length in lengths:
         _in_range("--segment-length", length, 1, MOST_SEGMENT)
     _in_range("--memory-length", memory, 0, MOST_MEMORY)
     _in_range("--clamp-length", clamp, -1, MOST_MEMORY + MOST_SEGMENT, "; 0 or -1 is no clamp")
-    _in_range("--batch-size", requested.batch_size, 1, MOST_BATCH)
-    _fits(imported, requested.batch_size, lengths[0], memory)
+    _in_range("--batch-size", options.batch_size, 1, MOST_BATCH)
+    _fits(imported, options.batch_size, lengths[0], memory)
     of_segment = bool(same) and imported.window_of == "segment"
     window = memory + imported.window_beyond_memory if same and not of_segment else None
     if window == 0:
@@ -88,7 +80,15 @@ def resolve(imported: Imported, requested: Requested) -> tuple[Dialect, Sizes, t
     )
     if taken:
         lines.append(f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}")
-    return dialect, Sizes(requested.batch_size, lengths, memory), tuple(lines)
+    return dialect, Sizes(options.batch_size, lengths, memory), tuple(lines)
+
+
+def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, heard: Listener) -> MemoryForm:
+    """The form that was asked for; else keys and values, or hidden rows where positions are in what is remembered."""
+    if options.memory is None and config.absolute_positions and sizes.memory_length:
+        heard.warn(f"attn_type {config.attn_type} keeps positions in its memory: hidden memory")
+        return "hidden"
+    return "hidden" if options.memory == "hidden" else "kv"
 
 
 def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:

@@ -22,7 +22,7 @@ Every importer ends here. `i` is the layer, two digits at least; `c` the cluster
     softmax.projections.{c}                     [D, width of c]; absent: tied to the embedding's
     softmax.cluster.{weight,bias}               [clusters - 1, width of cluster 0], row c-1 stands for cluster c
 
-Matrices multiply as `x @ W.T`. Absence means tied, so a state has one form whichever file it came from.
+Matrices multiply as `x @ W.T`. Absence means tied, so weights have one form whichever file it came from.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from txl_runtime.bundle.encoding import canonical_json
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-__all__ = ["State", "canonical_shapes", "check_state", "drop_ties", "layer_name", "model_id", "parameter_count"]
+__all__ = ["Weights", "canonical_shapes", "check_weights", "drop_ties", "layer_name", "model_id", "parameter_count"]
 
-State = dict[str, Tensor]
+Weights = dict[str, Tensor]
 
 
 def layer_name(layer: int) -> str:
@@ -98,32 +98,32 @@ def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], d
     return must, may
 
 
-def check_state(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> State:
-    """The state as contiguous float32, checked against the config.
+def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: str) -> Weights:
+    """The weights as contiguous float32, checked against the config.
 
     Raises:
         CheckpointError: a parameter is missing, unexpected, of another shape or kind, or holds NaN or infinity.
     """
-    if config.n_layer > len(state) or len(config.clusters) > len(state):
+    if config.n_layer > len(weights) or len(config.clusters) > len(weights):
         raise CheckpointError(
-            f"{source}: n_layer {config.n_layer} and {len(config.clusters)} clusters, but {len(state)} tensors; "
+            f"{source}: n_layer {config.n_layer} and {len(config.clusters)} clusters, but {len(weights)} tensors; "
             "check the config against the code that trained it"
         )
     must, may = canonical_shapes(config)
-    if missing := sorted(set(must) - set(state)):
+    if missing := sorted(set(must) - set(weights)):
         raise CheckpointError(
             f"{source}: {_some(missing)} missing; a model with n_layer {config.n_layer}, attn_type {config.attn_type} "
             "needs them; check the config against the code that trained it"
         )
-    if unexpected := sorted(set(state) - set(must) - set(may)):
+    if unexpected := sorted(set(weights) - set(must) - set(may)):
         raise CheckpointError(
             f"{source}: {_some(unexpected)} not expected for n_layer {config.n_layer}, attn_type {config.attn_type}; "
             "check the config against the code that trained it"
         )
     shapes = must | may
-    checked: State = {}
-    for name in sorted(state):
-        tensor = state[name]
+    checked: Weights = {}
+    for name in sorted(weights):
+        tensor = weights[name]
         if tuple(tensor.shape) != shapes[name]:
             raise CheckpointError(
                 f"{source}: {name} has shape {list(tensor.shape)}, expected {list(shapes[name])} from the config; "
@@ -142,15 +142,15 @@ def check_state(config: ModelConfig, state: Mapping[str, Tensor], source: str) -
     return drop_ties(config, checked)
 
 
-def drop_ties(config: ModelConfig, state: State) -> State:
-    """The state without output parameters that equal the embedding's: one form for tied files of every kind."""
-    kept = dict(state)
+def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
+    """The weights without output parameters that equal the embedding's: one form for tied files of every kind."""
+    kept = dict(weights)
     for cluster, (first, last) in enumerate(config.clusters):
         if config.div_val == 1:
-            table, projection = state["embedding.tables.0"][first:last], state.get("embedding.projections.0")
+            table, projection = weights["embedding.tables.0"][first:last], weights.get("embedding.projections.0")
         else:
-            table = state[f"embedding.tables.{cluster}"]
-            projection = state.get(f"embedding.projections.{cluster}")
+            table = weights[f"embedding.tables.{cluster}"]
+            projection = weights.get(f"embedding.projections.{cluster}")
         for name, tied in ((f"softmax.tables.{cluster}", table), (f"softmax.projections.{cluster}", projection)):
             own = kept.get(name)
             if own is not None and tied is not None and (own is tied or torch.equal(own, tied)):
@@ -158,20 +158,20 @@ def drop_ties(config: ModelConfig, state: State) -> State:
     return kept
 
 
-def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, state: Mapping[str, Tensor]) -> str:
+def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Mapping[str, Tensor]) -> str:
     """SHA-256 over config, dialect (family aside), M and the canonical weights: which function this is."""
     facts = {"config": config, "dialect": dialect, "memory_length": memory_length}
     digest = hashlib.sha256(canonical_json(facts, drop=("family",)))
-    for name in sorted(state):
-        tensor = state[name]
+    for name in sorted(weights):
+        tensor = weights[name]
         digest.update(f"{name} {list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().to(torch.float32).contiguous().numpy().data)
     return digest.hexdigest()
 
 
-def parameter_count(state: Mapping[str, Tensor]) -> int:
-    """Number of values in the state; tied parameters count once."""
-    return sum(tensor.numel() for tensor in state.values())
+def parameter_count(weights: Mapping[str, Tensor]) -> int:
+    """Number of values in the weights; tied parameters count once."""
+    return sum(tensor.numel() for tensor in weights.values())
 
 
 def _some(names: list[str], shown: int = 3) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from txl_export.families.transformer_xl.folding import fold, unfold
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.step import Step, StepShape, memory_shapes
-from txl_export.families.transformer_xl.weights import State, canonical_shapes, check_state
+from txl_export.families.transformer_xl.weights import Weights, canonical_shapes, check_weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 
@@ -29,7 +29,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def model(attn_type: int, pre_lnorm: bool = False, position_rows: int = 9) -> tuple[ModelConfig, State]:
+def model(attn_type: int, pre_lnorm: bool = False, position_rows: int = 9) -> tuple[ModelConfig, Weights]:
     config = ModelConfig(
         vocab_size=17,
         n_layer=2,
@@ -46,7 +46,7 @@ def model(attn_type: int, pre_lnorm: bool = False, position_rows: int = 9) -> tu
     generator = torch.Generator().manual_seed(attn_type)
     must, _ = canonical_shapes(config)
     state = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in must.items()}
-    return config, check_state(config, state, "a random model")
+    return config, check_weights(config, state, "a random model")
 
 
 def segments() -> list[Tensor]:
@@ -54,7 +54,7 @@ def segments() -> list[Tensor]:
     return [torch.randint(0, 17, (BATCH, LENGTH), generator=generator, dtype=torch.int32) for _ in VALID]
 
 
-def by_step(config: ModelConfig, dialect: Dialect, state: State, shape: StepShape, tokens: list[Tensor]):
+def by_step(config: ModelConfig, dialect: Dialect, state: Weights, shape: StepShape, tokens: list[Tensor]):
     """Log-probabilities, memory and fill after each segment, as a runtime would drive the step."""
     step, fill = Step(config, dialect, shape, fold(config, state)), torch.zeros(BATCH, dtype=torch.int32)
     memory = tuple(torch.zeros(size) for size in memory_shapes(config, shape))
@@ -87,7 +87,7 @@ def test_the_step_is_the_reference(attn_type, pre_lnorm, memory_length, window, 
     check(config, dialect, state, memory_length, tokens)
 
 
-def check(config: ModelConfig, dialect: Dialect, state: State, memory_length: int, tokens: list[Tensor]) -> None:
+def check(config: ModelConfig, dialect: Dialect, state: Weights, memory_length: int, tokens: list[Tensor]) -> None:
     """Hold the step of every memory form against the reference, stream by stream."""
     for form in FORMS[config.attn_type]:
         shape = StepShape(BATCH, LENGTH, memory_length, form)

@@ -13,7 +13,7 @@ from support import random_state, small_config
 from torch import Tensor
 from txl_export.families.transformer_xl import reference
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.families.transformer_xl.weights import State
+from txl_export.families.transformer_xl.weights import Weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
 EXACT = 1e-12  # float64, the same sums in another order
@@ -39,7 +39,7 @@ def _one_thread():
 
 def make(
     memory_length: int = 7,
-    state: State | None = None,
+    state: Weights | None = None,
     dtype: torch.dtype = torch.float64,
     memory_start: str = "empty",
     window: int | None = None,

@@ -10,7 +10,7 @@ from torch import Tensor
 from txl_export.families.transformer_xl.folding import fold, unfold
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.step import Step, StepShape, memory_shapes
-from txl_export.families.transformer_xl.weights import State
+from txl_export.families.transformer_xl.weights import Weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
 TOLERANCE = 2e-5  # the step is float32, the reference float64
@@ -229,7 +229,7 @@ def test_a_scale_that_is_a_power_of_two_loses_nothing():
 
 def test_folding_joins_the_projections_and_scales_the_queries():
     both = Both()
-    folded: State = fold(both.config, both.state)
+    folded: Weights = fold(both.config, both.state)
     name = "layers.00.attention"
     joined = folded[f"{name}.query_key_value.weight"]
     assert joined.shape == (16, 3 * 16)

@@ -1,0 +1,175 @@
+"""From a Transformer-XL's weights to a bundle's weight file, graphs and manifest, and the reference to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from txl_runtime.bundle.format1 import Dialect, ModelConfig, expected_programs, expected_states
+from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.reading import WEIGHTS
+from txl_runtime.bundle.tables import Precision, Program, StateTensor
+from txl_runtime.errors import TxlError
+from txl_runtime.listener import Listener
+from txl_runtime.types import Ids
+
+from txl_export.families.transformer_xl.folding import QUANTISABLE, fold, tied_rows, to_precision
+from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
+from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.ring import RingStep
+from txl_export.families.transformer_xl.sensitivity import layer_sensitivity
+from txl_export.families.transformer_xl.settings import Sizes
+from txl_export.families.transformer_xl.softmax import SoftmaxHead, SoftmaxTail
+from txl_export.families.transformer_xl.step import Step, StepShape
+from txl_export.families.transformer_xl.weights import Weights, layer_name, model_id, parameter_count
+from txl_export.graphs.checking import check_graph
+from txl_export.graphs.quantised_matmul import apart, has_many_rows
+from txl_export.graphs.quantising import QUANTISED, gain_error, quantise
+from txl_export.graphs.tracing import write_graph
+from txl_export.graphs.weight_file import WeightFile
+
+__all__ = ["Builder", "reference_for"]
+
+FOLDED = (".attention.position.",)
+"""Parameters that graphs do not read: what they read is computed from these, in float32."""
+FLOAT64_PARAMETERS = 16_000_000
+"""Up to this size the reference runs in float64, so that what is measured is the bundle's error alone."""
+
+
+def reference_for(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Weights) -> Reference:
+    """The reference in float64 where the model is small enough for it, else in float32."""
+    small = parameter_count(weights) <= FLOAT64_PARAMETERS
+    return Reference(config, dialect, memory_length, weights, torch.float64 if small else torch.float32)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A model and the choices that make a bundle of it.
+
+    Attributes:
+        config, dialect, sizes, weights: the model.
+        memory: which form of memory its programs keep.
+        precision: of the bundle.
+        keep: beginnings of names of matrices that are not quantised.
+    """
+
+    config: ModelConfig
+    dialect: Dialect
+    sizes: Sizes
+    weights: Weights
+    memory: MemoryForm
+    precision: Precision
+    keep: Sequence[str]
+
+    def reference(self, weights: Weights | None = None) -> Reference:
+        """The reference, of these weights or of others."""
+        chosen = self.weights if weights is None else weights
+        return reference_for(self.config, self.dialect, self.sizes.memory_length, chosen)
+
+    def write(self, folder: Path, heard: Listener) -> tuple[list[Program], Weights]:
+        """Write the weight file and the graphs; the programs, and the quantised parts of the weights if there are."""
+        folded = to_precision(fold(self.config, self.weights), self.precision, keep=FOLDED)
+        programs = expected_programs(
+            self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self._updates
+        )
+        many = self.precision == "int8" and any(has_many_rows(program) for program in programs)
+        if many:
+            programs = apart(programs)
+        graphs = {program.file: program for program in reversed(programs)}  # of those that share one the longest
+        networks = {file: self._network(program, folded) for file, program in graphs.items()}
+        matrices = [name for name in folded if name.endswith(QUANTISABLE)]
+        parts = quantise(to_precision(folded, self.precision), self.precision, matrices, self.keep, many)
+        tensors = dict(parts)
+        for network in networks.values():
+            tensors |= network.position_tables()
+        tensors |= self._initial_rows()
+        path = folder / WEIGHTS
+        try:
+            save_file(tensors, path, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise TxlError(f"{path.name} could not be written ({error}); make room or give another -o") from None
+        stored = WeightFile(path, tied_rows(self.config, folded))
+        for file, program in graphs.items():
+            heard.stage(f"trace and check {file.removesuffix('.onnx')}")
+            facts = {"txl-deploy.program": msgspec.json.encode(program).decode()}
+            opset = 24 if program.update == "ring" else 18
+            write_graph(networks.pop(file), program, stored, folder / file, facts, opset, parts)
+            check_graph(folder / file, program, opset)
+        return list(programs), parts if self.precision in QUANTISED else {}
+
+    def manifest(self, programs: Sequence[Program], vocabulary: str | None) -> Manifest:
+        """The manifest, but for files and provenance."""
+        return Manifest(
+            format=FORMAT,
+            format_version=FORMAT_VERSION,
+            model_id=model_id(self.config, self.dialect, self.sizes.memory_length, self.weights),
+            config=self.config,
+            dialect=self.dialect,
+            memory_length=self.sizes.memory_length,
+            batch_size=self.sizes.batch_size,
+            memory=self.memory,
+            precision=self.precision,
+            states=self._states(),
+            programs=tuple(programs),
+            weights=WEIGHTS,
+            files={},
+            vocabulary=vocabulary,
+            parameters=parameter_count(self.weights),
+        )
+
+    def quantisation(self, parts: Weights, text: Ids | None, heard: Listener) -> tuple[dict[str, float], float]:
+        """What quantising costs: the KL divergence that each layer causes alone, and the error of the gain."""
+        ids = text if text is not None else np.arange(2048, dtype=np.int32) % self.config.vocab_size
+        length = self.sizes.segment_lengths[0]
+        layers = layer_sensitivity(self.reference, self.weights, parts, ids, length, heard)
+        return layers, gain_error(fold(self.config, self.weights), parts)
+
+    @property
+    def _updates(self) -> tuple[str, ...]:
+        """The update rules to write: a ring wherever keys and values are remembered."""
+        return ("ring", "rolled") if self.memory == "kv" and self.sizes.memory_length else ("rolled",)
+
+    def _network(self, program: Program, folded: Weights) -> Network:
+        """What computes a program."""
+        if program.kind == "head":
+            return SoftmaxHead(self.config, self.dialect, folded)
+        if program.kind.startswith("tail."):
+            return SoftmaxTail(self.config, self.dialect, folded, int(program.kind.removeprefix("tail.")))
+        sizes = self.sizes
+        length = sizes.segment_lengths[0] if program.update == "ring" else program.segment_length
+        shape = StepShape(sizes.batch_size, length, sizes.memory_length, self.memory)
+        if program.update == "ring":
+            return RingStep(self.config, self.dialect, shape, folded)  # open: the longest segment makes the ring
+        distances = count_distances(self.config, self.dialect, sizes.memory_length + sizes.segment_lengths[0])
+        return Step(self.config, self.dialect, shape, folded, distances)
+
+    def _states(self) -> tuple[StateTensor, ...]:
+        rows, sizes = self._initial_rows(), self.sizes
+        plain = expected_states(
+            self.config,
+            self.memory,
+            sizes.batch_size,
+            sizes.memory_length,
+            self._updates,
+            sizes.segment_lengths[0],
+            self.precision,
+        )
+        named = ((state, f"initial.{state.name}") for state in plain)
+        return tuple(msgspec.structs.replace(state, initial=name) if name in rows else state for state, name in named)
+
+    def _initial_rows(self) -> Weights:
+        """What K and V of a row of zeros are, [H, d_head] each, where they are not zero (pre-norm, biases)."""
+        if self.dialect.memory_start != "zeros" or self.memory != "kv" or not self.sizes.memory_length:
+            return {}
+        reference = Reference(self.config, self.dialect, 1, self.weights)
+        rows: Weights = {}
+        for i, (key, value) in enumerate(reference.keys_and_values(reference.initial_memory())):
+            rows[f"initial.{layer_name(i)}.key"] = key[0, 0].clone()
+            rows[f"initial.{layer_name(i)}.value"] = value[0, 0].clone()
+        return {name: row for name, row in rows.items() if bool(row.any())}

@@ -1,0 +1,80 @@
+"""A written graph, held against the standard and against what the manifest promises of its program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx.external_data_helper import uses_external_data
+from txl_runtime.bundle.reading import WEIGHTS
+from txl_runtime.bundle.tables import Program
+from txl_runtime.errors import TxlError
+
+from txl_export.graphs.quantised_matmul import MICROSOFT
+
+__all__ = ["check_graph"]
+
+_Spec = tuple[str, str, tuple[int | str, ...]]
+
+
+def check_graph(path: Path, program: Program, opset: int) -> None:
+    """Check a written graph: by ONNX's checker, and its shapes, names, dtypes, opset, indices and weight file.
+
+    Sizes that the graph leaves open may be any.
+
+    Raises:
+        TxlError: the graph is not what it should be.
+    """
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    if versions.pop("", 0) != opset or versions not in ({}, {MICROSOFT: 1}):
+        raise TxlError(f"{path.name}: uses other opsets than {opset} of the standard: {versions}; report this")
+    for side, promised, found in (
+        ("inputs", program.inputs, model.graph.input),
+        ("outputs", program.outputs, model.graph.output),
+    ):
+        wants: list[_Spec] = [(spec.name, spec.dtype, spec.shape) for spec in promised]
+        has = [_spec(value) for value in found]
+        if not _fit(has, wants, "segment" if program.update == "ring" else None):
+            raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
+    wide = _wide_indices(model.graph)
+    if wide:
+        raise TxlError(f"{path.name}: {', '.join(wide)} gather by other indices than int32; report this")
+    stray = {
+        entry.value
+        for tensor in model.graph.initializer
+        if uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    } - {WEIGHTS}
+    if stray:
+        raise TxlError(f"{path.name}: points into {sorted(stray)}, expected the bundle's weights alone; report this")
+
+
+def _wide_indices(graph: onnx.GraphProto) -> list[str]:
+    """Nodes that gather by anything but int32."""
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    gathers = [node for node in graph.node if node.op_type in ("Gather", "GatherElements")]
+    return [node.name for node in gathers if kinds.get(node.input[1]) != onnx.TensorProto.INT32]
+
+
+def _spec(value: onnx.ValueInfoProto) -> _Spec:
+    kind = value.type.tensor_type
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
+    return value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
+
+
+def _fit(has: Sequence[_Spec], wants: Sequence[_Spec], open_size: str | None) -> bool:
+    """Same names, dtypes and sizes; the segment of a ring may be open, the rows of the softmax have to be."""
+    if [(name, dtype, len(shape)) for name, dtype, shape in has] != [(n, d, len(shape)) for n, d, shape in wants]:
+        return False
+    sizes = (pair for mine, theirs in zip(has, wants, strict=True) for pair in zip(mine[2], theirs[2], strict=True))
+    return all(found in (size, open_size) for found, size in sizes)
