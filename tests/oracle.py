@@ -28,7 +28,8 @@ def facts_of(case: str) -> dict[str, Any]:
 
 def config_of(facts: dict[str, Any]) -> dict[str, Any]:
     """The values under the family's own names."""
-    return facts.get("ctor") or facts.get("config") or facts["model_config"]
+    values: dict[str, Any] = facts.get("ctor") or facts.get("config") or facts["model_config"]
+    return values
 
 
 def refuses_kv(case: str) -> bool:
