@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.engines.bindings import Binding, check_bindings
 from txl_runtime.errors import BackendError, BundleError
 
 __all__ = ["Graph", "check_graph", "decode_graph", "import_onnx", "load_graph", "place_of", "read_graph"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from txl_runtime.device.engines.bindings import Binding
+from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.errors import BackendError
 

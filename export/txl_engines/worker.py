@@ -24,9 +24,9 @@ from typing import IO, Literal
 
 import msgspec
 from msgspec import Struct
+from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.engines.bindings import check_bindings
 from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.errors import BackendError, BundleError, TxlError

@@ -12,7 +12,7 @@ Each message says what was found, what was expected and what to do. `exit_code` 
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "BundleError", "CheckError", "CheckpointError", "TxlError", "UsageError"]
+__all__ = ["BackendError", "BundleError", "CheckError", "CheckpointError", "TxlError", "UsageError", "one_line"]
 
 
 class TxlError(Exception):
@@ -41,3 +41,8 @@ class CheckError(TxlError):
     """A parity gate or a self-test did not pass."""
 
     exit_code = 1
+
+
+def one_line(error: BaseException) -> str:
+    """The end of what another library's error says, in one line: what went wrong stands after signatures and places."""
+    return " ".join(str(error).split())[-300:]

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.dtypes import stored_type
-from txl_runtime.device.engines.bindings import Binding, check_bindings
 from txl_runtime.device.engines.files import checked_engines, find_engines
 from txl_runtime.device.engines.sidecar import COMPOSED
 from txl_runtime.device.interface import Device, Launch, Queue
-from txl_runtime.errors import BackendError, BundleError
+from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.update_rules import usable_updates
 
 __all__ = [
@@ -58,7 +58,7 @@ class OrtExecutable:
             try:
                 self._session.run_with_iobinding(binding)
             except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-                raise BackendError(f"program {name} failed in ONNX Runtime: {_one_line(error)}") from None
+                raise BackendError(f"program {name} failed in ONNX Runtime: {one_line(error)}") from None
 
         return launch
 
@@ -113,7 +113,7 @@ class OrtSessions:
             session = self._ort.InferenceSession(graph, options, providers=self._providers)
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             raise BundleError(
-                f"{self._bundle.path}: {name}: {_one_line(error)}; expected a graph ONNX Runtime can load; {ADVICE}"
+                f"{self._bundle.path}: {name}: {one_line(error)}; expected a graph ONNX Runtime can load; {ADVICE}"
             ) from None
         first = self._providers[0]
         wanted = first if isinstance(first, str) else first[0]
@@ -198,7 +198,3 @@ def _dtype(kind: str) -> str:
     """ONNX Runtime's "tensor(float)" as the manifest writes it."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return "float32" if name == "float" else name
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[-300:]  # what went wrong stands last, after signatures and places

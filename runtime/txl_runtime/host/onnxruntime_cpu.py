@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.external_data import external_tensors
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
-from txl_runtime.errors import BackendError, BundleError
+from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
@@ -24,7 +25,6 @@ SMALL = 2**18
 
 # ONNX Runtime's names of the dtypes a program may have.
 DTYPES = {"tensor(int32)": "int32", "tensor(float)": "float32", "tensor(float16)": "float16"}
-_Tensor = tuple[str, tuple[int | str, ...]]
 
 
 class OnnxRuntimeCpu:
@@ -76,7 +76,7 @@ class OnnxRuntimeCpu:
             try:
                 session.run_with_iobinding(binding)
             except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-                raise BackendError(f"program {program.name} failed in ONNX Runtime: {_one_line(error)}") from None
+                raise BackendError(f"program {program.name} failed in ONNX Runtime: {one_line(error)}") from None
 
         return call
 
@@ -124,7 +124,7 @@ class OnnxRuntimeCpu:
             able = "a graph ONNX Runtime can load"
             if program.update not in (*usable_updates(("ring", "rolled")), "none"):
                 able = f"update rolled, because a ring takes ONNX Runtime 1.25 and this is {self._ort.__version__}"
-            raise BundleError(f"{path}: {_one_line(error)}; expected {able}") from None
+            raise BundleError(f"{path}: {one_line(error)}; expected {able}") from None
         return session
 
     def _parameters(self, graph: Path) -> dict[str, NDArray[Any]]:
@@ -135,34 +135,15 @@ class OnnxRuntimeCpu:
         return external_tensors(graph.read_bytes(), self._bundle.manifest.weights, content)
 
     def _check(self, program: Program) -> None:
-        """The graph must have exactly the tensors its manifest promises."""
+        """The graph must have exactly the tensors its manifest promises; only the segment may be left open."""
         session = self._sessions[program.file]
-        sides = (("inputs", program.inputs, session.get_inputs()), ("outputs", program.outputs, session.get_outputs()))
-        for side, promised, found in sides:
-            has = {item.name: (DTYPES.get(item.type, item.type), tuple(item.shape)) for item in found}
-            wants = {spec.name: (spec.dtype, spec.shape) for spec in promised}
-            for name in sorted({*has, *wants}):
-                if name not in has or name not in wants or not _fits(has[name], wants[name]):
-                    raise BundleError(
-                        f"{program.file}: among the {side}, {name} is {_tensor(has.get(name))}, "
-                        f"the manifest says {_tensor(wants.get(name))}; export the model again"
-                    )
+        inputs, outputs = (
+            [Binding(item.name, DTYPES.get(item.type, item.type), tuple(item.shape)) for item in side]
+            for side in (session.get_inputs(), session.get_outputs())
+        )
+        check_bindings(program.file, inputs, outputs, program, "export the model again", open_size="segment")
 
 
 def _map(path: Path) -> mmap.mmap | None:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else None
-
-
-def _fits(has: _Tensor, wants: _Tensor) -> bool:
-    """Same dtype and sizes; where the graph leaves the segment open any length will do."""
-    same = len(has[1]) == len(wants[1]) and has[0] == wants[0]
-    return same and all(a in (b, "segment") for a, b in zip(has[1], wants[1], strict=True))
-
-
-def _tensor(found: _Tensor | None) -> str:
-    return "absent" if found is None else f"{found[0]} {list(found[1])}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[-300:]  # what went wrong stands last, after signatures and places

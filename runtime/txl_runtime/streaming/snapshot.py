@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from txl_runtime.bundle.encoding import write_whole
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import TxlError, UsageError
@@ -48,7 +46,6 @@ class StreamState:
         Raises:
             TxlError: the file cannot be written.
         """
-        from safetensors import SafetensorError
         from safetensors.numpy import save
 
         target = Path(path)
@@ -57,15 +54,10 @@ class StreamState:
             {"fill": self.fill, **heads, **{name: np.ascontiguousarray(rows) for name, rows in self.memory.items()}},
             metadata={"format": FORMAT, "model_id": self.model_id},
         )
-        partial = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}")
         try:
-            partial.write_bytes(data)
-            partial.replace(target)
-        except (OSError, SafetensorError) as error:
+            write_whole(target, data)
+        except OSError as error:
             raise TxlError(f"{target}: the state cannot be written ({error}); choose another place") from None
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> StreamState:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.engines.bindings import Binding, check_bindings
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.device.interface import Launch, Queue
 from txl_runtime.errors import BackendError, BundleError
