@@ -1,8 +1,9 @@
 """Putting a bundle in its place: all of it or nothing, whatever happens in between.
 
-A bundle grows in a hidden sibling of its final name and is renamed when it is complete. With an old bundle in the way
-the two change places in one system call where there is one (Linux), else the old one steps aside first. A process
-that is killed leaves its sibling behind; the lock it held is gone with it, so the next run knows and cleans up.
+A bundle grows in a hidden folder beside its final name and is renamed when it is complete. Where it replaces an old
+bundle, the two folders change places in one system call where there is one (Linux); elsewhere the old one steps aside
+first. A lock file stands beside the hidden folder. A process that is killed leaves both behind, but it no longer holds
+the lock: that tells the next run that it may clean up.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import BaseFileLock, FileLock, Timeout
 from txl_runtime.bundle.reading import MANIFEST
 from txl_runtime.errors import TxlError, UsageError
 
 __all__ = ["check_destination", "publishing"]
 
-PARTIAL, ASIDE = ".partial-", ".replaced-"
+PARTIAL, ASIDE, LOCK = ".partial-", ".replaced-", ".lock"
 
 
 def check_destination(target: Path, force: bool) -> None:
@@ -61,24 +63,26 @@ def publishing(target: Path, force: bool) -> Iterator[Path]:
     """
     check_destination(target, force)
     partial = target.parent / f".{target.name}{PARTIAL}{secrets.token_hex(4)}"
+    lock = FileLock(_lock_file(partial))
     try:
-        _begin(partial, target)
-        with _lock(partial):
-            yield partial
-            _sync(partial)
-            check_destination(target, force)
-            _place(partial, target)
+        _begin(partial, target, lock)
+        yield partial
+        _sync(partial)
+        check_destination(target, force)
+        _place(partial, target)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise TxlError(f"{target}: the disk is full, nothing was written; make room or give another -o") from None
         raise TxlError(f"{target}: {error.strerror or error}; nothing was written; give another -o") from None
     finally:
         _remove(partial)
+        lock.release()
 
 
-def _begin(partial: Path, target: Path) -> None:
+def _begin(partial: Path, target: Path, lock: BaseFileLock) -> None:
     try:
         _recover(target)
+        lock.acquire()
         partial.mkdir()
     except OSError as error:
         raise TxlError(
@@ -87,7 +91,7 @@ def _begin(partial: Path, target: Path) -> None:
 
 
 def _place(partial: Path, target: Path) -> None:
-    """Give the finished folder its name; an old bundle ends where the new one grew, and is removed with it."""
+    """Give the finished folder its name. An old bundle is then where the new one grew, so `publishing` removes it."""
     if not target.exists():
         partial.rename(target)
     elif not _exchange(partial, target):
@@ -105,12 +109,22 @@ def _place(partial: Path, target: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; an interrupt has to wait until it is gone."""
+    """Remove a folder and its lock file; an interrupt has to wait until they are gone."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_now(folder)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_now(folder)
         raise
+
+
+def _remove_now(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # on Windows a held lock's file goes when the lock is released
+        _lock_file(folder).unlink(missing_ok=True)
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{LOCK}")
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -132,31 +146,14 @@ def _recover(target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             aside.rename(target)
-    if sys.platform == "win32":
-        return  # no locks on folders there, so a dead run cannot be told from a live one
-    for partial in target.parent.glob(f".{_escape(target.name)}{PARTIAL}*"):
-        with contextlib.suppress(BlockingIOError), _lock(partial):
-            shutil.rmtree(partial, ignore_errors=True)
+    left = target.parent.glob(f".{_escape(target.name)}{PARTIAL}*")
+    for partial in {path.with_name(path.name.removesuffix(LOCK)) for path in left}:
+        with contextlib.suppress(Timeout), FileLock(_lock_file(partial), timeout=0):
+            _remove_now(partial)
 
 
 def _escape(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock, which ends with the process; BlockingIOError when another process has it."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _sync(folder: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_is_not_tied_has_to_be_there(name: str, missing: str, changes: dict
 def test_what_is_tied_may_be_absent() -> None:
     state, config = case("kimiyoung/k01_base")
     del state["crit.out_layers.0.weight"]
-    assert "softmax.tables.0" not in read_checkpoint(state, config=config)[0].state
+    assert "softmax.tables.0" not in read_checkpoint(state, config=config)[0].weights
 
 
 def test_an_option_that_overrides_the_checkpoint_says_so() -> None:

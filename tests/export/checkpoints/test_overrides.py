@@ -53,9 +53,9 @@ def test_each_override_says_what_the_file_has_and_what_is_used() -> None:
     assert (changed.memory_start, changed.cluster_order, changed.config.embedding_scale) == ("zeros", "ascending", 1.0)
     for part in ("weight", "bias"):
         name = f"softmax.cluster.{part}"
-        assert torch.equal(changed.state[name], plain.state[name].flip(0))
-        assert not torch.equal(changed.state[name], plain.state[name])
-    assert {name for name in plain.state if not torch.equal(plain.state[name], changed.state[name])} == {
+        assert torch.equal(changed.weights[name], plain.weights[name].flip(0))
+        assert not torch.equal(changed.weights[name], plain.weights[name])
+    assert {name for name in plain.weights if not torch.equal(plain.weights[name], changed.weights[name])} == {
         "softmax.cluster.weight",
         "softmax.cluster.bias",
     }
@@ -80,7 +80,7 @@ def test_what_a_family_has_anyway_changes_nothing(case: str, order: str, start: 
     asked, source = read_checkpoint(state, config=config, overrides=same)
     assert asked.notes == plain.notes
     assert source.overridden == {}
-    assert all(torch.equal(asked.state[name], plain.state[name]) for name in plain.state)
+    assert all(torch.equal(asked.weights[name], plain.weights[name]) for name in plain.weights)
     assert (plain.cluster_order, plain.memory_start) == (order, start)
 
 
