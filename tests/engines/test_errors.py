@@ -106,7 +106,7 @@ ROWS = {
     "opset too new": (_opset(26), r"opset 26, expected 9 to 24.*use a newer library"),
     "opset far too new": (_opset(99), r"opset 99, expected 9 to 24"),
     "opset too old": (_opset(7), r"opset 7, expected 9 to 24"),
-    "double": (_double(), r"one of its inputs is a float64\[2, 4\], expected a float32\[2, 4\] as the manifest"),
+    "double": (_double(), r"one of its inputs is a float64\[2, 4\], expected a float32\[2, 4\] as in the manifest"),
     "string": (_string(), r"one of its inputs is a string\[2\], expected a float32\[2\]"),
     "dynamic": (_dynamic(), r"one of its inputs is a float32\[n, 2\], expected a float32\[1, 2\]"),
     "mixed layer norm": (_mixed_norm(), r"'the_norm' \(LayerNormalization\): .*identical types.*cast one of the two"),

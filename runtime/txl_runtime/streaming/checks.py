@@ -91,5 +91,7 @@ def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
     if not found.size:
         return found.astype(np.int64)  # an empty list has no kind of its own
     if not np.issubdtype(found.dtype, np.integer):
-        raise UsageError(f"{what} are {found.dtype}, expected whole numbers; convert them with astype('int32')")
+        text = "tokens" in what and found.dtype.kind in "USO"
+        advice = "encode text with model.vocabulary.encode" if text else "convert them with astype('int32')"
+        raise UsageError(f"{what} are {found.dtype}, expected whole numbers; {advice}")
     return found

@@ -524,7 +524,7 @@ GRAPH_DAMAGE: list[tuple[str, str, Callable[[onnx.ModelProto], None], list[str]]
         "input renamed",
         ROLLED,
         lambda m: rename(m.graph, "tokens", "ids"),
-        ["has ids int32[3, 4] among its inputs, which the manifest lacks"],
+        ["has ids int32[3, 4] among its inputs, which the manifest"],
     ),
     (
         "output renamed",
