@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
 
-__all__ = ["read_tokens"]
+__all__ = ["read_ids", "read_tokens"]
 
 
 def read_tokens(
@@ -39,7 +39,7 @@ def read_tokens(
         source = str(text)
     elif tokens is not None:
         source = str(tokens) if isinstance(tokens, str | Path) else "tokens"
-        ids = _load(tokens) if isinstance(tokens, str | Path) else np.asarray(tokens)
+        ids = read_ids(tokens) if isinstance(tokens, str | Path) else np.asarray(tokens)
     else:
         return None
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or len(ids) < 2:
@@ -51,12 +51,18 @@ def read_tokens(
     return ids.astype(np.int32)
 
 
-def _load(path: str | Path) -> NDArray[Any]:
+def read_ids(path: str | Path) -> NDArray[Any]:
+    """The array in an .npy file, whatever its shape.
+
+    Raises:
+        UsageError: the file cannot be read, or holds something else.
+    """
     try:
         with Path(path).open("rb") as stream:
             loaded = np.load(stream, allow_pickle=False)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{path}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise UsageError(f"{path}: {reason}; expected an .npy file of token ids") from None
     if not isinstance(loaded, np.ndarray):
-        raise UsageError(f"{path}: holds several arrays, expected an .npy file of token ids")
+        raise UsageError(f"{path}: holds several arrays, expected an .npy file of token ids, shape [T]")
     return loaded

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Annotated, Any
-from zipfile import BadZipFile
 
 import numpy as np
 import txl_runtime
 import typer
 from numpy.typing import NDArray
+from txl_export.token_files import read_ids
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import BackendError, UsageError
 
@@ -72,7 +72,10 @@ def run(
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
     """Token ids [T], and the number of bytes that all tokens but the first stand for; None where the ids are given."""
     if file.suffix == ".npy":
-        return _load(file), None
+        ids = read_ids(file)
+        if ids.ndim != 1:
+            raise UsageError(f"{file}: holds no single row of token ids, expected shape [T]; save it with numpy.save")
+        return ids, None
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -81,19 +84,6 @@ def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int 
         raise UsageError(f"{file}: the bundle has no vocabulary to read text with; give token ids in an .npy file")
     ids = vocabulary.encode(data)
     return ids, len(data) - len(vocabulary.decode(ids[:1]))
-
-
-def _load(file: Path) -> NDArray[Any]:
-    try:
-        with file.open("rb") as stream:
-            ids = np.load(stream, allow_pickle=False)
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror or error}, expected a file to score") from None
-    except (ValueError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{file}: {' '.join(str(error).split())}; expected an .npy file of token ids") from None
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1:
-        raise UsageError(f"{file}: holds no single row of token ids, expected shape [T]; save it with numpy.save")
-    return ids
 
 
 def _unknown(ids: NDArray[Any], vocabulary: Vocabulary | None) -> int:
