@@ -55,7 +55,7 @@ def check_destination(target: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def publishing(target: Path, force: bool) -> Iterator[Path]:
-    """A folder to build a bundle in; it gets its final name when the block ends well, and is removed when it does not.
+    """A folder to build a bundle in. It gets its final name when the block ends without an error, else it is removed.
 
     Raises:
         UsageError: as `check_destination`.
@@ -157,7 +157,7 @@ def _escape(name: str) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Have the disk hold every file before the name says that it does."""
+    """Write every file through to the disk, so that a bundle under its final name is complete after a power cut."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             path.chmod(0o666 & ~_umask())  # some writers are more private than the user asked to be

@@ -34,7 +34,7 @@ WITHOUT_MEANING = re.compile(
 
 
 class _Accounted(Mapping[str, Tensor]):
-    """A state that knows which of its tensors were asked for: what an importer leaves out is not the model."""
+    """A state dict that knows which of its tensors an importer has read: what it never read is missing in the model."""
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self._state = state
@@ -61,10 +61,10 @@ class Source(msgspec.Struct, frozen=True):
     Attributes:
         name: of the file or folder.
         sha256: of the file; None for a state dict in memory.
-        container: how its bytes lie.
-        recognised: the family and by what.
-        overrides: what the user knew better than the importer.
-        overridden: what the importer would have had for it.
+        container: the format of the file.
+        recognised: the family, and what it was recognised by.
+        overrides: facts that the user gave in place of the importer's.
+        overridden: the importer's values of these facts.
     """
 
     name: str
@@ -155,7 +155,7 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
 
 
 def import_model(family: str, unwrapped: Unwrapped, config: Mapping[str, Any] | None, name: str) -> Imported:
-    """What `identify` found, in canonical form; `config` comes before the file's own values.
+    """What `identify` found, in canonical form; values of `config` win over those in the file.
 
     Raises:
         CheckpointError: it cannot be read as a model of this family.

@@ -1,7 +1,7 @@
-"""Facts of a dialect that an importer takes from the code base, and that a user may know better.
+"""Facts of a dialect that an importer takes from the code base, unless the user gives others.
 
-A fork can start its memory otherwise, order its clusters otherwise or scale its embedding otherwise under the same
-tensor names. Whatever is overridden is said in one line, and stands in the manifest so that it can be repeated.
+A fork may have the same tensor names as the original and still start its memory, order its clusters or scale its
+embedding in another way. Every override is told in one line, and recorded in the manifest so that it can be repeated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""bf16 where there is none: the same bundle in float32, with every result of an operator rounded to bf16.
+"""bf16 on a CPU that cannot compute it: the same bundle in float32, with every operator's result rounded to bf16.
 
-ONNX Runtime's CPU has no bf16 kernels. A copy of the bundle in a temporary folder has its graphs rewritten: values are
-float32, and behind every operator that computed in bf16 stands a round trip to bf16. Operators that only move values
-need none. So weights, memory and every intermediate value are what bf16 can hold; what a device keeps in higher
-precision inside a fused kernel is rounded here, and sums are in another order. The figures are indicative.
+ONNX Runtime has no bf16 kernels for the CPU. So a copy of the bundle in a temporary folder gets other graphs, whose
+values are float32 and which round to bf16 and back after every operator that computed in bf16. Operators that only move
+values need no rounding. Weights, memory and all intermediate values are then values that bf16 can hold. The figures are
+indicative only: a device keeps more precision inside a fused kernel, and adds in another order.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MOVING = frozenset(
 
 @contextlib.contextmanager
 def runnable(folder: Path, manifest: Manifest, backend: str) -> Iterator[Path]:
-    """The bundle itself, or for as long as this lasts a copy that the CPU can run.
+    """The bundle itself, or a copy that the CPU can run, which is removed at the end of the block.
 
     Args:
         folder: the bundle.
-        manifest: its own.
-        backend: that will run it; those of devices run everything themselves.
+        manifest: of the bundle.
+        backend: that will run it; backends of devices can run bf16 themselves.
     """
     if manifest.precision != EMULATED or backend != "cpu":
         yield folder
@@ -154,7 +154,7 @@ def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _widen(tensor: onnx.TensorProto, places: _Places | None) -> None:
-    """Make a bf16 tensor one of float32; external ones are told where they lie now, whatever they hold."""
+    """Make a bf16 tensor float32, and let any external tensor point to its place in the other weight file."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     half = tensor.data_type == TensorProto.BFLOAT16
     if entries and places is not None:

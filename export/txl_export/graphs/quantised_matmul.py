@@ -1,13 +1,15 @@
 """How a graph multiplies by quantised matrices, in ONNX Runtime's own operators.
 
-Few rows at a time (decoding) are MatMulNBits: one operator, which reads its weights at the speed of memory. Many rows,
-int8 only, are written out around an integer product, which is twice as fast there and three times slower for one row:
+For few rows at a time (decoding) a product is one operator, MatMulNBits, which reads its weights as fast as memory can
+deliver them. For many rows an int8 product is spelled out around a product of integers, which is twice as fast for
+them, and three times slower for one row:
 
     scale = max |x| of the row / 127        code = round(x / scale) + 128        y = scale · (code - 128) @ W
 
-Either way activations get a scale per row (token), so that no row's result depends on another's. ONNX Runtime's dynamic
-quantiser takes one for a whole tensor, and then padding and neighbours change what a stream gets. A row of zeros has
-scale 0, and whatever its codes are it comes to 0. Behind a ReLU, where nothing is negative, codes are 0 … 255 from 0.
+In both forms every row (token) of the activations has a scale of its own, so that no row's result depends on another
+row. ONNX Runtime's dynamic quantiser has one scale for a whole tensor, with which padding and neighbours would change
+what a stream gets. A row of zeros has scale 0, so its product is 0 whatever its codes are. After a ReLU nothing is
+negative, so codes there are 0 … 255 without an offset.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ MANY = 16
 
 
 def has_many_rows(program: Program) -> bool:
-    """Whether a program multiplies by many rows at a time; rolled programs do not have them in one dimension."""
+    """Whether a program multiplies many rows at a time. Rolled programs never count: their rows are two dimensions."""
     rows = program.inputs[0].shape
     return program.update == "ring" and int(rows[0]) * int(rows[1]) >= MANY
 
 
 def apart(programs: Sequence[Program]) -> tuple[Program, ...]:
-    """The programs, those of few rows in a file of their own where they share one with others."""
+    """The programs, with those of few rows moved to a file of their own where they shared one with programs of many."""
     shared = {program.file for program in programs if has_many_rows(program)}
     return tuple(
         msgspec.structs.replace(program, file=program.file.replace(".onnx", "-few.onnx"))
@@ -54,7 +56,7 @@ def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool)
     Args:
         graph: to change.
         parts: from `quantising.quantise`.
-        many: multiply int8 the way that is good for many rows; these are all of the first input's dimensions but one.
+        many: multiply int8 in the form for many rows.
     """
     zeros: ir.Value | None = None
     for node in list(graph):

@@ -1,4 +1,4 @@
-"""int8 and int4 weights for the CPU: how quantised matrices are stored. Which ones they are a family says.
+"""int8 and int4 weights for the CPU: how quantised matrices are stored. The family says which matrices they are.
 
 int4 has a scale and a zero point per block of inputs, by ONNX Runtime's own quantiser. int8 has a scale per column
 (output), and where segments are long it is stored in two forms that stand for the same matrix, because ONNX Runtime's
@@ -29,10 +29,10 @@ COLUMNS = "columns"
 
 
 def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> float:
-    """How far quantised matrices are from standing for the originals at full size: the largest |gain - 1|.
+    """How far quantised matrices are from the originals in size: the largest |gain - 1|.
 
-    The gain is the slope of a line through the origin from original to quantised values. Rounding cancels out in it
-    and a wrong scale does not, which the loose limits of few bits would let pass.
+    The gain is the slope of a line through the origin, fitted to quantised over original values. Rounding cancels out
+    in the gain, but a wrong scale shows, which could pass the other limits: few bits need loose ones.
     """
     worst = 0.0
     for name in parts:
@@ -107,7 +107,7 @@ def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def block_of(size: int) -> int:
-    """How many inputs share a scale: as many as divide them all, or else as few as there can be."""
+    """How many inputs share a scale: the largest block size that divides their number, else the smallest of all."""
     return next((block for block in BLOCKS if size % block == 0), BLOCKS[-1])
 
 
@@ -118,7 +118,7 @@ def _columns(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_blocks(columns: Tensor) -> Tensor:
-    """The same codes from 128 on, uint8 [out, blocks, block]; inputs that fill the last block up count nothing."""
+    """The same codes with 128 for zero, uint8 [out, blocks, block]; inputs that only fill the last block are zeros."""
     size, width = columns.shape
     block = block_of(size)
     codes = torch.full((width, -(-size // block) * block), 128, dtype=torch.uint8)
@@ -154,7 +154,7 @@ def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor
 
 @contextlib.contextmanager
 def _quiet_logging() -> Iterator[None]:
-    """The quantiser sets up the whole process's logging when it is imported, and says what nobody asked."""
+    """Without the quantiser's messages, and with the process's logging as it was: importing it changes that."""
     root = logging.getLogger()
     handlers, level, off = list(root.handlers), root.level, logging.root.manager.disable
     logging.disable(logging.INFO)

@@ -1,8 +1,8 @@
 """From a step to an ONNX file that any engine can read.
 
-Tracing is torch's; what is done here afterwards makes the file what the manifest promises: stable names, one opset,
-int32 indices, no traces of the machine that exported it, and weights that are byte ranges of the bundle's one
-safetensors file instead of copies.
+torch traces the network. This module then changes the graph into what the manifest promises: stable names, one opset,
+int32 indices, nothing that tells of the machine it was exported on, and weights that are byte ranges of the bundle's
+one safetensors file.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _trace(network: Traceable, opset: int) -> ir.Model:
 
 
 def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
-    """Call what is not fixed what it is; torch numbers it."""
+    """Name the sizes that are not fixed "segment" or "rows"; torch only numbers them."""
     name = "segment" if program.segment_length else "rows"
     values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
     for value in values:
@@ -132,7 +132,7 @@ def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of packages it does not need and of its own deprecations; neither is the user's business."""
+    """Without the exporter's warnings: of packages that it does not need, and of deprecations in its own code."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -29,14 +29,14 @@ __all__ = ["Plan", "compare_text", "plans", "run_chain"]
 Ids = NDArray[np.int32]
 
 DISTINCT_IDS, RUN = 4096, 16
-"""Of a large vocabulary so many ids are drawn, in runs of neighbours: every page of the embedding that is touched
-brings those around it along, once per open program."""
+"""How many ids are drawn from a large vocabulary, and in runs of how many neighbours. Every id that is used brings a
+page of the embedding into memory, once per open program; neighbours share pages."""
 
 CHEAP_MEMORY, SPARSE_MEMORY = 8_000_000, 8
-"""A memory of more bytes than this per stream is compared at every eighth segment and the last, instead of at each."""
+"""A memory of more bytes than the first number is compared after every eighth segment and the last, not after each."""
 
 TEXT_SEGMENTS, TEXT_TOKENS = 256, 2048
-"""Perplexity is compared on this many segments of a text, or tokens if that is more; all of it would only take long."""
+"""Perplexity is compared on this many segments from the beginning of a text, or on this many tokens if that is more."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _run_segment(
     """One segment on both sides; a function of its own so that its large arrays are gone before the next."""
     hidden = truth.run(tokens, counts)
     if truth.large:
-        trim()  # neither side should stand on what the other has freed
+        trim()  # else the runtime's memory would come on top of what the reference has freed
     found = stream.step(tokens, counts)
 
     def pairs() -> Iterator[tuple[NDArray[np.floating], NDArray[np.float32]]]:

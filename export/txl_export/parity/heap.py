@@ -1,8 +1,8 @@
-"""Freed memory back to the system.
+"""Giving freed memory back to the system.
 
-A bundle is verified with its weights in memory several times over, so what tracing held must be gone by then. But
-traced graphs are cycles, which Python collects when it sees fit, and glibc keeps freed blocks of up to 32 MiB, the size
-of most weight matrices, for itself: a model of 1.1 GiB left 1.0 GiB behind.
+Verifying holds a model's weights in memory several times, so the memory that tracing took has to be free by then. It is
+not by itself: traced graphs refer to each other in cycles, which Python collects late, and glibc keeps freed blocks of
+up to 32 MiB, the size of most weight matrices. After the export of a model of 1.1 GiB they were 1.0 GiB.
 """
 
 from __future__ import annotations

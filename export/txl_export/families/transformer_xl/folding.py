@@ -1,7 +1,7 @@
-"""What the graphs compute with: the canonical parameters, with all that does not depend on the input folded in.
+"""The parameters that graphs compute with: the canonical ones, with everything folded in that no input changes.
 
-1/sqrt(d_head) goes into W_q, u and v; q, k and v into one matrix; W_r·R into one table per layer (`network`,
-because it depends on the distances a program tells apart).
+1/sqrt(d_head) is multiplied into W_q, u and v. W_q, W_k and W_v become one matrix. W_r·R becomes one table per layer;
+`network` computes it, because it depends on the distances that a program tells apart.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
 
 
 def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> Weights:
-    """Parameters in the type that graphs of a precision compute in; those whose names hold any of `keep` as they are.
+    """Parameters in the type that graphs of a precision compute in, but for those with any of `keep` in their names.
 
     Raises:
-        UsageError: a value is too large for it.
+        UsageError: a value is too large for that type.
     """
     half = HALF.get(precision)
     if half is None:

@@ -1,10 +1,11 @@
-"""What every graph is made of: parameters, embedding, layers, softmax. Memory is what the graphs differ in.
+"""What all graphs have in common: parameters, embedding, layers and softmax.
 
-`step` (rolled) and `ring` say which keys a query meets and what becomes of the memory, as the
-attention of a layer; everything around it stands here once.
+The graphs differ in their memory. `step` (rolled) and `ring` add the attention of a layer: which keys a query meets,
+and what the memory is after the step.
 
-In half precision (fp16, bf16) weights, products and memory are of that type, and casts say so; float32 are the
-statistics of layer norms (LayerNormalization's own), both softmaxes, and what tables of positions are computed in.
+In half precision (fp16, bf16) weights, products and memory are of that type, with explicit casts. In float32 remain the
+statistics of layer norms (LayerNormalization computes them so), both softmaxes, and the computing of the tables of
+positions.
 """
 
 from __future__ import annotations
@@ -155,9 +156,9 @@ class Network(Traceable):
             query: [B, H, L, d_head], scaled. key, value: [B, H, K, d_head].
             index: int64 [B, H, L, K] or what expands to it, the row of the table of distances per query and key;
                 None where positions are absolute.
-            visible: bool [B, 1, L, K]. Scores of keys that are not are selected away, not added to, so that nothing
-                standing there can leak.
-            flat: give rows without their segments, which is what a product and its bias fuse on.
+            visible: bool [B, 1, L, K]. A score of a key that is not visible is replaced, not added to, so
+                that no value can leak from there.
+            flat: return rows without their segments: engines fuse a product with its bias in that form only.
 
         Returns:
             [B·L, D] if `flat`, else [B, L, D]; before the residual.

@@ -1,4 +1,4 @@
-"""Which layers suffer most from quantised weights: each alone is replaced in the reference, and the output compared."""
+"""Which layers suffer most from quantised weights: the reference is run with one layer quantised at a time."""
 
 from __future__ import annotations
 

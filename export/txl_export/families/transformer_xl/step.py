@@ -11,8 +11,8 @@ The same function as `reference`, in the form an engine wants (`network`).
 stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment), so that valid = 0 returns it bit for bit.
 Query i sees slot k iff 0 <= d < W and k >= M - fill, with d = M + i - k.
 
-Absolute positions (attn_type 2 and 3) are counted back from a stream's last valid row and added to memory and segment;
-the memory keeps what was added, so only hidden memory can follow them.
+Absolute positions (attn_type 2 and 3) are counted back from a stream's last valid row, and are added to memory and
+segment. The memory keeps the sums, so these models can only have hidden memory.
 """
 
 from __future__ import annotations
