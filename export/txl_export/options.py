@@ -28,13 +28,17 @@ class Flag:
 
     Attributes:
         help: what the option is; it documents the field of `ExportOptions` as well.
-        kind: its type on the command line.
-        names: its names there.
+        kind: its type on the command line; None for the field's own.
+        names: its names there; empty for the field's, with dashes.
     """
 
     help: str
-    kind: Any
-    names: str
+    kind: Any = None
+    names: str = ""
+
+
+_File = Path | None
+_Names = list[str] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,83 +54,55 @@ class ExportOptions:
         Flag(
             "The code base it was trained with.",
             Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"],
-            "--family",
         ),
     ] = "auto"
     config: Annotated[
         str | Path | Mapping[str, Any] | None,
-        Flag("JSON with the family's own constructor or config.json names.", Path | None, "--config"),
+        Flag("JSON with the family's own constructor or config.json names.", _File),
     ] = None
     segment_length: Annotated[
-        int | Sequence[int],
-        Flag("L of a program; repeat for several. (default 64 and 1)", list[int] | None, "--segment-length"),
+        int | Sequence[int], Flag("L of a program; repeat for several. (default 64 and 1)", list[int] | None)
     ] = ()
-    memory_length: Annotated[int | None, Flag("M, memory rows per layer.", int | None, "--memory-length")] = None
-    clamp_length: Annotated[
-        int | None, Flag("Largest distance told apart; 0 for no clamp.", int | None, "--clamp-length")
-    ] = None
+    memory_length: Annotated[int | None, Flag("M, memory rows per layer.")] = None
+    clamp_length: Annotated[int | None, Flag("Largest distance told apart; 0 for no clamp.")] = None
     same_length: Annotated[
-        bool | None, Flag("Every query sees equally many keys.", bool | None, "--same-length/--no-same-length")
+        bool | None, Flag("Every query sees equally many keys.", None, "--same-length/--no-same-length")
     ] = None
-    batch_size: Annotated[int, Flag("B, the most streams that advance together.", int, "--batch-size")] = 1
+    batch_size: Annotated[int, Flag("B, the most streams that advance together.")] = 1
     memory: Annotated[
         str | None,
         Flag(
             "Keep keys and values, or the layers' inputs. (default kv, hidden where kv cannot be)",
             Literal["kv", "hidden"] | None,
-            "--memory",
         ),
     ] = None
-    precision: Annotated[
-        str,
-        Flag(
-            "Of weights and arithmetic; int8 and int4 are for the CPU.",
-            Literal["fp32", "fp16", "bf16", "int8", "int4"],
-            "--precision",
-        ),
-    ] = "fp32"
+    precision: Annotated[str, Flag("Of weights and arithmetic; int8 and int4 are for the CPU.", Precision)] = "fp32"
     keep: Annotated[
         Sequence[str],
-        Flag(
-            "With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable.", list[str] | None, "--keep"
-        ),
+        Flag("With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable.", _Names),
     ] = ()
-    text: Annotated[
-        str | Path | None, Flag("Real text to judge on, for the checkpoint's vocabulary.", Path | None, "--text")
-    ] = None
+    text: Annotated[str | Path | None, Flag("Real text to judge on, for the checkpoint's vocabulary.", _File)] = None
     tokens: Annotated[
-        str | Path | NDArray[np.integer[Any]] | None,
-        Flag("Real text as token ids, an .npy file.", Path | None, "--tokens"),
+        str | Path | NDArray[np.integer[Any]] | None, Flag("Real text as token ids, an .npy file.", _File)
     ] = None
-    verify: Annotated[bool, Flag("Compare with PyTorch before naming it.", bool, "--verify/--no-verify")] = True
-    force: Annotated[bool, Flag("Replace an existing bundle.", bool, "--force")] = False
-    vocabulary: Annotated[
-        str | Path | None, Flag("Vocabulary file, where the checkpoint has none.", Path | None, "--vocabulary")
-    ] = None
+    verify: Annotated[bool, Flag("Compare with PyTorch before naming it.", None, "--verify/--no-verify")] = True
+    force: Annotated[bool, Flag("Replace an existing bundle.", None, "--force")] = False
+    vocabulary: Annotated[str | Path | None, Flag("Vocabulary file, where the checkpoint has none.", _File)] = None
     aliases: Annotated[
-        Mapping[str, str] | None,
-        Flag("Class of a fork and what it stands for: theirs=original.", list[str] | None, "--alias"),
+        Mapping[str, str] | None, Flag("Class of a fork and what it stands for: theirs=original.", _Names, "--alias")
     ] = None
     initial_memory: Annotated[
         str | None,
-        Flag(
-            "What is attended to before the first token. (default as the family's)",
-            Literal["empty", "zeros"] | None,
-            "--initial-memory",
-        ),
+        Flag("What is attended to before the first token. (default as the family's)", Literal["empty", "zeros"] | None),
     ] = None
     cluster_order: Annotated[
         str | None,
         Flag(
             "How the file orders the softmax's clusters. (default as the family's)",
             Literal["ascending", "reversed"] | None,
-            "--cluster-order",
         ),
     ] = None
-    embedding_scale: Annotated[
-        float | None,
-        Flag("Factor on the embedding. (default as the family's)", float | None, "--embedding-scale"),
-    ] = None
+    embedding_scale: Annotated[float | None, Flag("Factor on the embedding. (default as the family's)")] = None
     listener: Listener | None = None
     """Hears of stages, progress and warnings."""
 
@@ -149,6 +125,10 @@ class ExportOptions:
 
 
 def flags_of_export() -> dict[str, Flag]:
-    """The options that have a flag, by the names of their fields."""
+    """The options that have a flag, by the names of their fields; with the flag's type and names filled in."""
     hints = get_type_hints(ExportOptions, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    flags = {name: (hint.__metadata__[0], hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {
+        name: Flag(flag.help, flag.kind or get_args(hint)[0], flag.names or f"--{name.replace('_', '-')}")
+        for name, (flag, hint) in flags.items()
+    }
