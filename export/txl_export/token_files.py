@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
+from txl_runtime.types import Ids
 
 __all__ = ["read_ids", "read_tokens"]
 
@@ -19,7 +20,7 @@ def read_tokens(
     tokens: str | Path | NDArray[np.integer[Any]] | None,
     vocabulary: Vocabulary | None,
     vocab_size: int,
-) -> NDArray[np.int32] | None:
+) -> Ids | None:
     """Token ids int32 [T] of a text file or of an .npy file; None when neither was given.
 
     Raises:

@@ -64,7 +64,7 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
         for name in (manifest.vocabulary, SELFTEST):
             if name is not None and (folder / name).is_file():
                 shutil.copy(folder / name, place / name)
-        places = _Places(folder / manifest.weights, place / manifest.weights)
+        places = _Relocation(folder / manifest.weights, place / manifest.weights)
         for file in {program.file for program in manifest.programs}:
             rewritten = in_float32(onnx.load(folder / file, load_external_data=False), places)
             (place / file).write_bytes(rewritten.SerializeToString())
@@ -87,7 +87,7 @@ def _as_float32(program: Program) -> Program:
     return msgspec.structs.replace(program, inputs=plain(program.inputs), outputs=plain(program.outputs))
 
 
-class _Places:
+class _Relocation:
     """Where a byte range of one safetensors file lies in another, whose values take twice as many bytes."""
 
     def __init__(self, source: Path, target: Path) -> None:
@@ -104,7 +104,7 @@ class _Places:
         raise TxlError(f"a graph reads bytes {offset} to {offset + length}, which are no weights; export again")
 
 
-def in_float32(model: onnx.ModelProto, places: _Places | None = None) -> onnx.ModelProto:
+def in_float32(model: onnx.ModelProto, places: _Relocation | None = None) -> onnx.ModelProto:
     """A graph of bf16 as one of float32 that rounds to bf16 wherever the original would.
 
     Args:
@@ -153,7 +153,7 @@ def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     yield from graph.output
 
 
-def _widen(tensor: onnx.TensorProto, places: _Places | None) -> None:
+def _widen(tensor: onnx.TensorProto, places: _Relocation | None) -> None:
     """Make a bf16 tensor float32, and let any external tensor point to its place in the other weight file."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     half = tensor.data_type == TensorProto.BFLOAT16

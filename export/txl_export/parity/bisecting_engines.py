@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.errors import BackendError
+from txl_runtime.errors import BackendError, one_line
 from txl_runtime.ladder import BISECT
 
 from txl_export.families.transformer_xl.points import mark, segment_of
@@ -47,8 +47,9 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     try:
         theirs, ours = _run_both(bundle, data, feeds, target)
     except Exception as error:  # Polygraphy raises its own kind, TensorRT none
-        said = " ".join(str(error).split())[-300:]
-        raise BackendError(f"{program.name}: Polygraphy with {module} failed: {said}; see docs/engines.md") from None
+        raise BackendError(
+            f"{program.name}: Polygraphy with {module} failed: {one_line(error)}; see docs/engines.md"
+        ) from None
     places = compare(*({point: side[name] for point, name in names.items()} for side in (ours, theirs)))
     return Bisection(f"{module}, {program.name}", "ONNX Runtime on the CPU", BISECT[bundle.manifest.precision], places)
 

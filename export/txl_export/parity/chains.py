@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.streaming.stream import Stream
+from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.parity.comparing import ChainComparison
@@ -25,8 +26,6 @@ from txl_export.parity.oracle import ReferenceStreams
 from txl_export.parity.report import DRIFT_ROWS, ChainResult, TextResult
 
 __all__ = ["Plan", "compare_text", "plans", "run_chain"]
-
-Ids = NDArray[np.int32]
 
 DISTINCT_IDS, RUN = 4096, 16
 """How many ids are drawn from a large vocabulary, and in runs of how many neighbours. Every id that is used brings a

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.reference import Memory, Reference
 
@@ -28,7 +29,7 @@ class ReferenceStreams:
         self.memories: list[Memory] = [reference.initial_memory(1) for _ in range(count)]
         self.large = reference.dtype != torch.float64
 
-    def run(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> list[Tensor]:
+    def run(self, tokens: Ids, counts: Ids) -> list[Tensor]:
         """One segment [b, T] of which counts [b] rows count: per sequence, what the softmax reads, [count, D].
 
         Sequences of the same length and with as many remembered rows are computed together.
@@ -56,7 +57,7 @@ class ReferenceStreams:
         for some in self.reference.log_probabilities(hidden) if len(hidden) else ():
             yield some.numpy()
 
-    def step(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> Logprobs:
+    def step(self, tokens: Ids, counts: Ids) -> Logprobs:
         """One segment's log-probabilities at once, [b, T, V]; rows beyond the counts are zero."""
         result = np.zeros((*tokens.shape, self.reference.config.vocab_size), self._dtype)
         for row, hidden in enumerate(self.run(tokens, counts)):

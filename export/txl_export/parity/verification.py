@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import no_drift_limit, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model, load
+from txl_runtime.types import Ids
 from txl_runtime.update_rules import usable_updates
 
 from txl_export.families.transformer_xl.reference import Reference
@@ -44,7 +44,7 @@ def verify_models(
     openers: Sequence[Callable[[], Model]],
     reference: Reference,
     source: str,
-    text: NDArray[np.int32] | None = None,
+    text: Ids | None = None,
     segments: int | None = None,
     listener: Listener | None = None,
     seed: int = 0,

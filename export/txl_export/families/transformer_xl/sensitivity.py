@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from txl_runtime.listener import Listener
+from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.folding import unfold
 from txl_export.families.transformer_xl.reference import Reference
@@ -24,7 +23,7 @@ def layer_sensitivity(
     make: Callable[[Weights], Reference],
     weights: Weights,
     parts: Mapping[str, Tensor],
-    tokens: NDArray[np.int32],
+    tokens: Ids,
     length: int,
     listener: Listener,
 ) -> dict[str, float]:
