@@ -59,13 +59,12 @@ THIRD_PARTIES = {
 """What some packages and rooms import of others, wherever in a module; tensorrt and cuda are looked up by name."""
 
 FED = """
-backends bundle bundle.encoding bundle.external_data bundle.format1 bundle.manifest bundle.reading bundle.tables
-bundle.vocabulary errors host host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model
-streaming streaming.checks streaming.loop streaming.memory streaming.outputs streaming.sampling streaming.snapshot
-streaming.stream types update_rules
+backends bundle bundle.bindings bundle.encoding bundle.format1 bundle.manifest bundle.reading bundle.tables errors host
+host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model streaming streaming.checks
+streaming.loop streaming.memory streaming.outputs streaming.snapshot streaming.stream types update_rules
 """
 """What `load` and `feed` on the CPU import of the runtime: what an application carries."""
-FED_LINES = 3400
+FED_LINES = 3000
 
 # What the runtime may load, beside the standard library. typing_extensions is msgspec's, where it is installed;
 # flatbuffers, packaging and google (protobuf) are ONNX Runtime's declared needs.
@@ -191,11 +190,39 @@ def test_a_package_imports_the_third_parties_it_is_known_to_need(place):
     assert found == THIRD_PARTIES[place]
 
 
-def test_each_module_lists_what_it_defines():
+def test_what_begins_with_an_underscore_is_for_its_own_module():
+    wrong = [
+        f"{module} imports {target.module}.{alias.name}"
+        for module, path in MODULES.items()
+        for target in ast.walk(ast.parse(path.read_text()))
+        if isinstance(target, ast.ImportFrom) and (target.module or "").partition(".")[0] in PACKAGES
+        for alias in target.names
+        if alias.name.startswith("_")
+    ]
+    assert not wrong
+
+
+def test_public_methods_and_functions_say_what_they_do():
+    """In their own words, or in those of the protocol that they implement."""
+    silent = []
     for module in MODULES:
         if not module.endswith("__main__"):
             imported = importlib.import_module(module)
-            assert all(hasattr(imported, listed) for listed in imported.__all__), module
+            own = {name: thing for name, thing in vars(imported).items() if getattr(thing, "__module__", "") == module}
+            public = {name: thing for name, thing in own.items() if not name.startswith("_")}
+            for name, thing in public.items():
+                methods = vars(thing) if inspect.isclass(thing) else {}
+                named = {f"{name}.{key}": getattr(thing, key) for key in methods if not key.startswith("_")}
+                called = {key: value for key, value in {name: thing, **named}.items() if inspect.isroutine(value)}
+                silent += [
+                    f"{module}.{key}" for key, value in called.items() if not inspect.getdoc(getattr_doc(thing, key))
+                ]
+    assert not silent
+
+
+def getattr_doc(thing: object, key: str) -> object:
+    """The function itself, or the method of a class, which may have its docstring from a base."""
+    return getattr(thing, key.partition(".")[2]) if "." in key else thing
 
 
 def test_what_an_application_carries(make_bundle):

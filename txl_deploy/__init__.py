@@ -1,5 +1,1 @@
 """txl-deploy: the command line."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -11,8 +11,6 @@ from rich.table import Table
 from txl_deploy.bench.measuring import BUNDLE, Report, Row
 from txl_deploy.console import facts_table, number, quantity, stdout
 
-__all__ = ["panels", "report_document", "show", "verdict"]
-
 
 def report_document(report: Report) -> dict[str, Any]:
     """The report as plain data, with its verdict."""

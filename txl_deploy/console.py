@@ -13,8 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Display", "curve", "facts_table", "number", "print_json", "quantity", "rows_table", "stderr", "stdout"]
-
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
 

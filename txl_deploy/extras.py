@@ -8,8 +8,6 @@ from importlib.util import find_spec
 
 from txl_runtime.errors import BackendError
 
-__all__ = ["lean_heap", "require_export"]
-
 
 def require_export(verb: str) -> None:
     """Refuse a verb that needs PyTorch where it is not installed.

@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["main"]
-
 COMMAND_LINE = ("typer", "rich")
 """What the command line needs beside the runtime: the extra `cli`, which an embedding application does not install."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from txl_deploy.console import curve, number, rows_table, stdout
 
-__all__ = ["print_parity"]
-
 
 def print_parity(document: dict[str, Any]) -> None:
     """Print what `Parity.document` holds."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from txl_runtime.errors import BackendError, UsageError
 
-__all__ = ["check_plot", "draw"]
-
 FORMATS = (".png", ".svg")
 
 

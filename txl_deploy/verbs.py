@@ -11,8 +11,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["VERBS", "app", "command"]
-
 VERBS = {
     "inspect": "Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds.",
     "export": "Turn a trained Transformer-XL into a verified, self-contained bundle.",

@@ -11,8 +11,6 @@ from txl_runtime.errors import BackendError
 
 from txl_engines.checking import Graph, decode_graph, import_onnx, place_of
 
-__all__ = ["adapt", "newest_opset", "restamp"]
-
 
 def newest_opset(facts: Facts) -> int:
     """The newest opset of a graph that a library can be given: 18 is restamped where only 17 is known."""

@@ -28,8 +28,6 @@ from txl_engines.compiler import NodeError
 from txl_engines.messages import explain_build, explain_parse
 from txl_engines.worker import Finished, Outcome, Request, Steps
 
-__all__ = ["CompiledEngines", "check_gpus", "ring_works"]
-
 COMMAND = ("-m", "txl_engines.worker")
 PATIENCE = 30
 """Seconds that a build process may take to end after its last word."""

@@ -29,8 +29,6 @@ from txl_engines.composing import compose, whole_programs
 from txl_engines.publishing import Staging, staging
 from txl_engines.targets import Maker, open_maker
 
-__all__ = ["BundleBuild", "EngineResult", "build_bundle", "choose_update"]
-
 
 @dataclass(frozen=True)
 class EngineResult:

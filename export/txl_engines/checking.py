@@ -17,8 +17,6 @@ from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError
 
-__all__ = ["Graph", "check_graph", "decode_graph", "import_onnx", "load_graph", "place_of", "read_graph"]
-
 OLDEST_OPSET = 9
 MOST_BYTES = 1 << 31
 ADVICE = "export the model again"

@@ -15,8 +15,6 @@ from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.errors import BackendError
 
-__all__ = ["Compiler", "Examined", "Network", "NodeError"]
-
 
 @dataclass(frozen=True)
 class NodeError:

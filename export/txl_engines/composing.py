@@ -28,8 +28,6 @@ from txl_runtime.errors import BundleError
 from txl_engines.checking import check_graph, import_onnx, load_graph
 from txl_engines.shapes import fix_sizes
 
-__all__ = ["KINDS", "compose", "whole_programs"]
-
 KINDS = ("logprobs", "last", "score")
 """The kinds of program that engines are built of."""
 HIDDEN = "hidden"

@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-__all__ = ["FUSED_ATTENTION", "LayerReport", "read_layers"]
-
 FUSED_ATTENTION = ("_mha_v", "fmha")
 """Parts of the names of kernels that do a whole attention: scores, bias, softmax and the sum over values."""
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from txl_engines.checking import Graph
 from txl_engines.compiler import NodeError
 
-__all__ = ["explain_build", "explain_parse"]
-
 LONGEST = 400
 
 KNOWN: tuple[tuple[str, str], ...] = (

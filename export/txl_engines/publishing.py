@@ -22,8 +22,6 @@ from txl_runtime.bundle.manifest import decode_manifest
 from txl_runtime.bundle.reading import MANIFEST
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 
-__all__ = ["Staging", "staging", "write_file"]
-
 PARTIAL = ".building-"
 LOCK = ".building.lock"
 

@@ -14,8 +14,6 @@ from txl_runtime.model import Model
 
 from txl_engines.publishing import staging
 
-__all__ = ["record_pass", "record_verification"]
-
 
 def record_pass(model: Model) -> tuple[str, ...]:
     """Note that the engines which a model runs passed the self-test on its device.

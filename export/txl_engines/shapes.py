@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from txl_engines.checking import import_onnx
 
-__all__ = ["fix_sizes"]
-
 MOST_VALUES = 1 << 16
 """Results with more values than this stay computed."""
 

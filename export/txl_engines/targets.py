@@ -19,8 +19,6 @@ from txl_engines.checking import Graph, read_graph
 from txl_engines.publishing import write_file
 from txl_engines.worker import Outcome
 
-__all__ = ["ComposedEngines", "Maker", "open_maker"]
-
 NEWEST_OPSET = 24
 """Of the graphs that export writes. Which of them ONNX Runtime knows depends on its version where the bundle runs."""
 

@@ -34,8 +34,6 @@ from txl_runtime.errors import BackendError, BundleError, TxlError
 from txl_engines.compiler import Compiler, Network
 from txl_engines.layers import LayerReport, read_layers
 
-__all__ = ["Finished", "Outcome", "Request", "Steps", "check_engine", "compile_graph", "main"]
-
 IN_PLACE = "KV_CACHE_UPDATE"
 """The layer that TensorScatter becomes; its output may share its input's memory."""
 SECONDS_BETWEEN_STEPS = 0.05

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from txl_runtime.errors import BackendError
 
-__all__ = ["DEVICES", "NAMES", "check_choice"]
-
 DEVICES = ("rtx", "tensorrt", "cuda")
 """Backends that keep the memory on a device, the best first."""
 NAMES = ("auto", "cpu", *DEVICES)

@@ -12,8 +12,6 @@ Each message says what was found, what was expected and what to do. `exit_code` 
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "BundleError", "CheckError", "CheckpointError", "TxlError", "UsageError", "one_line"]
-
 
 class TxlError(Exception):
     """Base class of every error raised on purpose; the message is one line a user can act on."""

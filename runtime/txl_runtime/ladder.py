@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from txl_runtime.errors import BackendError
 
-__all__ = ["BISECT", "FURTHER", "GAIN", "NEAR_TIE", "Rung", "competitor_limit", "no_drift_limit", "rung"]
-
 NEAR_TIE = 0.02
 """Where the reference's two best tokens are less than this many nats apart, which of them comes first says nothing."""
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from txl_runtime.backends import check_choice
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, hold_bundle
-from txl_runtime.bundle.vocabulary import Vocabulary, decode_vocabulary
 from txl_runtime.errors import BundleError, TxlError, UsageError
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.memory import initial_rows
 from txl_runtime.streaming.stream import Stream
 
-__all__ = ["Model", "load"]
+if TYPE_CHECKING:
+    from txl_runtime.bundle.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ class Model:
         name = self.manifest.vocabulary
         if name is None:
             return None
+        from txl_runtime.bundle.vocabulary import decode_vocabulary
+
         return decode_vocabulary(self.bundle.read(name), self.vocab_size, str(self.bundle.file(name)))
 
     def stream(self, batch_size: int | None = None) -> Stream:

@@ -24,8 +24,6 @@ from txl_runtime.ladder import FURTHER, rung
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats, Ids
 
-__all__ = ["SelftestResult", "run_selftest"]
-
 
 @dataclass(frozen=True)
 class SelftestResult:

@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Arrays", "Call", "Flags", "Floats", "Ids", "Indices"]
-
 Ids: TypeAlias = NDArray[np.int32]
 """Token ids, and counts of them."""
 Floats: TypeAlias = NDArray[np.float32]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["usable_updates"]
-
 FIRST_RING = (1, 25)
 """The first version with TensorScatter on the CPU; Python 3.10 has none of them."""
 

@@ -5,7 +5,3 @@ how fast the machine reads; `competitor` says what a competitor is, and `agreeme
 computes; `overhead` is the cost of Python; `processes` measures load time and memory. `competitors` are PyTorch's and
 other exports, and need torch.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -12,8 +12,6 @@ from txl_runtime.types import Ids
 from txl_deploy.bench.competitor import Competitor, segments_to_fill
 from txl_deploy.bench.timing import random_tokens
 
-__all__ = ["Agreement", "agree"]
-
 
 class Agreement(Struct, frozen=True, kw_only=True):
     """How far a competitor's log-probabilities are from the bundle's, over chained segments.

@@ -10,8 +10,6 @@ from txl_runtime.types import Floats, Ids
 from txl_deploy.bench.floor import bytes_of_step
 from txl_deploy.bench.timing import random_tokens
 
-__all__ = ["BundleCompetitor", "Competitor", "fill", "segments_to_fill"]
-
 
 class Competitor(Protocol):
     """Something that can do a bundle's work: it reads one segment at a time and carries its memory along."""

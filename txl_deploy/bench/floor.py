@@ -17,8 +17,6 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES
 from txl_runtime.bundle.weight_header import read_header
 
-__all__ = ["Bandwidth", "Bytes", "bytes_of_step", "position_rows"]
-
 PASSES_SECONDS = 0.15
 ARRAY_BYTES = 512 * 2**20
 

@@ -21,20 +21,6 @@ from txl_deploy.bench.overhead import Overhead, overhead
 from txl_deploy.bench.processes import Footprint, LoadTime, measure_footprint, measure_load
 from txl_deploy.bench.timing import Percentiles, Work, interleave, random_tokens
 
-__all__ = [
-    "BUNDLE",
-    "Conditions",
-    "Machine",
-    "Report",
-    "Row",
-    "Task",
-    "bench",
-    "cpu_name",
-    "tasks_of",
-    "time_tasks",
-    "version_of",
-]
-
 BUNDLE = "bundle"
 """The name of the bundle among its competitors."""
 

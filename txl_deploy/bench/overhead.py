@@ -16,8 +16,6 @@ from txl_runtime.types import Arrays, Call, Ids
 from txl_deploy.bench.competitor import segments_to_fill
 from txl_deploy.bench.timing import Percentiles, random_tokens
 
-__all__ = ["Overhead", "overhead"]
-
 
 class Overhead(Struct, frozen=True, kw_only=True):
     """What Python costs per decode step, in microseconds (medians).

@@ -22,8 +22,6 @@ from msgspec import Struct
 from txl_runtime.errors import BackendError
 from txl_runtime.model import load
 
-__all__ = ["Footprint", "LoadTime", "measure_footprint", "measure_load", "resident_bytes"]
-
 SAMPLE_SECONDS = 0.02
 SMAPS = Path("/proc/self/smaps")
 STATUS = Path("/proc/self/status")

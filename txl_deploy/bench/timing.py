@@ -16,21 +16,6 @@ import numpy as np
 from msgspec import Struct
 from txl_runtime.types import Ids
 
-__all__ = [
-    "AT_REST",
-    "SLEEP",
-    "WARM_UP_CALLS",
-    "Percentiles",
-    "Timed",
-    "Work",
-    "available_cores",
-    "come_to_rest",
-    "foreign_load",
-    "interleave",
-    "random_tokens",
-    "time_slice",
-]
-
 Work = Callable[[int], object]
 """One unit of work; the argument counts calls, so that each may use other tokens."""
 

@@ -22,8 +22,6 @@ from txl_deploy.console import Display, print_json
 from txl_deploy.extras import require_export
 from txl_deploy.plotting import check_plot, draw
 
-__all__ = ["run"]
-
 DEFAULT = ("torch", "torch-kv")
 NONE = "none"
 Makers = dict[str, Callable[[], tuple[Competitor, str]]]

@@ -11,8 +11,6 @@ from txl_runtime.errors import UsageError
 from txl_deploy.commands.options import Bundle, Json
 from txl_deploy.console import Display, print_json, quantity, rows_table, stdout
 
-__all__ = ["run"]
-
 HEADINGS = ("program", "size", "seconds", "kernels", "attention", "fused", "")
 
 

@@ -16,8 +16,6 @@ from txl_deploy.console import Display, print_json, quantity, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
 
-__all__ = ["run"]
-
 
 def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag for every option of an export that has one, before its --json."""

@@ -16,8 +16,6 @@ from txl_runtime.errors import UsageError
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import print_json, stderr
 
-__all__ = ["run"]
-
 
 def run(
     bundle: Bundle,

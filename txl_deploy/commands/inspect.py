@@ -20,8 +20,6 @@ from txl_deploy.commands.options import Alias, Config, Family, Json, parse_alias
 from txl_deploy.console import facts_table, number, print_json, quantity, rows_table, stdout
 from txl_deploy.extras import require_export
 
-__all__ = ["run"]
-
 POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "absolute learned")
 
 

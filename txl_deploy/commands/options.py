@@ -8,19 +8,6 @@ from typing import Annotated, Literal
 import typer
 from txl_runtime.errors import UsageError
 
-__all__ = [
-    "Alias",
-    "Backend",
-    "Bundle",
-    "Config",
-    "Family",
-    "Json",
-    "Text",
-    "Threads",
-    "Tokens",
-    "parse_aliases",
-]
-
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle that `export` made.", show_default=False)]
 Backend = Annotated[str, typer.Option("--backend", help="auto, cpu, cuda, tensorrt or rtx.")]
 Threads = Annotated[

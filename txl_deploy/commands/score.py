@@ -17,8 +17,6 @@ from txl_runtime.errors import BackendError, UsageError
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import Display, facts_table, print_json, stdout
 
-__all__ = ["run"]
-
 SEGMENTS_PER_CALL = 16
 
 

@@ -14,8 +14,6 @@ from txl_runtime.selftest import run_selftest
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import facts_table, number, print_json, stderr, stdout
 
-__all__ = ["run"]
-
 
 def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json: Json = False) -> None:
     """Replay stored vectors on this machine; exit code 1 when they differ."""

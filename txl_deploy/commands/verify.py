@@ -13,8 +13,6 @@ from txl_deploy.console import Display, number, print_json, rows_table, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
 
-__all__ = ["run"]
-
 
 def run(
     bundle: Bundle,

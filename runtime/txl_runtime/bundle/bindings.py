@@ -8,8 +8,6 @@ from typing import NamedTuple
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BundleError
 
-__all__ = ["Binding", "check_bindings"]
-
 
 class Binding(NamedTuple):
     """An input or output as a library or a file tells it; a size that is left open has a name."""

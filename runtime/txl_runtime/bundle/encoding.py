@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["canonical_json", "file_sha256", "write_whole"]
-
 
 def canonical_json(value: Any, drop: Sequence[str] = ()) -> bytes:
     """JSON with sorted keys and no spaces, so that equal values give equal bytes; `drop` leaves out keys anywhere."""

@@ -25,8 +25,6 @@ from txl_runtime.bundle.tables import (
     ring_slots,
 )
 
-__all__ = ["Dialect", "ModelConfig", "TransformerXL", "expected_programs", "expected_states", "segment_program"]
-
 Positive = Annotated[float, Meta(gt=0)]
 
 

@@ -28,8 +28,6 @@ from txl_runtime.bundle.tables import (
 )
 from txl_runtime.errors import BundleError
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "Manifest", "decode_manifest"]
-
 FORMAT = "txl-deploy.bundle"
 FORMAT_VERSION = "1.1"
 

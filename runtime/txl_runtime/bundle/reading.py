@@ -19,8 +19,6 @@ from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.errors import BundleError
 
-__all__ = ["ENGINES", "MANIFEST", "REPORT", "SELFTEST", "WEIGHTS", "Bundle", "Held", "hold_bundle", "open_bundle"]
-
 MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.npz", "report.json"
 WEIGHTS = "weights.safetensors"
 

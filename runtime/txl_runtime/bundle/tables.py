@@ -10,22 +10,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-__all__ = [
-    "STATE_DTYPES",
-    "UPDATE_RULES",
-    "Count",
-    "FileRecord",
-    "Index",
-    "Precision",
-    "Program",
-    "Sha256",
-    "Size",
-    "StateTensor",
-    "Tables",
-    "TensorSpec",
-    "ring_slots",
-]
-
 UPDATE_RULES = ("ring", "rolled")
 """How a step updates the memory, the fastest first."""
 

@@ -18,8 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from txl_runtime.bundle.tables import Index
 from txl_runtime.errors import BundleError, UsageError
 
-__all__ = ["Bytes", "Vocabulary", "Words", "decode_vocabulary", "read_vocabulary", "split_lines"]
-
 
 class Vocabulary(Protocol):
     """Text to token ids and back."""

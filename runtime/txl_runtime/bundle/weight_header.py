@@ -10,8 +10,6 @@ from msgspec import Struct
 
 from txl_runtime.errors import BundleError
 
-__all__ = ["StoredTensor", "read_header"]
-
 
 class StoredTensor(Struct, frozen=True):
     """One tensor of the file.

@@ -11,12 +11,11 @@ from txl_runtime.device.interface import Device, Executable, Queue
 from txl_runtime.device.loop import DeviceLoop
 from txl_runtime.device.programs import Programs
 from txl_runtime.errors import BackendError
+from txl_runtime.streaming.loop import Backend
 from txl_runtime.streaming.memory import Initial
 
-__all__ = ["DeviceBackend"]
 
-
-class DeviceBackend:
+class DeviceBackend(Backend):
     """See `streaming.loop.Backend`. Programs are whole: log-probabilities come out of them.
 
     Attributes:
@@ -51,7 +50,6 @@ class DeviceBackend:
         self._settled = settled
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> DeviceLoop:
-        """See `Backend`."""
         return DeviceLoop(manifest, self.device, self.queue, self.lock, self._programs, initial, self.settled)
 
     def settled(self) -> None:

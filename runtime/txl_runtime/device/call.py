@@ -27,8 +27,6 @@ from txl_runtime.device.interface import (
 from txl_runtime.errors import BackendError
 from txl_runtime.types import Array, Floats, Ids
 
-__all__ = ["DeviceCall", "InputBlock", "ResultBlock"]
-
 logger = logging.getLogger(__name__)
 
 

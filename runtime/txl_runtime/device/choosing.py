@@ -20,8 +20,6 @@ from txl_runtime.errors import BackendError, BundleError
 if TYPE_CHECKING:
     from txl_runtime.device.backend import DeviceBackend
 
-__all__ = ["LEFT_OUT", "NO_GPU", "choose_device", "missing", "open_device", "precision_problem"]
-
 PACKAGES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
 NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver"
 LEFT_OUT = {

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.device.interface import Launch
+from txl_runtime.device.interface import Block, Device, Event, Launch, Queue
 from txl_runtime.errors import BackendError
-
-__all__ = ["CudaBlock", "CudaDevice", "CudaEvent", "CudaQueue", "open_cuda"]
 
 MODULE = "cuda.bindings.runtime"
 DLPACK_CUDA = 2
@@ -61,7 +59,7 @@ def _advice(status: int) -> str:
     return known.get(status, "expected success; open the model again")
 
 
-class CudaBlock:
+class CudaBlock(Block):
     """Zeroed memory of the device, given back with the object. See `device.Block`."""
 
     def __init__(self, runtime: _Runtime, size: int, queue: CudaQueue) -> None:
@@ -73,7 +71,7 @@ class CudaBlock:
         queue.wait()
 
 
-class CudaEvent:
+class CudaEvent(Event):
     """See `device.Event`."""
 
     def __init__(self, runtime: _Runtime, queue: Any) -> None:
@@ -82,7 +80,6 @@ class CudaEvent:
         runtime("cudaEventRecord", self._event, queue)
 
     def wait(self) -> None:
-        """See `device.Event`."""
         self._runtime("cudaEventSynchronize", self._event)
 
     def __del__(self) -> None:  # one per step: a finalizer would take longer than the event
@@ -90,7 +87,7 @@ class CudaEvent:
             self._runtime.quietly("cudaEventDestroy", self._event)
 
 
-class CudaQueue:
+class CudaQueue(Queue):
     """A CUDA stream. See `device.Queue`."""
 
     def __init__(self, runtime: _Runtime) -> None:
@@ -101,7 +98,6 @@ class CudaQueue:
         self._any = runtime.names.cudaMemcpyKind.cudaMemcpyDefault  # by the addresses
 
     def copy(self, to: int, source: int, width: int, rows: int = 1, to_pitch: int = 0, source_pitch: int = 0) -> None:
-        """See `device.Queue`."""
         if width <= 0 or rows <= 0:
             return
         if rows == 1:
@@ -110,20 +106,16 @@ class CudaQueue:
             self._runtime("cudaMemcpy2DAsync", to, to_pitch, source, source_pitch, width, rows, self._any, self._stream)
 
     def zero(self, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
-        """See `device.Queue`."""
         if width > 0 and rows > 0:
             self._runtime("cudaMemset2DAsync", to, pitch or width, 0, width, rows, self._stream)
 
     def record(self) -> CudaEvent:
-        """See `device.Queue`."""
         return CudaEvent(self._runtime, self._stream)
 
     def wait(self) -> None:
-        """See `device.Queue`."""
         self._runtime("cudaStreamSynchronize", self._stream)
 
     def capture(self, work: Launch) -> Launch:
-        """See `device.Queue`."""
         runtime, modes = self._runtime, self._runtime.names.cudaStreamCaptureMode
         # Relaxed: memory that is given back meanwhile, in this thread or another, must not spoil the record.
         runtime("cudaStreamBeginCapture", self._stream, modes.cudaStreamCaptureModeRelaxed)
@@ -152,7 +144,7 @@ class _Replay:
         self._runtime("cudaGraphLaunch", self._graph, self._stream)
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """The first CUDA device that is visible. See `device.Device`."""
 
     def __init__(self, runtime: _Runtime) -> None:
@@ -168,15 +160,12 @@ class CudaDevice:
         self._zeroing = CudaQueue(runtime)
 
     def allocate(self, size: int) -> CudaBlock:
-        """See `device.Device`."""
         return CudaBlock(self._runtime, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
-        """See `device.Device`."""
         return _pinned(self._runtime, max(size, 1))
 
     def queue(self) -> CudaQueue:
-        """See `device.Device`."""
         return CudaQueue(self._runtime)
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from txl_runtime.errors import UsageError
 
-__all__ = ["DeviceTokens", "device_tokens"]
-
 
 class _DataType(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.errors import BackendError
 
-__all__ = ["from_float32", "stored_type", "tensor_bytes", "to_float32"]
-
 STORED: dict[str, np.dtype[Any]] = {
     "int32": np.dtype("<i4"),
     "float32": np.dtype("<f4"),

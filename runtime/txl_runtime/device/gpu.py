@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
-__all__ = ["gpu_name", "platform_name"]
-
 MAJOR, MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 

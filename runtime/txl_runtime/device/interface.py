@@ -15,19 +15,6 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.errors import BackendError
 
-__all__ = [
-    "ALIGNMENT",
-    "Block",
-    "Device",
-    "Event",
-    "Executable",
-    "Launch",
-    "Queue",
-    "aligned",
-    "check_addresses",
-    "host_address",
-]
-
 ALIGNMENT = 256
 """Every tensor starts at a multiple of so many bytes, as TensorRT asks."""
 

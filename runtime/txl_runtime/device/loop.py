@@ -14,12 +14,10 @@ from txl_runtime.device.dlpack import DeviceTokens, device_tokens
 from txl_runtime.device.interface import Device, Event, Executable, Queue
 from txl_runtime.device.memory import DeviceMemory, open_device_memory
 from txl_runtime.device.programs import Programs
-from txl_runtime.streaming.loop import Resident, Want
+from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import Output, RowsResult, WholeOutput
 from txl_runtime.types import Array, Floats, Ids
-
-__all__ = ["DeviceLoop"]
 
 KINDS: dict[Want, str] = {"rows": "logprobs", "last": "last", "nll": "score"}
 """The kind of program that computes just what is wanted."""
@@ -61,20 +59,17 @@ class _Pending(RowsResult):
             self._done()
 
     def rows(self) -> Floats:
-        """See `loop.Result`."""
         self.wait()
         return self._given
 
     def last(self) -> Floats:
-        """See `loop.Result`."""
         return self.rows() if self._kind == "last" else super().last()
 
     def nll(self) -> Floats:
-        """See `loop.Result`."""
         return self.rows() if self._kind == "score" else super().nll()
 
 
-class DeviceLoop(LoopState):
+class DeviceLoop(LoopState, Loop):
     """See `streaming.loop.Loop`.
 
     All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
@@ -117,11 +112,9 @@ class DeviceLoop(LoopState):
         return {f"{name}, side {side}": call.recorded for (name, side), call in self._calls.items()}
 
     def resident(self, tokens: Any) -> DeviceTokens | None:
-        """See `Loop`."""
         return device_tokens(tokens, self._device.dlpack, self._queue.handle)
 
     def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`."""
         assert isinstance(tokens, DeviceTokens)
         host = np.zeros(tokens.shape, np.int32)
         with self._lock:
@@ -133,7 +126,6 @@ class DeviceLoop(LoopState):
     def run(
         self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
     ) -> _Pending:
-        """See `Loop`."""
         if self._latest is not None:
             self._latest.wait()  # its inputs and its result lie where this step's will
         b = len(counts)

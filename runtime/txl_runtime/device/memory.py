@@ -15,10 +15,8 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
 from txl_runtime.device.interface import Block, Device, Queue, aligned, host_address
-from txl_runtime.streaming.memory import Counters, Initial, ring_rows
+from txl_runtime.streaming.memory import Counters, Initial, Tensors, ring_rows
 from txl_runtime.types import Array, Floats, Indices
-
-__all__ = ["DeviceMemory", "DeviceRing", "DeviceRolled", "open_device_memory"]
 
 Addresses = Mapping[str, int]
 
@@ -49,7 +47,7 @@ class _Layout:
         return np.zeros((len(self.states), *self.row_shape), stored_type(self.dtype))
 
 
-class _DeviceStates:
+class _DeviceStates(Tensors):
     """What both forms have in common: moving whole sequences between blocks and the host."""
 
     def __init__(
@@ -140,16 +138,11 @@ class DeviceRolled(_DeviceStates):
         inputs = {state.input: place for state, place in zip(states, now, strict=True)}
         return inputs, {state.output: place for state, place in zip(states, after, strict=True)}
 
-    def move_to_front(self, row: int, count: int) -> None:
-        """Copy rows that a sequence spilled behind a ring to its first slots; rolled memory never spills."""
-
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor."""
         slots = self._layout.row_shape[self._layout.axis]
         return self._take(self._fetch(self._blocks[self._counters.side], row), slice(slots - count, slots), names)
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
         if self._layout.states:
             slots, count = self._layout.row_shape[self._layout.axis], len(next(iter(rows.values())))
             self._send(self._blocks[self._counters.side], row, self._made(slice(slots - count, slots), rows))
@@ -193,17 +186,14 @@ class DeviceRing(_DeviceStates):
             self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        """See `DeviceRolled`."""
         slots = ring_rows(int(self._counters.head[row]), count, self._ring)
         return self._take(self._fetch(self._block, row), slots, names)
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """See `DeviceRolled`."""
         slots = ring_rows(int(self._counters.head[row]), len(next(iter(rows.values()))), self._ring)
         self._send(self._block, row, self._made(slots, rows))
 
     def clear(self, rows: Indices) -> None:
-        """See `DeviceRolled`."""
         self._clear(self._block, rows)
 
     def reorder(self, rows: Indices) -> None:

@@ -15,18 +15,9 @@ from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.engines.files import checked_engines, find_engines
 from txl_runtime.device.engines.sidecar import COMPOSED
-from txl_runtime.device.interface import Device, Launch, Queue
+from txl_runtime.device.interface import Device, Executable, Launch, Queue
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.update_rules import usable_updates
-
-__all__ = [
-    "OrtExecutable",
-    "OrtSessions",
-    "import_onnxruntime",
-    "load_onnxruntime",
-    "nodes_elsewhere",
-    "open_onnxruntime_cuda",
-]
 
 PROVIDER = "CUDAExecutionProvider"
 BFLOAT16 = 16
@@ -35,7 +26,7 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 ADVICE = "build it again with `txl-deploy build --target cuda`"
 
 
-class OrtExecutable:
+class OrtExecutable(Executable):
     """A segment program in a session. See `device.interface.Executable`."""
 
     # ONNX Runtime waits for the device after each run, which cannot be recorded from outside.
@@ -47,7 +38,6 @@ class OrtExecutable:
         self.in_place: Mapping[str, str] = dict(states) if program.update == "ring" else {}
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
-        """See `device.interface.Executable`."""
         binding, name = self._session.io_binding(), self.program.name
         for spec in self.program.inputs:
             binding.bind_input(spec.name, self._place, 0, _element(spec), spec.fixed, addresses[spec.name])

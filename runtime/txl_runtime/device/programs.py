@@ -8,8 +8,6 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.device.interface import Executable
 from txl_runtime.errors import BackendError
 
-__all__ = ["Programs"]
-
 
 class Programs:
     """Executables of one update rule. "logprobs" serve every call; "last" and "score" are shortcuts.

@@ -10,14 +10,13 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
+from txl_runtime.streaming.loop import Backend
 from txl_runtime.streaming.memory import Initial
 from txl_runtime.update_rules import usable_updates
 
-__all__ = ["HostBackend", "open_host"]
-
 
 @dataclass
-class HostBackend:
+class HostBackend(Backend):
     """See `streaming.loop.Backend`.
 
     Attributes:
@@ -32,11 +31,9 @@ class HostBackend:
     name: str = "cpu"
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> HostLoop:
-        """See `Backend`."""
         return HostLoop(manifest, self.engine, self.update, self.programs, initial)
 
     def release_pages(self) -> None:
-        """See `Backend`."""
         self.engine.release_pages()
 
 

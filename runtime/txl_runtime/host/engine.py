@@ -7,8 +7,6 @@ from typing import Protocol
 from txl_runtime.bundle.tables import Program
 from txl_runtime.types import Arrays, Call
 
-__all__ = ["Engine"]
-
 
 class Engine(Protocol):
     """An engine that has opened a bundle's programs on the host.

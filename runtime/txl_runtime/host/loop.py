@@ -15,12 +15,10 @@ from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.memory import Memory, open_memory
 from txl_runtime.host.softmax import open_output
-from txl_runtime.streaming.loop import Resident, Want
+from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import RowsResult
 from txl_runtime.types import Array, Call, Floats, Ids
-
-__all__ = ["HostLoop"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class _Bound:
     call: Call
 
 
-class HostLoop(LoopState):
+class HostLoop(LoopState, Loop):
     """See `streaming.loop.Loop`.
 
     Args:

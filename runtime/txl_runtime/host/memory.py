@@ -14,13 +14,11 @@ from typing import TypeAlias
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.streaming.memory import Counters, Initial, initial_rows, ring_rows
+from txl_runtime.streaming.memory import Counters, Initial, Tensors, ring_rows
 from txl_runtime.types import Array, Arrays, Floats, Indices
 
-__all__ = ["Memory", "RingMemory", "RolledMemory", "initial_rows", "open_memory"]
 
-
-class RolledMemory:
+class RolledMemory(Tensors):
     """Two sets of arrays that a program reads and writes in turn; filled rows stand last."""
 
     def __init__(self, manifest: Manifest, initial: Initial, counters: Counters) -> None:
@@ -34,16 +32,11 @@ class RolledMemory:
         now, after = self.sides[side], self.sides[1 - side]
         return {s.input: now[s.name] for s in self._states}, {s.output: after[s.name] for s in self._states}
 
-    def move_to_front(self, row: int, count: int) -> None:
-        """Copy rows that a sequence spilled behind a ring to its first slots; rolled memory never spills."""
-
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor, of some or of all."""
         slots = {name: self._slots(name, self._counters.side)[row] for name in (self._axes if names is None else names)}
         return {name: np.array(rows[len(rows) - count :], np.float32, order="C") for name, rows in slots.items()}
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
         for name, values in rows.items():
             slots = self._slots(name, self._counters.side)[row]
             slots[len(slots) - len(values) :] = values
@@ -55,7 +48,6 @@ class RolledMemory:
                 self._slots(name, side)[rows] = self._initial[name]
 
     def reorder(self, rows: Indices) -> None:
-        """Sequence i becomes what sequence rows[i] was; those behind the last are cleared."""
         side = self._counters.side
         kept = {name: array[rows] for name, array in self.sides[side].items()}
         self.clear(np.arange(self._batch))
@@ -67,7 +59,7 @@ class RolledMemory:
         return np.moveaxis(self.sides[side][name], self._axes[name], 1)
 
 
-class RingMemory:
+class RingMemory(Tensors):
     """One array for all tensors, each bound as input and as output of a program that writes rows in place.
 
     Where a step ends beyond the ring, the rows it spilled go to the front: at most L rows, once per lap.
@@ -89,12 +81,10 @@ class RingMemory:
         return inputs, {state.output: self.tensors[state.name] for state in self._states}
 
     def move_to_front(self, row: int, count: int) -> None:
-        """See `RolledMemory`."""
         rows = self.all[:, row]  # [tensors, H, C, d_head]
         rows[:, :, :count] = rows[:, :, self._ring : self._ring + count]
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        """See `RolledMemory`."""
         slots = ring_rows(int(self._counters.head[row]), count, self._ring)
         return {
             name: np.ascontiguousarray(self.tensors[name][row][:, slots].swapaxes(0, 1), np.float32)
@@ -102,19 +92,16 @@ class RingMemory:
         }
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        """See `RolledMemory`."""
         for name, values in rows.items():
             slots = ring_rows(int(self._counters.head[row]), len(values), self._ring)
             self.tensors[name][row][:, slots] = values.swapaxes(0, 1)
 
     def clear(self, rows: Indices) -> None:
-        """See `RolledMemory`."""
         for name, tensor in self.tensors.items():
             start = self._initial[name]  # [H, d_head], or one zero
             tensor[rows] = start[:, None] if start.ndim else start
 
     def reorder(self, rows: Indices) -> None:
-        """See `RolledMemory`."""
         kept = self.all[:, rows]
         self.clear(np.arange(self._batch))
         self.all[:, : len(rows)] = kept

@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
-from txl_runtime.bundle.external_data import external_tensors
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, one_line
+from txl_runtime.host.engine import Engine
 from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
-
-__all__ = ["OnnxRuntimeCpu"]
 
 SMALL = 2**18
 """Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
@@ -27,7 +25,7 @@ SMALL = 2**18
 DTYPES = {"tensor(int32)": "int32", "tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
-class OnnxRuntimeCpu:
+class OnnxRuntimeCpu(Engine):
     """One session per graph, opened with the bundle; arrays are bound once and never copied.
 
     Programs that share a file share its session, and with it one copy of the weights.
@@ -64,7 +62,6 @@ class OnnxRuntimeCpu:
         self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
-        """See `Engine`."""
         session = self._sessions[program.file]
         binding = session.io_binding()
         for name, array in inputs.items():
@@ -131,6 +128,8 @@ class OnnxRuntimeCpu:
         """What a lean session is given to share; every other one reads its own."""
         if self._mapping is None:
             return {}
+        from txl_runtime.bundle.external_data import external_tensors
+
         content = np.frombuffer(self._mapping, np.uint8)
         return external_tensors(graph.read_bytes(), self._bundle.manifest.weights, content)
 

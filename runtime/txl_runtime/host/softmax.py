@@ -10,8 +10,6 @@ from txl_runtime.host.engine import Engine
 from txl_runtime.streaming.outputs import Output, WholeOutput
 from txl_runtime.types import Call, Floats, Ids
 
-__all__ = ["SplitOutput", "open_output"]
-
 CHUNK = 2**22
 """Log-probabilities computed at a time, 16 MiB: 15 rows of 267,735 words."""
 
@@ -53,7 +51,7 @@ class _Rows:
         return self._bound[rows]
 
 
-class SplitOutput:
+class SplitOutput(Output):
     """For programs that return hidden rows."""
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
@@ -86,11 +84,9 @@ class SplitOutput:
         return -found
 
     def head(self, features: Floats) -> Floats:
-        """See `Output`."""
         return self._head(features)
 
     def tail(self, features: Floats, cluster: int) -> Floats:
-        """See `Output`."""
         return self._tails[cluster](features)
 
 

@@ -1,5 +1,1 @@
 """What an application calls: streams of segments, and the loop that an engine implements for them."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.errors import UsageError
 
-__all__ = ["as_array", "check_lengths", "check_rows", "check_stop_tokens", "check_tokens"]
-
 
 def check_tokens(
     tokens: ArrayLike, batch_size: int, vocab_size: int, lengths: ArrayLike | None, what: str = "tokens"

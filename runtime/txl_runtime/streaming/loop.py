@@ -15,8 +15,6 @@ from txl_runtime.streaming.memory import Initial, RowState
 from txl_runtime.streaming.outputs import Output
 from txl_runtime.types import Floats, Ids, Indices
 
-__all__ = ["Backend", "Loop", "Resident", "Result", "Want"]
-
 Want = Literal["rows", "last", "nll"]
 """What a caller will ask a result for: an engine may have a program that computes just that."""
 

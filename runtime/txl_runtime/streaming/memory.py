@@ -14,8 +14,6 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import BundleError
 from txl_runtime.types import Floats, Ids, Indices
 
-__all__ = ["Counters", "Initial", "LoopState", "RowState", "initial_rows", "open_counters", "ring_rows"]
-
 Initial = Mapping[str, Floats]
 """What a memory row is before anything was seen, by state; each broadcasts over sequences and rows."""
 
@@ -89,13 +87,13 @@ class Counters:
         self._now[1] = 1 - self._now[1]
 
     def clear(self, rows: Indices) -> None:
-        """See `Loop.clear`."""
+        """See `streaming.loop.Loop`."""
         self.fill[rows] = self._fresh
         if self._ring is not None:
             self.head[rows] = 0
 
     def reorder(self, rows: Indices) -> None:
-        """See `Loop.reorder`."""
+        """See `streaming.loop.Loop`."""
         fill, head = self.fill[rows], self.head[rows]
         self.clear(np.arange(len(self.fill)))
         self.fill[: len(rows)] = fill
@@ -103,7 +101,7 @@ class Counters:
             self.head[: len(rows)] = head
 
     def put(self, row: int, fill: int, head: int) -> None:
-        """See `Loop.put`."""
+        """Set what stands in one sequence."""
         self.fill[row] = fill
         if self._ring is not None:
             self.head[row] = head % self._ring
@@ -116,13 +114,27 @@ def open_counters(update: str, manifest: Manifest) -> Counters:
 
 
 class Tensors(Protocol):
-    """The tensors of a loop's state, wherever they lie; see `host.memory.RolledMemory` for the methods."""
+    """The tensors of a loop's state, wherever they lie. The counters say which rows of them exist."""
 
-    def move_to_front(self, row: int, count: int) -> None: ...
-    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]: ...
-    def place(self, row: int, rows: Mapping[str, Floats]) -> None: ...
-    def clear(self, rows: Indices) -> None: ...
-    def reorder(self, rows: Indices) -> None: ...
+    def move_to_front(self, row: int, count: int) -> None:
+        """Copy the rows that a sequence spilled behind its ring to the ring's first slots; others never spill."""
+        return
+
+    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
+        """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor, of some or of all."""
+        ...
+
+    def place(self, row: int, rows: Mapping[str, Floats]) -> None:
+        """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
+        ...
+
+    def clear(self, rows: Indices) -> None:
+        """Make sequences what they are before anything was seen."""
+        ...
+
+    def reorder(self, rows: Indices) -> None:
+        """Make sequence i what sequence rows[i] was; those behind the last are cleared."""
+        ...
 
 
 class LoopState:

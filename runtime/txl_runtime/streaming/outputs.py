@@ -7,6 +7,7 @@ cluster, log p(word) = head[cluster] + tail[word]. Then nothing has to be comput
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,16 +15,15 @@ import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.types import Floats, Ids
 
-__all__ = ["Output", "RowsResult", "WholeOutput"]
-
 
 class Output(Protocol):
-    """The softmax of a stream; F is the width of what segment programs return, a "feature" row per position."""
+    """The softmax of a stream; F is the width of what segment programs return, a "feature" row per position.
 
-    @property
-    def clusters(self) -> tuple[tuple[int, int], ...]:
-        """First and one past the last word of each cluster; the head's own words are the first."""
-        ...
+    Attributes:
+        clusters: first and one past the last word of each cluster; the head's own words are the first.
+    """
+
+    clusters: tuple[tuple[int, int], ...]
 
     def logprobs(self, features: Floats, out: Floats) -> None:
         """Log-probabilities of the vocabulary, [n, F] → out [n, V], which may be a strided view."""
@@ -42,27 +42,37 @@ class Output(Protocol):
         ...
 
 
-class WholeOutput:
+class WholeOutput(Output):
     """For programs that return log-probabilities: there is nothing left to compute."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.clusters = ((0, manifest.vocab_size),)
 
     def logprobs(self, features: Floats, out: Floats) -> None:
-        """See `Output`."""
         np.copyto(out, features)
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
-        """See `Output`."""
         return -np.take_along_axis(features, targets[:, None], axis=1)[:, 0]
 
     def head(self, features: Floats) -> Floats:
-        """See `Output`."""
         return features
 
     def tail(self, features: Floats, cluster: int) -> Floats:
         """See `Output`; there are no further clusters."""
         raise IndexError(cluster)
+
+
+@dataclass
+class DrawCount:
+    """How much of the softmax draws needed.
+
+    Attributes:
+        tokens: drawn so far.
+        tails: clusters beyond the head that had to be computed for them, in all.
+    """
+
+    tokens: int = 0
+    tails: int = 0
 
 
 class RowsResult:

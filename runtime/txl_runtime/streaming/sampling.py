@@ -27,28 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.errors import BackendError, UsageError
-from txl_runtime.streaming.outputs import Output
-
-__all__ = ["DrawCount", "Sampler"]
+from txl_runtime.streaming.outputs import DrawCount, Output
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 FEW = 1024
 """So many words are sorted first, where a nucleus is sought; mostly it is within."""
-
-
-@dataclass
-class DrawCount:
-    """How much of the softmax draws needed.
-
-    Attributes:
-        tokens: drawn so far.
-        tails: clusters beyond the head that had to be computed for them, in all.
-    """
-
-    tokens: int = 0
-    tails: int = 0
 
 
 @dataclass

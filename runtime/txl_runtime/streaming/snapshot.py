@@ -14,8 +14,6 @@ from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.types import Floats, Ids
 
-__all__ = ["StreamState", "check_fits"]
-
 FORMAT = "txl-deploy.state/1"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,11 +14,12 @@ from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import as_array, check_lengths, check_rows, check_stop_tokens, check_tokens
 from txl_runtime.streaming.loop import Loop, Resident
 from txl_runtime.streaming.memory import RowState
-from txl_runtime.streaming.sampling import DrawCount, Sampler
+from txl_runtime.streaming.outputs import DrawCount
 from txl_runtime.streaming.snapshot import StreamState, check_fits
 from txl_runtime.types import Floats, Ids
 
-__all__ = ["Stream"]
+if TYPE_CHECKING:
+    from txl_runtime.streaming.sampling import Sampler
 
 
 class Stream:
@@ -149,6 +151,8 @@ class Stream:
         whole = isinstance(max_new_tokens, int | np.integer) and not isinstance(max_new_tokens, bool)
         if not whole or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected a whole number of at least 0")
+        from txl_runtime.streaming.sampling import Sampler  # whoever only feeds or scores needs none
+
         sampler = Sampler(temperature, top_k, top_p, seed, self._b)
         stops = check_stop_tokens(stop_tokens, self._vocab_size)
         return self._continue(ids, counts, int(max_new_tokens), sampler, stops)

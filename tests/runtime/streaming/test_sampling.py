@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from txl_runtime import BackendError
 from txl_runtime.streaming import sampling
-from txl_runtime.streaming.sampling import DrawCount, Sampler
+from txl_runtime.streaming.outputs import DrawCount
+from txl_runtime.streaming.sampling import Sampler
 
 DEFAULTS = {"temperature": 1.0, "top_k": None, "top_p": None, "seed": 1, "streams": 1}
 

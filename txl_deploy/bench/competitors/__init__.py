@@ -34,8 +34,6 @@ from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.hidden import BatchFirstHidden, TimeFirstHidden
 from txl_deploy.bench.competitors.parts import Parts
 
-__all__ = ["NAMES", "Made", "competitors", "config_values", "weights_of", "why_not"]
-
 NAMES = ("torch", "torch-bhlk", "torch-kv", "torch-compile", "torch-bf16", "onnx-hidden", "onnx-rolled")
 
 Made = tuple[Competitor, str]

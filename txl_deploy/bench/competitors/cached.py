@@ -17,8 +17,6 @@ from torch.nn import functional as F
 from txl_deploy.bench.competitors.hidden import shift
 from txl_deploy.bench.competitors.parts import Eager, Parts
 
-__all__ = ["CompiledKeyValue", "KeyValue"]
-
 Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Layer, its new keys and values [B, H, L, d_head] → those of memory and segment."""
 Place = Callable[[Tensor], Tensor]

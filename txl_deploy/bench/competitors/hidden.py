@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 from txl_deploy.bench.competitors.parts import Eager, Parts
 
-__all__ = ["BatchFirstHidden", "TimeFirstHidden", "shift"]
-
 
 class _Hidden(Eager):
     """Entry i of the memory is the input of layer i. It grows to M rows by one cat and one slice per layer and step."""

@@ -13,8 +13,6 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Array, Floats, Ids
 
-__all__ = ["Eager", "Parts"]
-
 
 class Parts:
     """Canonical parameters in one dtype, and the layers that all forms of the model compute alike.

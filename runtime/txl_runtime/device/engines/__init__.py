@@ -1,5 +1,1 @@
 """Engines as backends of devices load them: what they are, which of them fit, and how those of TensorRT run."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

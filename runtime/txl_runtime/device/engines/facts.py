@@ -12,8 +12,6 @@ from typing import Literal
 
 from txl_runtime.errors import BackendError
 
-__all__ = ["FACTS", "MODULES", "NEEDS", "Compiled", "Facts", "find_facts"]
-
 Compiled = Literal["rtx", "tensorrt"]
 """The targets whose engines a library compiles."""
 MODULES: dict[Compiled, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}

@@ -22,8 +22,6 @@ from txl_runtime.device.engines.sidecar import (
 from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError
 
-__all__ = ["EngineFile", "check_identity", "checked_engines", "find_engines"]
-
 DEFAULT_GPUS = 80
 """RTX engines that were built without a list of GPUs are for compute capability 8.0 and newer."""
 

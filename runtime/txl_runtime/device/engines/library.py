@@ -18,8 +18,6 @@ from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_fact
 from txl_runtime.device.engines.journal import Journal
 from txl_runtime.errors import BackendError
 
-__all__ = ["DTYPES", "Library", "load_library"]
-
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
 """The libraries' names of types, and the manifest's."""
 

@@ -18,8 +18,6 @@ from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.device.engines.running import EngineExecutable, EngineRuntime
 from txl_runtime.device.interface import Device
 
-__all__ = ["load_engines", "open_engines"]
-
 
 def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) -> DeviceBackend:
     """Load a bundle's engines on the GPU of this machine.

@@ -11,8 +11,6 @@ from txl_runtime.bundle.reading import ENGINES, Bundle
 from txl_runtime.device.engines.sidecar import Sidecar, is_intact, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError
 
-__all__ = ["bundle_engines", "describe_engine", "engine_facts", "engine_names"]
-
 
 def describe_engine(path: str | Path) -> dict[str, Any]:
     """The facts of an engine file, from the sidecar beside it.

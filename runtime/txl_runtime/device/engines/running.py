@@ -12,10 +12,8 @@ from typing import Any
 from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.engines.library import DTYPES, Library
-from txl_runtime.device.interface import Launch, Queue
+from txl_runtime.device.interface import Executable, Launch, Queue
 from txl_runtime.errors import BackendError, BundleError
-
-__all__ = ["EngineExecutable", "EngineRuntime"]
 
 REASONS = {
     "VERSION_MISMATCH": "it was built by another version of the library",
@@ -86,7 +84,7 @@ class EngineRuntime:
         return self.library.journal.complaints() or "it does not say why"
 
 
-class EngineExecutable:
+class EngineExecutable(Executable):
     """A loaded engine. See `device.interface.Executable`.
 
     TensorRT-RTX records CUDA graphs itself, one for each execution context whose addresses stay the same; work of
@@ -104,7 +102,6 @@ class EngineExecutable:
             self._configure(cache)
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
-        """See `device.interface.Executable`."""
         engine, library, name = self._engine, self._library, self.program.name
         context = engine.create_execution_context(self._config) if self._config else engine.create_execution_context()
         if context is None:

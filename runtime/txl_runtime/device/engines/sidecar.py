@@ -19,23 +19,6 @@ from txl_runtime.bundle.tables import Count, Index, Sha256, Size, TensorSpec
 from txl_runtime.device.engines.facts import MODULES
 from txl_runtime.errors import BundleError
 
-__all__ = [
-    "ANYWHERE",
-    "COMPOSED",
-    "FLAVOURS",
-    "FORMAT",
-    "RECIPE",
-    "TARGETS",
-    "Identity",
-    "Sidecar",
-    "Target",
-    "differences",
-    "engine_path",
-    "is_intact",
-    "read_sidecar",
-    "sidecar_path",
-]
-
 FORMAT = "txl-deploy.engine"
 FORMAT_VERSION = "1.0"
 RECIPE = 1
