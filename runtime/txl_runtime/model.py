@@ -11,7 +11,7 @@ import numpy as np
 
 from txl_runtime.backends import check_choice
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import Bundle, hold_bundle
+from txl_runtime.bundle.reading import Bundle, Held, open_bundle
 from txl_runtime.errors import BundleError, TxlError, UsageError
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.memory import initial_rows
@@ -147,9 +147,9 @@ def load(
     """
     started = time.monotonic()
     for _ in range(ATTEMPTS):
-        with hold_bundle(path) as held:
+        with Held(path) as held:
             try:
-                model = Model(held.open(verify_files), backend, threads, update, lean)
+                model = Model(open_bundle(path, verify_files), backend, threads, update, lean)
             except TxlError:
                 if not held.replaced:
                     raise

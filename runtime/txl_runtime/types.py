@@ -14,8 +14,6 @@ Floats: TypeAlias = NDArray[np.float32]
 """What programs return and what memory rows are shown as."""
 Indices: TypeAlias = NDArray[np.int64]
 """Places in another array."""
-Flags: TypeAlias = NDArray[np.bool_]
-"""One truth value per sequence."""
 Array: TypeAlias = NDArray[Any]
 """An array whose dtype a table says."""
 Arrays: TypeAlias = Mapping[str, Array]

@@ -7,6 +7,7 @@ states and programs against the config, files against the list, paths against th
 
 from __future__ import annotations
 
+import math
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -74,16 +75,8 @@ class Manifest(Struct, TransformerXL, frozen=True, kw_only=True):
     def state_bytes(self) -> int:
         """Bytes of memory that one stream holds: M rows per tensor, however they are laid out."""
         states = self.states_of(self.updates[0])
-        rows = (_product(state.shape) // state.shape[state.axis] for state in states)
         size = 2 if self.precision in STATE_DTYPES else 4
-        return size * self.memory_length * sum(rows) // self.batch_size
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+        return size * self.memory_length * sum(math.prod(state.row_shape) for state in states)
 
 
 class _Header(Struct):

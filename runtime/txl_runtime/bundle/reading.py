@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -111,7 +110,7 @@ class Bundle:
 
 
 class Held:
-    """A bundle's folder as it was when the work on it began. Use `hold_bundle`.
+    """A bundle's folder as it was when a `with` block began; there need not be one.
 
     A folder that stands under the same name need not be the same bundle: `export --force` exchanges folders. While the
     folder is held open, no other one can get its number. Its time of change tells when it was exchanged and came back.
@@ -127,19 +126,12 @@ class Held:
         """Whether another folder stands under the bundle's name now, or did since."""
         return self._before is not None and _identity_of(self._path) != self._before
 
-    def open(self, verify_files: bool = True) -> Bundle:
-        """As `open_bundle`."""
-        return open_bundle(self._path, verify_files)
+    def __enter__(self) -> Held:
+        return self
 
-    def close(self) -> None:
-        """Let go of the folder."""
+    def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
-
-
-def hold_bundle(path: str | Path) -> contextlib.closing[Held]:
-    """Watch a bundle's folder for as long as a `with` block lasts; there need not be one."""
-    return contextlib.closing(Held(path))
 
 
 def _open_folder(path: str | Path) -> int | None:
