@@ -1,7 +1,7 @@
 """Prove that a refactoring changes no bit: record what two checkouts compute, then compare the records.
 
-    python benchmarks/bit_equality.py record OLD --oracle shared/oracle --demo demo/model.pt --source ../old-checkout
-    python benchmarks/bit_equality.py record NEW --oracle shared/oracle --demo demo/model.pt --snapshots OLD
+    python benchmarks/bit_equality.py record OLD --oracle tests/fixtures/oracle --demo demo/model.pt --source ../old-checkout
+    python benchmarks/bit_equality.py record NEW --oracle tests/fixtures/oracle --demo demo/model.pt --snapshots OLD
     python benchmarks/bit_equality.py compare OLD NEW
 
 It uses the public contract alone, the command line and what `txl_runtime` documents, so that one and the same file runs
