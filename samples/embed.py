@@ -3,7 +3,7 @@
     python samples/embed.py demo/model.txl "def main(" --state memory.safetensors
 
 Reads the text on through the memory of earlier runs, prints a continuation as it is drawn, and saves the memory again.
-Needs numpy, msgspec, safetensors and onnxruntime: `pip install 'txl-deploy[cpu]'`.
+Needs numpy, msgspec, safetensors and onnxruntime: `pip install '.[cpu]'` in a checkout of this project.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
             sys.stdout.buffer.write(vocabulary.decode(token))
             sys.stdout.flush()
         if arguments.tokens:
-            stream.feed(token[:, None])  # the last token drawn is not in the memory until it is fed
+            stream.feed(token[:, None])  # `generate` does not feed the last token it yields
         print(f"\n[memory: {stream.fill[0]} of {model.memory_length} rows per layer]", file=sys.stderr)
         if arguments.state:
             stream.snapshot().save(arguments.state)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
+import logging
 import re
 import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import txl_runtime
 
 from txl_deploy.verbs import VERBS, command
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def python_blocks(document: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -54,3 +68,53 @@ def test_the_design_names_every_module() -> None:
     assert {name for name in named if not name.endswith("__init__.py")} == {
         name for name in modules if not name.endswith("__init__.py")
     }
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name != "self"}
+
+
+def test_the_page_on_the_runtime_has_every_function_as_it_is() -> None:
+    places = {
+        "txl_runtime": txl_runtime,
+        "model": txl_runtime.Model,
+        "stream": txl_runtime.Stream,
+        "state": txl_runtime.StreamState,
+    }
+    (overview, *_) = python_blocks("docs/runtime.md")
+    shown = re.findall(r"^(?:\w+ = )?(\w+)\.([\w.]+)\((.*?)\)(?: +#.*)?$", overview, re.MULTILINE)
+    for place, name, signature in shown:
+        function: Any = places[place]
+        for part in name.split("."):
+            function = getattr(function, part)
+        assert defaults(eval(f"lambda {signature}: None")) == defaults(function), f"{place}.{name}"
+    public = {
+        name for name, _ in inspect.getmembers(txl_runtime.Stream, inspect.isfunction) if not name.startswith("_")
+    }
+    assert {name for place, name, _ in shown if place == "stream"} == public - {"iter_memory"}
+
+
+def test_the_snippets_for_embedders_run(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "model.txl").symlink_to(bundle)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=io.BytesIO()))
+    names: dict[str, Any] = {}
+    for block in python_blocks("README.md"):
+        exec(block, names)
+    assert sys.stdout.buffer.getvalue()
+    assert names["logprobs"].shape == (1, 2, 256)
+    names |= {"np": np, "logging": logging}
+    log = logging.getLogger("txl_runtime")
+    handlers, level = list(log.handlers), log.level
+    with contextlib.ExitStack() as after:
+        after.callback(setattr, log, "handlers", handlers)
+        after.callback(log.setLevel, level)
+        for block in python_blocks("docs/runtime.md")[1:]:
+            exec(block, names)
+    assert names["following"].shape == (2, 256)
+    assert names["result"].passed
