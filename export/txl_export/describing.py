@@ -15,8 +15,6 @@ from txl_export.checkpoints.files.loading import Loaded, Stub, module_state, sca
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
 from txl_export.families.transformer_xl.weights import Weights, check_weights, parameter_count
 
-__all__ = ["describe_checkpoint"]
-
 
 def describe_checkpoint(
     path: Path,

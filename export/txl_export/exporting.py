@@ -40,8 +40,6 @@ from txl_export.parity.vectors import selftest_vectors
 from txl_export.parity.verification import openers, verify_models
 from txl_export.token_files import read_tokens
 
-__all__ = ["ExportResult", "export"]
-
 VOCABULARY = "vocabulary.json"
 Checkpoint = str | Path | Mapping[str, Tensor]
 Options = ParamSpec("Options")

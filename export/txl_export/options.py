@@ -17,8 +17,6 @@ from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
-__all__ = ["ExportOptions", "Flag", "flags_of_export"]
-
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 

@@ -12,8 +12,6 @@ from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Ids
 
-__all__ = ["read_ids", "read_tokens"]
-
 
 def read_tokens(
     text: str | Path | None,

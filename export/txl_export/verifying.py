@@ -29,8 +29,6 @@ from txl_export.parity.report import Parity
 from txl_export.parity.verification import openers, verify_models
 from txl_export.token_files import read_tokens
 
-__all__ = ["bisect", "verify", "weights_of_bundle"]
-
 
 def verify(
     bundle: str | Path,

@@ -22,8 +22,6 @@ from filelock import BaseFileLock, FileLock, Timeout
 from txl_runtime.bundle.reading import MANIFEST
 from txl_runtime.errors import TxlError, UsageError
 
-__all__ = ["check_destination", "publishing"]
-
 PARTIAL, ASIDE, LOCK = ".partial-", ".replaced-", ".lock"
 
 

@@ -10,8 +10,6 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.bundle.tables import FileRecord
 
-__all__ = ["seal"]
-
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
     """Write the manifest over the files that are there, and read the bundle back as a user would."""

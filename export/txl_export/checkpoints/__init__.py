@@ -18,8 +18,6 @@ from txl_export.checkpoints.files.loading import Loaded, Stub, load_file
 from txl_export.checkpoints.imported import Family, Imported, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
 
-__all__ = ["FAMILIES", "Source", "check_family", "identify", "import_model", "load", "read_checkpoint", "read_config"]
-
 # remixl before kimiyoung: both write whole modules, and remixl takes only those that have its names.
 MODULES: tuple[ModuleType, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
 FAMILIES = {module.NAME: Family(module.recognise, module.from_state, module.unwrap, module.MARKS) for module in MODULES}

@@ -19,8 +19,6 @@ from txl_runtime.errors import CheckpointError
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
-__all__ = ["MARKS", "NAME", "CntxlConfig", "from_state", "recognise", "unwrap"]
-
 NAME = "cntxl"
 MARKS = ("word_embeddings.weight", "transformer.layers.0.attention.relative.weight")
 

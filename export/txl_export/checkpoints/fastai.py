@@ -19,8 +19,6 @@ from txl_export.checkpoints.files.loading import Stub
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
-__all__ = ["MARKS", "NAME", "FastaiConfig", "from_state", "recognise", "unwrap"]
-
 NAME = "fastai"
 MARKS = ("0.encoder.weight", "0.layers.0.mhra.r_attn.weight")
 ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # the members of its Enum, from 1 on

@@ -21,8 +21,6 @@ from txl_export.checkpoints.kimiyoung import KimiyoungConfig, adaptive_softmax, 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.transformer_xl.weights import layer_name
 
-__all__ = ["MARKS", "NAME", "HfConfig", "from_state", "read_folder", "recognise", "unwrap"]
-
 NAME = "hf"
 MARKS = ("transformer.word_emb.emb_layers.0.weight",)
 

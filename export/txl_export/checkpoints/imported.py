@@ -15,20 +15,6 @@ from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.families.transformer_xl.weights import Weights
 
-__all__ = [
-    "ClusterOrder",
-    "ConfigNeededError",
-    "Evaluation",
-    "Family",
-    "Imported",
-    "MemoryStart",
-    "Unwrapped",
-    "check_cutoffs",
-    "convert_config",
-    "split_rows",
-    "take",
-]
-
 S = TypeVar("S", bound=msgspec.Struct)
 MemoryStart = Literal["empty", "zeros"]
 ClusterOrder = Literal["ascending", "reversed"]

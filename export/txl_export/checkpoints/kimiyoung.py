@@ -28,21 +28,6 @@ from txl_export.checkpoints.imported import (
 )
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
-__all__ = [
-    "MARKS",
-    "NAME",
-    "KimiyoungConfig",
-    "adaptive_softmax",
-    "cluster_columns",
-    "decoder_layer",
-    "embedding",
-    "from_state",
-    "position_rows",
-    "positions",
-    "recognise",
-    "unwrap",
-]
-
 NAME = "kimiyoung"
 MARKS = ("word_emb.emb_layers.0.weight", "crit.out_layers.0.bias")
 

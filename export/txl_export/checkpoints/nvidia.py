@@ -27,8 +27,6 @@ from txl_export.checkpoints.kimiyoung import (
 from txl_export.checkpoints.vocabularies import word_vocabulary
 from txl_export.families.transformer_xl.weights import Weights
 
-__all__ = ["MARKS", "NAME", "NvidiaConfig", "from_state", "recognise", "unwrap"]
-
 NAME = "nvidia"
 MARKS = ("word_emb.emb_layers.0.weight", "crit.out_layers_biases.0")
 

@@ -17,8 +17,6 @@ from txl_runtime.errors import UsageError
 
 from txl_export.checkpoints.imported import ClusterOrder, Imported, MemoryStart
 
-__all__ = ["Overrides", "apply_overrides", "ask_overrides", "recorded_overrides"]
-
 
 class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked for; None where the importer decides.

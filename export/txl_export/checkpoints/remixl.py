@@ -20,8 +20,6 @@ from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, con
 from txl_export.checkpoints.kimiyoung import decoder_layer
 from txl_export.families.transformer_xl.weights import layer_name
 
-__all__ = ["MARKS", "NAME", "RemixlConfig", "from_state", "recognise", "unwrap"]
-
 NAME = "remixl"
 MARKS = ("word_emb.lut.weight",)
 

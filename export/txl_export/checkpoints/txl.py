@@ -21,8 +21,6 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, check_cutoffs, convert_config
 
-__all__ = ["FORMAT", "MARKS", "NAME", "from_state", "recognise", "unwrap"]
-
 NAME = "txl"
 MARKS = ("embedding.tables.0",)
 FORMAT = "txl-deploy.checkpoint"

@@ -16,8 +16,6 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import Stub, load_file, load_pickle
 
-__all__ = ["read_vocabulary_file", "word_vocabulary"]
-
 
 def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
     """Bundle JSON from the attributes of a `Vocab` object.

@@ -14,8 +14,6 @@ from txl_runtime.errors import TxlError
 
 from txl_export.graphs.quantised_matmul import MICROSOFT
 
-__all__ = ["check_graph"]
-
 _Spec = tuple[str, str, tuple[int | str, ...]]
 
 

@@ -28,8 +28,6 @@ from txl_runtime.errors import TxlError
 
 from txl_export.bundle.sealing import seal
 
-__all__ = ["EMULATED", "in_float32", "runnable"]
-
 EMULATED = "bf16"
 """The precision that the CPU has to be helped with."""
 

@@ -25,8 +25,6 @@ from txl_runtime.bundle.tables import Program
 
 from txl_export.graphs.quantising import BITS, QUANTISED, block_of
 
-__all__ = ["MICROSOFT", "apart", "has_many_rows", "multiply_quantised"]
-
 MICROSOFT = "com.microsoft"
 
 MANY = 16

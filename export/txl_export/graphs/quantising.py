@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from txl_runtime.errors import UsageError
 
-__all__ = ["BITS", "QUANTISED", "block_of", "dequantise", "gain_error", "is_quantised", "quantise"]
-
 QUANTISED = ("int8", "int4")
 BITS = {"int8": 8, "int4": 4}
 BLOCKS = (128, 64, 32)

@@ -25,8 +25,6 @@ from txl_runtime.errors import TxlError
 from txl_export.graphs.quantised_matmul import has_many_rows, multiply_quantised
 from txl_export.graphs.weight_file import WeightFile
 
-__all__ = ["Traceable", "write_graph"]
-
 IR_VERSIONS = {18: 10, 24: 12}
 """The oldest that an opset can be written in: readers refuse what is newer than they are."""
 

@@ -9,8 +9,6 @@ from typing import Any
 import onnx_ir as ir
 from txl_runtime.bundle.weight_header import read_header
 
-__all__ = ["WeightFile"]
-
 
 class WeightFile:
     """Where each tensor of a safetensors file lies, so that graphs can point into it.

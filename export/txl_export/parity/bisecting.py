@@ -19,8 +19,6 @@ from txl_runtime.types import Array
 from txl_export.families.transformer_xl.points import mark, segment_of, traced
 from txl_export.families.transformer_xl.reference import Reference
 
-__all__ = ["Bisection", "Place", "bisect_against_reference", "compare", "first_feeds"]
-
 SEGMENTS = 3
 
 

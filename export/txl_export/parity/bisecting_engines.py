@@ -21,8 +21,6 @@ from txl_runtime.ladder import BISECT
 from txl_export.families.transformer_xl.points import mark, segment_of
 from txl_export.parity.bisecting import Bisection, compare, first_feeds
 
-__all__ = ["bisect_engine"]
-
 RTX = "POLYGRAPHY_USE_TENSORRT_RTX"
 
 

@@ -25,8 +25,6 @@ from txl_export.parity.heap import trim
 from txl_export.parity.oracle import ReferenceStreams
 from txl_export.parity.report import DRIFT_ROWS, ChainResult, TextResult
 
-__all__ = ["Plan", "compare_text", "plans", "run_chain"]
-
 DISTINCT_IDS, RUN = 4096, 16
 """How many ids are drawn from a large vocabulary, and in runs of how many neighbours. Every id that is used brings a
 page of the embedding into memory, once per open program; neighbours share pages."""

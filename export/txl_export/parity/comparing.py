@@ -21,8 +21,6 @@ from txl_runtime.streaming.stream import Stream
 from txl_export.parity.oracle import ReferenceStreams
 from txl_export.parity.report import ChainResult
 
-__all__ = ["ChainComparison"]
-
 Rows = NDArray[np.floating]
 
 CHUNK = 100_000

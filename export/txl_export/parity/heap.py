@@ -11,8 +11,6 @@ import ctypes
 import gc
 import sys
 
-__all__ = ["give_back", "trim"]
-
 
 def give_back() -> None:
     """Collect garbage, and hand freed blocks to the system."""

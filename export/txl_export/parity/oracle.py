@@ -12,8 +12,6 @@ from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.reference import Memory, Reference
 
-__all__ = ["ReferenceStreams"]
-
 Logprobs = NDArray[np.floating]
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import GAIN
 
-__all__ = ["DRIFT_ROWS", "ChainResult", "Gate", "Parity", "ParityError", "TextResult"]
-
 DRIFT_ROWS = 64
 """The drift of a chain is not judged on quarters of fewer rows: those say more of their tokens than of the memory."""
 

@@ -12,8 +12,6 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.parity.oracle import ReferenceStreams
 
-__all__ = ["selftest_vectors"]
-
 POSITIONS, COLUMNS, MOST_STEPS = 4, 64, 48
 
 

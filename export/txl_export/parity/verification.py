@@ -25,8 +25,6 @@ from txl_export.parity.chains import compare_text, plans, run_chain
 from txl_export.parity.heap import give_back
 from txl_export.parity.report import ChainResult, Gate, Parity, TextResult
 
-__all__ = ["openers", "verify_models"]
-
 
 def openers(
     folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None

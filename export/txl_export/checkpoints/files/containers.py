@@ -22,8 +22,6 @@ from txl_runtime.errors import CheckpointError
 from txl_export.checkpoints.files.pickle_names import shown
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
 
-__all__ = ["DAMAGED", "MAGIC_BYTES", "SAVE_AGAIN", "LegacyFile", "ZipFile", "load_safetensors"]
-
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
 MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 PROTOCOL = 1001

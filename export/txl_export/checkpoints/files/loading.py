@@ -36,8 +36,6 @@ from txl_export.checkpoints.files.containers import (
 from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
 
-__all__ = ["Loaded", "Stub", "load_file", "load_pickle", "module_state", "scan_globals", "submodule"]
-
 READ_SIZE = 1 << 20
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
 

@@ -15,20 +15,6 @@ import torch
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
-__all__ = [
-    "FUNCTIONS",
-    "KNOWN",
-    "OPAQUE",
-    "STORAGE_TYPES",
-    "STUBS",
-    "Name",
-    "Storage",
-    "Stub",
-    "checked_key",
-    "integers",
-    "shown",
-]
-
 DIMENSION_LIMIT = 16
 
 

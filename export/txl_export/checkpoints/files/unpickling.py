@@ -32,8 +32,6 @@ from txl_export.checkpoints.files.pickle_names import (
     shown,
 )
 
-__all__ = ["PROGRAM_LIMIT", "StorageReader", "Unpickler", "names_in"]
-
 # A vocabulary of 800 000 words in an NVIDIA checkpoint takes 40 MB and 5 million instructions.
 PROGRAM_LIMIT = 1 << 27
 INSTRUCTION_LIMIT = 20_000_000

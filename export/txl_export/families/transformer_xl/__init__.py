@@ -1,5 +1,1 @@
 """Transformer-XL: its weights, its reference in plain PyTorch, and the networks that graphs are traced from."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

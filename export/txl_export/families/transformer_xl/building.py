@@ -34,8 +34,6 @@ from txl_export.graphs.quantising import QUANTISED, gain_error, quantise
 from txl_export.graphs.tracing import write_graph
 from txl_export.graphs.weight_file import WeightFile
 
-__all__ = ["Builder", "reference_for"]
-
 FOLDED = (".attention.position.",)
 """Parameters that graphs do not read: what they read is computed from these, in float32."""
 FLOAT64_PARAMETERS = 16_000_000

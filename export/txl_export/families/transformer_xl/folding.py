@@ -15,8 +15,6 @@ from txl_runtime.errors import UsageError
 
 from txl_export.families.transformer_xl.weights import Weights
 
-__all__ = ["HALF", "QUANTISABLE", "fold", "tied_rows", "to_precision", "unfold"]
-
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """What the graphs of a precision compute in, where that is half of float32."""
 

@@ -24,8 +24,6 @@ from txl_export.families.transformer_xl.reference import activate
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 from txl_export.graphs.tracing import Traceable
 
-__all__ = ["UNSEEN", "MemoryForm", "Network", "count_distances"]
-
 MemoryForm = Literal["kv", "hidden"]
 
 # Far below any score, finite so that no engine guards against rows of infinities, representable in half precision.

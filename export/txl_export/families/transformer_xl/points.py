@@ -20,8 +20,6 @@ from txl_runtime.errors import BundleError
 from txl_export.families.transformer_xl.reference import Memory, Reference
 from txl_export.families.transformer_xl.weights import layer_name
 
-__all__ = ["mark", "segment_of", "traced"]
-
 
 def segment_of(bundle: Bundle) -> Program:
     """The program to look into: of the longest segments, rolled where there is one."""

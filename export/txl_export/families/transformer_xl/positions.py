@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
-__all__ = ["last_distance", "sinusoid"]
-
 
 def last_distance(config: ModelConfig, dialect: Dialect) -> int | None:
     """The largest distance with a position of its own, which all beyond it share; None where there is no such limit."""

@@ -18,8 +18,6 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_export.families.transformer_xl.positions import last_distance, sinusoid
 from txl_export.families.transformer_xl.weights import layer_name
 
-__all__ = ["Memory", "Reference"]
-
 Memory = list[Tensor]
 
 ROWS = 16

@@ -34,8 +34,6 @@ from txl_export.families.transformer_xl.network import Network, count_distances
 from txl_export.families.transformer_xl.step import StepShape
 from txl_export.families.transformer_xl.weights import layer_name
 
-__all__ = ["RingStep"]
-
 FAR = 2**20  # rows behind everything: such a slot is seen by nobody
 
 

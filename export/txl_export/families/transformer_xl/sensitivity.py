@@ -14,8 +14,6 @@ from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 from txl_export.graphs.quantising import dequantise, is_quantised
 
-__all__ = ["layer_sensitivity"]
-
 SEGMENTS = 4
 
 

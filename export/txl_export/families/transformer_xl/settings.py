@@ -17,8 +17,6 @@ from txl_export.checkpoints.imported import Imported
 from txl_export.families.transformer_xl.network import MemoryForm
 from txl_export.options import ExportOptions
 
-__all__ = ["Sizes", "memory_form", "resolve"]
-
 MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
 DEFAULT_SEGMENT_LENGTHS = (64, 1)
 

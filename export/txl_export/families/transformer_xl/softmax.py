@@ -17,8 +17,6 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
 from txl_export.families.transformer_xl.network import Network
 
-__all__ = ["SoftmaxHead", "SoftmaxTail"]
-
 
 class SoftmaxHead(Network):
     """The first cluster, and the clusters themselves."""

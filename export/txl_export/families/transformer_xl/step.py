@@ -29,8 +29,6 @@ from txl_runtime.errors import UsageError
 from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
 from txl_export.families.transformer_xl.weights import layer_name
 
-__all__ = ["Step", "StepShape", "memory_shapes"]
-
 
 class StepShape(NamedTuple):
     """The fixed sizes of one program."""

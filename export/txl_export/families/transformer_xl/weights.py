@@ -36,8 +36,6 @@ from txl_runtime.bundle.encoding import canonical_json
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckpointError
 
-__all__ = ["Weights", "canonical_shapes", "check_weights", "drop_ties", "layer_name", "model_id", "parameter_count"]
-
 Weights = dict[str, Tensor]
 
 
