@@ -11,7 +11,8 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError, TxlError
 
 from txl_export.checkpoints import check_family, identify, import_model, load
-from txl_export.checkpoints.files.loading import Loaded, Stub, module_state, scan_globals
+from txl_export.checkpoints.files.loading import Loaded, module_state, scan_globals
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
 from txl_export.families.transformer_xl.weights import Weights, check_weights, parameter_count
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
-from txl_export.checkpoints.files.loading import Loaded, Stub, load_file
+from txl_export.checkpoints.files.loading import Loaded, load_file
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import Family, Imported, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
 

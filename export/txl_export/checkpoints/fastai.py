@@ -15,7 +15,7 @@ from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.loading import Stub
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 

@@ -16,7 +16,8 @@ from txl_runtime.bundle.format1 import ModelConfig, Positive
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.loading import Stub, module_state, submodule
+from txl_export.checkpoints.files.loading import module_state, submodule
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import (
     Evaluation,
     Imported,

@@ -14,7 +14,7 @@ from torch import Tensor
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.loading import Stub
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import (
     KimiyoungConfig,

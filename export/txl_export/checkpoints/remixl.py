@@ -15,7 +15,8 @@ from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.loading import Stub, module_state
+from txl_export.checkpoints.files.loading import module_state
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, take
 from txl_export.checkpoints.kimiyoung import decoder_layer
 from txl_export.families.transformer_xl.weights import layer_name

@@ -14,7 +14,8 @@ import msgspec
 from txl_runtime.bundle.vocabulary import Words, split_lines
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.loading import Stub, load_file, load_pickle
+from txl_export.checkpoints.files.loading import load_file, load_pickle
+from txl_export.checkpoints.files.pickle_names import Stub
 
 
 def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:

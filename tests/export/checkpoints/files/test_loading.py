@@ -24,8 +24,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from txl_export.checkpoints.files.loading import Loaded, Stub, load_file, module_state, scan_globals, submodule
-from txl_export.checkpoints.files.pickle_names import KNOWN
+from txl_export.checkpoints.files.loading import Loaded, load_file, module_state, scan_globals, submodule
+from txl_export.checkpoints.files.pickle_names import KNOWN, Stub
 from txl_runtime.errors import CheckpointError
 
 ORACLE = Path(__file__).parents[3] / "fixtures" / "oracle"
