@@ -6,10 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Program
 from txl_runtime.device.interface import Device, Executable, Queue
-from txl_runtime.device.loop import DeviceLoop
-from txl_runtime.device.programs import Programs
+from txl_runtime.device.loop import DeviceLoop, Programs
 from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Backend
 from txl_runtime.streaming.memory import Initial
@@ -19,10 +17,8 @@ class DeviceBackend(Backend):
     """See `streaming.loop.Backend`. Programs are whole: log-probabilities come out of them.
 
     Attributes:
-        name, description: see `Backend`.
         device, queue, lock: where it runs, the one order of its work, and who may add to it.
         executables: by program name.
-        update: the rule of all of them.
     """
 
     def __init__(
@@ -46,7 +42,7 @@ class DeviceBackend(Backend):
             )
         self.update = rules.pop()
         self._programs = Programs(name, executables)
-        self.programs: tuple[Program, ...] = self._programs.all
+        self.programs = self._programs.all
         self._settled = settled
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> DeviceLoop:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from txl_runtime.device.dlpack import DeviceTokens
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
+from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.device.interface import (
     Device,
     Event,
@@ -71,8 +71,7 @@ class ResultBlock:
 
     def fetch(self, queue: Queue, rows: int, columns: int) -> None:
         """Copy the first columns of the first sequences to the host; of [B, V] the whole rows."""
-        item = stored_type("float32").itemsize
-        pitch = item * int(np.prod(self._shape[1:]))
+        pitch = self.host.itemsize * int(np.prod(self._shape[1:]))
         width = pitch // self._shape[1] * columns if columns else pitch
         queue.copy(host_address(self.host), self.address, width, rows, pitch, pitch)
 
@@ -89,7 +88,7 @@ class DeviceCall:
         memory: tuple[Mapping[str, int], Mapping[str, int]],
     ) -> None:
         addresses: dict[str, int] = {**inputs.addresses, result.name: result.address, **memory[0], **memory[1]}
-        check_addresses(executable, addresses, tensor_bytes)
+        check_addresses(executable, addresses)
         self._executable, self._queue, self._inputs, self._result = executable, queue, inputs, result
         self._launch: Launch = executable.prepare(addresses, queue)
         self.steps = 0

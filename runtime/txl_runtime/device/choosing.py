@@ -6,15 +6,13 @@ driver of a GPU is asked before any library that needs one is loaded.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.reading import Bundle
+from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import BackendError, BundleError
 
 if TYPE_CHECKING:
@@ -98,13 +96,6 @@ def precision_problem(precision: str) -> str:
     return ""
 
 
-@cache
 def _has_gpu() -> bool:
     """Whether a driver is installed and knows of a GPU; without a driver this costs one failed look-up."""
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    from txl_runtime.device.gpu import gpu_name
-
     return gpu_name() is not None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,14 @@ from txl_runtime.errors import BackendError
 
 MODULE = "cuda.bindings.runtime"
 DLPACK_CUDA = 2
+ADVICE = {
+    2: "the device's memory is full: close what else uses it, or export smaller B, M or L",
+    35: "the driver is missing or too old for this CUDA: update it, or pip install 'cuda-bindings==12.*'",
+    100: "expected an NVIDIA GPU: use --backend cpu",
+    700: "a kernel read or wrote where it must not: open the model again, and report it with the bundle's manifest",
+    900: "this work cannot be recorded",
+}
+UNKNOWN = "expected success; open the model again"
 
 
 class _Runtime:
@@ -35,32 +42,22 @@ class _Runtime:
         """
         status, *results = getattr(self.names, name)(*arguments)
         if int(status) != 0:
-            raise BackendError(f"{name} failed: {self._words(status)}; {_advice(int(status))}")
+            _, said = self.names.cudaGetErrorString(status)
+            code = int(status)
+            raise BackendError(f"{name} failed: {_text(said)} (cudaError {code}); {ADVICE.get(code, UNKNOWN)}")
         return results[0] if results else None
 
     def quietly(self, name: str, *arguments: Any) -> None:
         """Call a function that gives something back, where nobody is left to hear of a failure."""
         getattr(self.names, name)(*arguments)
 
-    def _words(self, status: Any) -> str:
-        _, said = self.names.cudaGetErrorString(status)
-        text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        return f"{text} (cudaError {int(status)})"
 
-
-def _advice(status: int) -> str:
-    known = {
-        2: "the device's memory is full: close what else uses it, or export smaller B, M or L",
-        35: "the driver is missing or too old for this CUDA: update it, or pip install 'cuda-bindings==12.*'",
-        100: "expected an NVIDIA GPU: use --backend cpu",
-        700: "a kernel read or wrote where it must not: open the model again, and report it with the bundle's manifest",
-        900: "this work cannot be recorded",
-    }
-    return known.get(status, "expected success; open the model again")
+def _text(said: bytes | str) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 
 
 class CudaBlock(Block):
-    """Zeroed memory of the device, given back with the object. See `device.Block`."""
+    """Zeroed memory of the device, given back with the object. See `interface.Block`."""
 
     def __init__(self, runtime: _Runtime, size: int, queue: CudaQueue) -> None:
         self.size = max(size, 1)
@@ -72,7 +69,7 @@ class CudaBlock(Block):
 
 
 class CudaEvent(Event):
-    """See `device.Event`."""
+    """See `interface.Event`."""
 
     def __init__(self, runtime: _Runtime, queue: Any) -> None:
         self._runtime = runtime
@@ -88,7 +85,7 @@ class CudaEvent(Event):
 
 
 class CudaQueue(Queue):
-    """A CUDA stream. See `device.Queue`."""
+    """A CUDA stream. See `interface.Queue`."""
 
     def __init__(self, runtime: _Runtime) -> None:
         self._runtime = runtime
@@ -145,7 +142,7 @@ class _Replay:
 
 
 class CudaDevice(Device):
-    """The first CUDA device that is visible. See `device.Device`."""
+    """The first CUDA device that is visible. See `interface.Device`."""
 
     def __init__(self, runtime: _Runtime) -> None:
         self._runtime = runtime
@@ -153,9 +150,7 @@ class CudaDevice(Device):
             raise BackendError("CUDA sees no device, expected an NVIDIA GPU; use --backend cpu")
         runtime("cudaSetDevice", 0)
         properties = runtime("cudaGetDeviceProperties", 0)
-        name = properties.name
-        text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-        self.title = f"{text}, SM {int(properties.major)}{int(properties.minor)}"
+        self.title = f"{_text(properties.name)}, SM {int(properties.major)}{int(properties.minor)}"
         self.dlpack = (DLPACK_CUDA, 0)
         self._zeroing = CudaQueue(runtime)
 
@@ -163,7 +158,9 @@ class CudaDevice(Device):
         return CudaBlock(self._runtime, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
-        return _pinned(self._runtime, max(size, 1))
+        array: NDArray[np.uint8] = np.asarray(_Pinned(self._runtime, max(size, 1)))
+        array[...] = 0
+        return array
 
     def queue(self) -> CudaQueue:
         return CudaQueue(self._runtime)
@@ -178,12 +175,6 @@ class _Pinned:
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
-def _pinned(runtime: _Runtime, size: int) -> NDArray[np.uint8]:
-    array: NDArray[np.uint8] = np.asarray(_Pinned(runtime, size))
-    array[...] = 0
-    return array
-
-
 @cache
 def open_cuda() -> CudaDevice:
     """The device, opened once per process.
@@ -191,9 +182,8 @@ def open_cuda() -> CudaDevice:
     Raises:
         BackendError: cuda-bindings is not installed, or there is no usable driver or device.
     """
-    load: Callable[[str], Any] = importlib.import_module
     try:
-        module = load(MODULE)
+        module = importlib.import_module(MODULE)
     except ImportError as missing:
         raise BackendError(
             f"{MODULE} cannot be imported ({missing}), expected it for memory on the GPU; "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.errors import BackendError
+from txl_runtime.types import Array, Floats
 
 STORED: dict[str, np.dtype[Any]] = {
     "int32": np.dtype("<i4"),
@@ -27,20 +28,17 @@ def stored_type(name: str) -> np.dtype[Any]:
 
 def tensor_bytes(spec: TensorSpec) -> int:
     """Bytes of a tensor of fixed shape."""
-    count = 1
-    for size in spec.fixed:
-        count *= size
-    return count * stored_type(spec.dtype).itemsize
+    return math.prod(spec.fixed) * stored_type(spec.dtype).itemsize
 
 
-def to_float32(stored: NDArray[Any], name: str) -> NDArray[np.float32]:
+def to_float32(stored: Array, name: str) -> Floats:
     """Values as they lie in memory, as float32; float32 itself is not copied."""
     if name == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32, copy=False)
 
 
-def from_float32(values: NDArray[np.float32], name: str) -> NDArray[Any]:
+def from_float32(values: Floats, name: str) -> Array:
     """Float32 as it lies in memory in another type: rounded to nearest, ties to even."""
     if name != "bfloat16":
         with np.errstate(over="ignore"):

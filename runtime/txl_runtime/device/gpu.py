@@ -15,25 +15,20 @@ MAJOR, MINOR = 75, 76
 @cache
 def gpu_name() -> str | None:
     """The first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or driver."""
-    library = {"win32": "nvcuda.dll"}.get(sys.platform, "libcuda.so.1")
-    try:
-        cuda = ctypes.CDLL(library)
-        return _ask(cuda)
-    except (OSError, AttributeError):
-        return None
-
-
-def _ask(cuda: ctypes.CDLL) -> str | None:
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name = ctypes.create_string_buffer(256)
-    calls: tuple[Callable[[], int], ...] = (
-        lambda: cuda.cuInit(0),
-        lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
-        lambda: cuda.cuDeviceGetName(name, len(name), device),
-        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device),
-        lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device),
-    )
-    if any(call() != 0 for call in calls):
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        calls: tuple[Callable[[], int], ...] = (
+            lambda: cuda.cuInit(0),
+            lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
+            lambda: cuda.cuDeviceGetName(name, len(name), device),
+            lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device),
+            lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device),
+        )
+        if any(call() != 0 for call in calls):
+            return None
+    except (OSError, AttributeError):
         return None
     return f"{name.value.decode(errors='replace')}, SM {major.value}{minor.value}"
 

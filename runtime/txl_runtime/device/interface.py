@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.bundle.tables import Program
+from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.errors import BackendError
 
 ALIGNMENT = 256
@@ -121,7 +122,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def check_addresses(executable: Executable, addresses: Mapping[str, int], sizes: Callable[[TensorSpec], int]) -> None:
+def check_addresses(executable: Executable, addresses: Mapping[str, int]) -> None:
     """Inputs and outputs may share memory only where the engine says they must, and there they must.
 
     Engines read inputs while they write outputs, and no one notices when those are the same memory: results are wrong.
@@ -130,7 +131,7 @@ def check_addresses(executable: Executable, addresses: Mapping[str, int], sizes:
         BackendError: tensors that overlap, lie apart, or are not aligned.
     """
     program = executable.program
-    ranges = {spec.name: (addresses[spec.name], sizes(spec)) for spec in (*program.inputs, *program.outputs)}
+    ranges = {spec.name: (addresses[spec.name], tensor_bytes(spec)) for spec in (*program.inputs, *program.outputs)}
     for name, (start, _) in ranges.items():
         if start % ALIGNMENT:
             raise BackendError(f"program {program.name}: {name} is at {start:#x}, expected a multiple of {ALIGNMENT}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Program
 from txl_runtime.device.call import DeviceCall, InputBlock, ResultBlock
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens
 from txl_runtime.device.interface import Device, Event, Executable, Queue
 from txl_runtime.device.memory import DeviceMemory, open_device_memory
-from txl_runtime.device.programs import Programs
+from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import Output, RowsResult, WholeOutput
@@ -21,6 +22,40 @@ from txl_runtime.types import Array, Floats, Ids
 
 KINDS: dict[Want, str] = {"rows": "logprobs", "last": "last", "nll": "score"}
 """The kind of program that computes just what is wanted."""
+
+
+class Programs:
+    """Executables of one update rule. "logprobs" serve every call; "last" and "score" are shortcuts.
+
+    Args:
+        backend: its name, for messages.
+        executables: what is loaded.
+    """
+
+    def __init__(self, backend: str, executables: Sequence[Executable]) -> None:
+        self._backend = backend
+        self._executables = sorted(executables, key=lambda item: item.program.segment_length)
+        self.all: tuple[Program, ...] = tuple(item.program for item in self._executables)
+        self._found: dict[tuple[str, int], Executable] = {}
+
+    def find(self, kind: str, length: int) -> Executable:
+        """The program of the shortest segments that hold so many tokens; of two such, the one of the kind.
+
+        So a shortcut is not taken where log-probabilities have a shorter program, which is less work.
+
+        Raises:
+            BackendError: there is none.
+        """
+        if (kind, length) not in self._found:
+            able = [item for item in self._executables if item.program.kind in ("logprobs", kind)]
+            fitting = [item for item in able if item.program.segment_length >= length]
+            if not fitting:
+                raise BackendError(
+                    f"backend {self._backend} has no program for {length} tokens; build the engines again"
+                )
+            best = min(fitting, key=lambda item: (item.program.segment_length, item.program.kind != kind))
+            self._found[kind, length] = best
+        return self._found[kind, length]
 
 
 class _Pending(RowsResult):
@@ -75,12 +110,7 @@ class DeviceLoop(LoopState, Loop):
     All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
     for, so streams in different threads keep each other waiting no longer than the device itself does.
 
-    Args:
-        manifest: of the bundle.
-        device, queue, lock: the backend's.
-        programs: what is loaded.
-        initial: what a memory row is before anything was seen.
-        settled: called when a program has run twice: engines compile what they compile at first use by then.
+    `settled` is called when a program has run twice: engines compile what they compile at first use by then.
     """
 
     piecewise = False

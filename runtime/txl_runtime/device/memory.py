@@ -6,13 +6,12 @@ states, are one copy with a pitch.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
 from txl_runtime.device.interface import Block, Device, Queue, aligned, host_address
 from txl_runtime.streaming.memory import Counters, Initial, Tensors, ring_rows
@@ -21,196 +20,146 @@ from txl_runtime.types import Array, Floats, Indices
 Addresses = Mapping[str, int]
 
 
-class _Layout:
-    """Where the states of B sequences stand in a block; `block` bytes in all."""
+class DeviceMemory(Tensors):
+    """What both forms have in common: blocks of states, and moving whole sequences between blocks and the host."""
 
-    def __init__(self, states: tuple[StateTensor, ...], batch: int) -> None:
-        first = states[0] if states else None
-        self.states, self.batch = states, batch
-        self.names = [state.name for state in states]
-        self.dtype: str = first.dtype if first is not None else "float32"
-        self.row_shape = first.shape[1:] if first is not None else (0,)
-        self.axis = first.axis - 1 if first is not None else 0  # of the memory rows, within one sequence
-        self.row_bytes = int(np.prod(self.row_shape)) * stored_type(self.dtype).itemsize
-        self.pitch = aligned(self.row_bytes * batch)
-        self.block = self.pitch * len(states)
+    update: str
+    blocks: int
 
-    def at(self, block: Block, row: int) -> int:
-        """Where a sequence starts in the first state; in the others it does a pitch later each."""
-        return block.address + row * self.row_bytes
-
-    def places(self, block: Block) -> list[int]:
-        return [block.address + index * self.pitch for index in range(len(self.states))]
-
-    def host(self) -> Array:
-        """One sequence of all states on the host, as stored: [states, ...]."""
-        return np.zeros((len(self.states), *self.row_shape), stored_type(self.dtype))
-
-
-class _DeviceStates(Tensors):
-    """What both forms have in common: moving whole sequences between blocks and the host."""
-
-    def __init__(
-        self,
-        device: Device,
-        queue: Queue,
-        states: tuple[StateTensor, ...],
-        batch: int,
-        fresh: Initial,
-        counters: Counters,
-    ) -> None:
-        self._counters = counters
-        self._device, self._queue, self._layout = device, queue, _Layout(states, batch)
-        self._fresh = self._fresh_rows(fresh)
+    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters) -> None:
+        self._device, self._queue, self._counters = device, queue, counters
+        self._states, self._batch = manifest.states_of(self.update), manifest.batch_size
+        first = self._states[0] if self._states else None
+        self._dtype: str = first.dtype if first is not None else "float32"
+        self._row_shape = first.shape[1:] if first is not None else (0,)
+        self._axis = first.axis if first is not None else 1  # of the memory rows, in [states, ...] of one sequence
+        self._row_bytes = int(np.prod(self._row_shape)) * stored_type(self._dtype).itemsize
+        self._pitch = aligned(self._row_bytes * self._batch)  # from one state to the next
+        self._fresh = np.zeros((len(self._states), *self._row_shape), stored_type(self._dtype))
+        for rows, state in zip(self._rows(self._fresh), self._states, strict=True):
+            rows[...] = from_float32(np.asarray(initial[state.name], np.float32), self._dtype)
         # What a sequence is before anything was seen, where that is not zeros: kept on the device, to be copied.
         self._template = device.allocate(max(self._fresh.nbytes, 1)) if self._fresh.any() else None
         if self._template is not None:
             queue.copy(self._template.address, host_address(self._fresh), self._fresh.nbytes)
             queue.wait()
-
-    def _fresh_rows(self, initial: Initial) -> Array:
-        layout, fresh = self._layout, self._layout.host()
-        for index, name in enumerate(layout.names):
-            rows = np.moveaxis(fresh[index], layout.axis, 0)  # [slots, ...]
-            rows[...] = from_float32(np.asarray(initial[name], np.float32), layout.dtype)
-        return fresh
-
-    def _between(self, to: int, to_pitch: int, source: int, source_pitch: int) -> None:
-        """Copy one sequence of all states."""
-        layout = self._layout
-        if layout.states:
-            self._queue.copy(to, source, layout.row_bytes, len(layout.states), to_pitch, source_pitch)
-
-    def _fetch(self, block: Block, row: int) -> Array:
-        """One sequence of all states, as stored: [states, ...]."""
-        layout, host = self._layout, self._layout.host()
-        self._between(host_address(host), layout.row_bytes, layout.at(block, row), layout.pitch)
-        self._queue.wait()
-        return host
-
-    def _send(self, block: Block, row: int, host: Array) -> None:
-        layout = self._layout
-        self._between(layout.at(block, row), layout.pitch, host_address(host), layout.row_bytes)
-        self._queue.wait()  # the array is the caller's, who may let go of it
-
-    def _clear(self, block: Block, rows: Indices) -> None:
-        layout = self._layout
-        if not layout.states:
-            return
-        if self._template is None and len(rows) == layout.batch:
-            self._queue.zero(block.address, layout.block)
-            return
-        for row in rows.tolist():
-            if self._template is None:
-                self._queue.zero(layout.at(block, row), layout.row_bytes, len(layout.states), layout.pitch)
-            else:
-                self._between(layout.at(block, row), layout.pitch, self._template.address, layout.row_bytes)
-
-    def _take(self, host: Array, slots: Any, names: Collection[str] | None) -> dict[str, Floats]:
-        """Some slots of a fetched sequence, [count, ...] per state: of all states, or of those named."""
-        layout = self._layout
-        rows = np.moveaxis(host, layout.axis + 1, 1)[:, slots]
-        return {
-            name: np.array(to_float32(rows[index], layout.dtype), order="C")
-            for index, name in enumerate(layout.names)
-            if names is None or name in names
-        }
-
-    def _made(self, slots: Any, rows: Mapping[str, Floats]) -> Array:
-        """A fresh sequence with some slots set, to be sent."""
-        layout, host = self._layout, self._fresh.copy()
-        for index, name in enumerate(layout.names):
-            np.moveaxis(host[index], layout.axis, 0)[slots] = from_float32(rows[name], layout.dtype)
-        return host
-
-
-class DeviceRolled(_DeviceStates):
-    """Two blocks that a program reads and writes in turn; filled rows stand last. See `host.memory.RolledMemory`."""
-
-    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters) -> None:
-        super().__init__(device, queue, manifest.states_of("rolled"), manifest.batch_size, initial, counters)
-        self._blocks = tuple(device.allocate(max(self._layout.block, 1)) for _ in range(2))
+        self._blocks = tuple(self._allocate() for _ in range(self.blocks))
 
     def addresses(self, side: int) -> tuple[Addresses, Addresses]:
         """What to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""
-        states, layout = self._layout.states, self._layout
-        now, after = layout.places(self._blocks[side]), layout.places(self._blocks[1 - side])
-        inputs = {state.input: place for state, place in zip(states, now, strict=True)}
-        return inputs, {state.output: place for state, place in zip(states, after, strict=True)}
+        now, after = self._blocks[side], self._blocks[(side + 1) % self.blocks]
+        offsets = [(state, index * self._pitch) for index, state in enumerate(self._states)]
+        inputs = {state.input: now.address + offset for state, offset in offsets}
+        return inputs, {state.output: after.address + offset for state, offset in offsets}
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        slots = self._layout.row_shape[self._layout.axis]
-        return self._take(self._fetch(self._blocks[self._counters.side], row), slice(slots - count, slots), names)
+        host = np.zeros_like(self._fresh)
+        self._copy(host_address(host), self._row_bytes, self._at(self._now, row), self._pitch)
+        self._queue.wait()
+        newest = self._rows(host)[:, self._slots(row, count)]
+        return {
+            state.name: np.array(to_float32(rows, self._dtype), order="C")
+            for rows, state in zip(newest, self._states, strict=True)
+            if names is None or state.name in names
+        }
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        if self._layout.states:
-            slots, count = self._layout.row_shape[self._layout.axis], len(next(iter(rows.values())))
-            self._send(self._blocks[self._counters.side], row, self._made(slice(slots - count, slots), rows))
+        host = self._fresh.copy()
+        for slots, state in zip(self._rows(host), self._states, strict=True):
+            given = rows[state.name]
+            slots[self._slots(row, len(given))] = from_float32(given, self._dtype)
+        self._copy(self._at(self._now, row), self._pitch, host_address(host), self._row_bytes)
+        self._queue.wait()  # before the array on the host goes
 
     def clear(self, rows: Indices) -> None:
-        """Make sequences what they are before anything was seen; the other side is written by the next step."""
-        self._clear(self._blocks[self._counters.side], rows)
+        """Make sequences what they are before anything was seen; another side is written by the next step."""
+        if not self._states:
+            return
+        if self._template is None and len(rows) == self._batch:
+            self._queue.zero(self._now.address, self._pitch * len(self._states))
+            return
+        for row in rows.tolist():
+            place = self._at(self._now, row)
+            if self._template is None:
+                self._queue.zero(place, self._row_bytes, len(self._states), self._pitch)
+            else:
+                self._copy(place, self._pitch, self._template.address, self._row_bytes)
+
+    @property
+    def _now(self) -> Block:
+        return self._blocks[self._counters.side]
+
+    @abstractmethod
+    def _slots(self, row: int, count: int) -> slice | Indices:
+        """Where the newest rows of a sequence stand."""
+
+    def _rows(self, host: Array) -> Array:
+        """A view of one sequence of all states [states, ...] as [states, slots, ...]."""
+        return np.moveaxis(host, self._axis, 1)
+
+    def _allocate(self) -> Block:
+        return self._device.allocate(max(self._pitch * len(self._states), 1))
+
+    def _at(self, block: Block, row: int) -> int:
+        """Where a sequence starts in the first state; in the others it does a pitch later each."""
+        return block.address + row * self._row_bytes
+
+    def _copy(self, to: int, to_pitch: int, source: int, source_pitch: int) -> None:
+        """Copy one sequence of all states."""
+        if self._states:
+            self._queue.copy(to, source, self._row_bytes, len(self._states), to_pitch, source_pitch)
+
+
+class DeviceRolled(DeviceMemory):
+    """Two blocks that a program reads and writes in turn; filled rows stand last. See `host.memory.RolledMemory`."""
+
+    update, blocks = "rolled", 2
+
+    def _slots(self, row: int, count: int) -> slice:
+        slots = self._row_shape[self._axis - 1]
+        return slice(slots - count, slots)
 
     def reorder(self, rows: Indices) -> None:
         """Sequence i becomes what sequence rows[i] was, on the other side; those behind the last are cleared."""
-        layout, now, after = self._layout, self._blocks[self._counters.side], self._blocks[1 - self._counters.side]
+        now, after = self._now, self._blocks[1 - self._counters.side]
         for row, old in enumerate(rows.tolist()):
-            self._between(layout.at(after, row), layout.pitch, layout.at(now, old), layout.pitch)
+            self._copy(self._at(after, row), self._pitch, self._at(now, old), self._pitch)
         self._counters.turn()
-        self._clear(after, np.arange(len(rows), layout.batch))
+        self.clear(np.arange(len(rows), self._batch))
 
 
-class DeviceRing(_DeviceStates):
+class DeviceRing(DeviceMemory):
     """One block, which programs update in place; spilled rows are moved on the device. See `host.memory.RingMemory`."""
 
+    update, blocks = "ring", 1
+
     def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters) -> None:
-        states = manifest.states_of("ring")
-        super().__init__(device, queue, states, manifest.batch_size, initial, counters)
-        assert states[0].slots is not None
-        self._ring = states[0].slots
-        self._block = device.allocate(self._layout.block)
+        super().__init__(device, queue, manifest, initial, counters)
+        assert self._states[0].slots is not None
+        self._ring = self._states[0].slots
         self._spare: Block | None = None  # what `reorder` takes its sequences from
 
-    def addresses(self, side: int) -> tuple[Addresses, Addresses]:
-        """See `DeviceRolled`."""
-        places = self._layout.places(self._block)
-        pairs = list(zip(self._layout.states, places, strict=True))
-        return {state.input: place for state, place in pairs}, {state.output: place for state, place in pairs}
+    def _slots(self, row: int, count: int) -> Indices:
+        return ring_rows(int(self._counters.head[row]), count, self._ring)
 
     def move_to_front(self, row: int, count: int) -> None:
-        """See `DeviceRolled`; the two ranges cannot overlap, count is at most L < ring."""
-        heads, slots, *rest = self._layout.row_shape
-        slot = int(np.prod(rest)) * stored_type(self._layout.dtype).itemsize
-        for index in range(len(self._layout.states)):
-            front = self._layout.at(self._block, row) + index * self._layout.pitch
+        """The two ranges cannot overlap, count is at most L < ring."""
+        heads, slots, *rest = self._row_shape
+        slot = int(np.prod(rest)) * stored_type(self._dtype).itemsize
+        for index in range(len(self._states)):
+            front = self._at(self._now, row) + index * self._pitch
             self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
 
-    def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        slots = ring_rows(int(self._counters.head[row]), count, self._ring)
-        return self._take(self._fetch(self._block, row), slots, names)
-
-    def place(self, row: int, rows: Mapping[str, Floats]) -> None:
-        slots = ring_rows(int(self._counters.head[row]), len(next(iter(rows.values()))), self._ring)
-        self._send(self._block, row, self._made(slots, rows))
-
-    def clear(self, rows: Indices) -> None:
-        self._clear(self._block, rows)
-
     def reorder(self, rows: Indices) -> None:
-        """See `DeviceRolled`: sequences that move are set aside first, since they may change places with each other."""
-        layout = self._layout
+        """As `DeviceRolled.reorder`; what moves is set aside first, since sequences may change places."""
         moving = [(row, old) for row, old in enumerate(rows.tolist()) if row != old]
         if moving:
-            if self._spare is None:
-                self._spare = self._device.allocate(layout.block)
+            self._spare = self._spare or self._allocate()
             for old in {old for _, old in moving}:
-                self._between(layout.at(self._spare, old), layout.pitch, layout.at(self._block, old), layout.pitch)
+                self._copy(self._at(self._spare, old), self._pitch, self._at(self._now, old), self._pitch)
             for row, old in moving:
-                self._between(layout.at(self._block, row), layout.pitch, layout.at(self._spare, old), layout.pitch)
-        self.clear(np.arange(len(rows), layout.batch))
-
-
-DeviceMemory: TypeAlias = DeviceRolled | DeviceRing
+                self._copy(self._at(self._now, row), self._pitch, self._at(self._spare, old), self._pitch)
+        self.clear(np.arange(len(rows), self._batch))
 
 
 def open_device_memory(
