@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from txl_runtime.model import Model
@@ -33,7 +34,11 @@ class Competitor(Protocol):
         """Bytes that one segment of `length` tokens has to read at least when the memory is full."""
 
 
-class BundleCompetitor:
+Maker = Callable[[], tuple[Competitor, str]]
+"""Makes a competitor, and says the precision that it computes in."""
+
+
+class BundleCompetitor(Competitor):
     """A bundle in this runtime, used through the public interface."""
 
     def __init__(self, name: str, model: Model) -> None:
@@ -41,23 +46,18 @@ class BundleCompetitor:
         self.stream, self._bundle = model.stream(), model.bundle
 
     def reset(self) -> None:
-        """See `Competitor`."""
         self.stream.reset()
 
     def logprobs(self, tokens: Ids) -> Floats:
-        """See `Competitor`."""
         return self.stream.step(tokens)
 
     def next_token(self, tokens: Ids) -> Ids:
-        """See `Competitor`."""
         return next(self.stream.generate(tokens, 1, temperature=0))
 
     def score(self, tokens: Ids) -> Floats:
-        """See `Competitor`."""
         return self.stream.score(tokens)
 
     def step_bytes(self, length: int) -> int:
-        """See `Competitor`."""
         return bytes_of_step(self._bundle, length).total
 
 

@@ -34,18 +34,16 @@ class Overhead(Struct, frozen=True, kw_only=True):
     share: float
 
 
-class _Null:
+class _Null(Engine):
     """An engine that computes nothing: what is left of a step is Python's."""
 
     def __init__(self, real: Engine) -> None:
         self._real, self.description, self.least_rows = real, real.description, real.least_rows
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
-        """A call that does nothing."""
         return lambda: None
 
     def release_pages(self) -> None:
-        """See `Engine`."""
         self._real.release_pages()
 
 
@@ -55,7 +53,6 @@ class _Timed(_Null):
     nanoseconds = 0
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
-        """The real call between two looks at the clock."""
         call = self._real.bind(program, inputs, outputs)
 
         def timed() -> None:

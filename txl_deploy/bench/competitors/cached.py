@@ -9,6 +9,7 @@ relative scores as its mask.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 from txl_deploy.bench.competitors.hidden import shift
 from txl_deploy.bench.competitors.parts import Eager, Parts
 
+KEPT = 5
+"""How many tables and masks are kept: a memory that is still filling meets every length once."""
 Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Layer, its new keys and values [B, H, L, d_head] → those of memory and segment."""
 Place = Callable[[Tensor], Tensor]
@@ -43,38 +46,30 @@ class KeyValue(Eager):
             self.joined_bias.append(torch.cat(biases) if biases else None)
             self.content.append((state[f"{attention}.content_bias"] * scale)[:, None])  # [H, 1, d_head]
             self.position.append((state[f"{attention}.position_bias"] * scale)[:, None])
-        self._tables: dict[int, list[Tensor]] = {}
-        self._masks: dict[tuple[int, int], Tensor | None] = {}
+        self._tables, self._mask = lru_cache(KEPT)(parts.tables), lru_cache(KEPT)(self._find_mask)
         super().__init__(parts, batch_size)
 
     def reset(self) -> None:
-        """See `Eager`."""
-        c, m = self.parts.config, self.parts.memory_length
-        self._room = 2 * m + 1
-        shape = (self.batch_size, c.n_head, self._room, c.d_head)
-        self._buffers = [(self._zeros(shape), self._zeros(shape)) for _ in range(c.n_layer)]
+        self._buffers = self._allocate(2 * self.parts.memory_length + 1)
         self.rows = self._end = 0
         if self.parts.dialect.memory_start == "zeros":
             self._remember_zeros()
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """See `Eager`."""
         length = tokens.shape[1]
-        if self._end + length > self._room:
+        if self._end + length > self._buffers[0].shape[2]:
             self._make_room(length)
         mask = self._mask(length, self.rows)
 
         def place(scores: Tensor) -> Tensor:
-            shifted = shift(scores) if length > 1 else scores
-            return shifted if mask is None else shifted + mask
+            return shift(scores) if mask is None else shift(scores) + mask
 
-        hidden = self.run(tokens, self._table(self.rows + length), self._join, place)
+        hidden = self.run(tokens, self._tables(self.rows + length), self._join, place)
         self._end += length
         self.rows = min(self.rows + length, self.parts.memory_length)
         return hidden
 
     def step_bytes(self, length: int) -> int:
-        """See `Eager`."""
         c, m = self.parts.config, self.parts.memory_length
         rows = c.n_layer * (2 * self.batch_size * m + m + length) * c.n_head * c.d_head  # keys, values, positions
         return self.parts.read_bytes(".position.weight", ".position.bias") + rows * self.parts.dtype.itemsize
@@ -84,9 +79,7 @@ class KeyValue(Eager):
         parts = self.parts
         hidden = parts.embed(tokens)
         for i, name in enumerate(parts.attention):
-            source = parts.norm(f"{name}.norm", hidden) if parts.config.pre_lnorm else hidden
-            joined = F.linear(source, self.joined[i], self.joined_bias[i])
-            query, key, value = joined.view(*tokens.shape, 3, *parts.heads).permute(2, 0, 3, 1, 4).unbind(0)
+            query, key, value = self._project(i, hidden)
             keys, values = join(i, key, value)
             scores = place((query + self.position[i]) @ tables[i])  # [B, H, L, K]
             mixed = F.scaled_dot_product_attention(query + self.content[i], keys, values, scores, scale=1.0)
@@ -97,62 +90,49 @@ class KeyValue(Eager):
     def memory(self) -> list[Tensor]:
         """Keys and values in turns, contiguous [B, H, rows, d_head]."""
         rows = slice(self._end - self.rows, self._end)
-        return [buffer[:, :, rows].contiguous() for pair in self._buffers for buffer in pair]
+        return [buffer[:, :, rows].contiguous() for buffer in self._buffers]
 
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape, dtype=self.parts.dtype)
+    def _project(self, i: int, hidden: Tensor) -> tuple[Tensor, ...]:
+        """What layer i reads, [B, T, D] → its queries, keys and values, [B, H, T, d_head] each."""
+        parts = self.parts
+        source = parts.norm(f"{parts.attention[i]}.norm", hidden) if parts.config.pre_lnorm else hidden
+        joined = F.linear(source, self.joined[i], self.joined_bias[i])
+        return joined.view(*hidden.shape[:2], 3, *parts.heads).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _join(self, i: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         first, last = self._end - self.rows, self._end + key.shape[2]
-        joined = []
-        for buffer, new in zip(self._buffers[i], (key, value), strict=True):
-            buffer[:, :, self._end : last] = new
-            joined.append(buffer[:, :, first:last])
-        return joined[0], joined[1]
+        keys, values = self._buffers[2 * i], self._buffers[2 * i + 1]
+        keys[:, :, self._end : last] = key
+        values[:, :, self._end : last] = value
+        return keys[:, :, first:last], values[:, :, first:last]
+
+    def _allocate(self, room: int) -> list[Tensor]:
+        c = self.parts.config
+        shape = (self.batch_size, c.n_head, room, c.d_head)
+        return [torch.zeros(shape, dtype=self.parts.dtype) for _ in range(2 * c.n_layer)]
 
     def _make_room(self, length: int) -> None:
         """Move the rows of the memory to the front; where a segment is longer than the room, into larger buffers."""
-        kept = self.memory()
-        self._room = max(self._room, 2 * self.parts.memory_length + length)
-        if self._buffers[0][0].shape[2] < self._room:
-            c = self.parts.config
-            shape = (self.batch_size, c.n_head, self._room, c.d_head)
-            self._buffers = [(self._zeros(shape), self._zeros(shape)) for _ in self._buffers]
-        for buffer, rows in zip((buffer for pair in self._buffers for buffer in pair), kept, strict=True):
+        kept, room = self.memory(), 2 * self.parts.memory_length + length
+        if self._buffers[0].shape[2] < room:
+            self._buffers = self._allocate(room)
+        for buffer, rows in zip(self._buffers, kept, strict=True):
             buffer[:, :, : self.rows] = rows
         self._end = self.rows
 
     def _remember_zeros(self) -> None:
         """Remember M rows of zeros as layers project them: with pre-norm or biases, keys and values are not zero."""
-        parts = self.parts
-        zeros = torch.zeros(1, 1, parts.config.d_model, dtype=parts.dtype)
-        for i, name in enumerate(parts.attention):
-            source = parts.norm(f"{name}.norm", zeros) if parts.config.pre_lnorm else zeros
-            joined = F.linear(source, self.joined[i], self.joined_bias[i])
-            _, key, value = joined.view(3, *parts.heads, 1).transpose(2, 3).unbind(0)  # [H, 1, d_head]
-            for buffer, row in zip(self._buffers[i], (key, value), strict=True):
-                buffer[:, :, : parts.memory_length] = row
-        self.rows = self._end = parts.memory_length
+        m = self.parts.memory_length
+        zeros = torch.zeros(1, 1, self.parts.config.d_model, dtype=self.parts.dtype)
+        for i in range(self.parts.config.n_layer):
+            _, self._buffers[2 * i][:, :, :m], self._buffers[2 * i + 1][:, :, :m] = self._project(i, zeros)
+        self.rows = self._end = m
 
-    def _table(self, rows: int) -> list[Tensor]:
-        """W_r·R of distances rows-1 … 0 per layer, [H, d_head, rows]."""
-        if rows not in self._tables:
-            if len(self._tables) > 4:  # lengths of a memory that is still filling are met once
-                self._tables.clear()
-            positions, heads = self.parts.positions(rows), self.parts.heads
-            projected = (self.parts.linear(f"{name}.position", positions) for name in self.parts.attention)
-            self._tables[rows] = [x.view(rows, *heads).permute(1, 2, 0).contiguous() for x in projected]
-        return self._tables[rows]
-
-    def _mask(self, length: int, rows: int) -> Tensor | None:
+    def _find_mask(self, length: int, rows: int) -> Tensor | None:
         """What to add to scores [L, K]; None where everything may be seen."""
-        if (length, rows) not in self._masks:
-            if len(self._masks) > 4:
-                self._masks.clear()
-            unseen = self.parts.unseen(length, rows)
-            mask = torch.zeros(unseen.shape, dtype=self.parts.dtype).masked_fill(unseen, float("-inf"))
-            self._masks[length, rows] = mask if bool(unseen.any()) else None
-        return self._masks[length, rows]
+        unseen = self.parts.unseen(length, rows)
+        mask = torch.zeros(unseen.shape, dtype=self.parts.dtype).masked_fill(unseen, float("-inf"))
+        return mask if bool(unseen.any()) else None
 
 
 class CompiledKeyValue(KeyValue):
@@ -171,13 +151,11 @@ class CompiledKeyValue(KeyValue):
         super().__init__(parts, batch_size, "torch-compile")
 
     def reset(self) -> None:
-        """See `Eager`."""
         super().reset()
         self._ring: list[Tensor] = []
         self._head = torch.zeros((), dtype=torch.int64)
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """See `Eager`."""
         length, m = tokens.shape[1], self.parts.memory_length
         if self.rows < m or not m or length > self._longest:
             return super().segment(tokens)
@@ -186,7 +164,7 @@ class CompiledKeyValue(KeyValue):
             self._ring = [F.pad(rows, pad) for rows in self.memory()]  # [B, H, M + longest, d_head]
             self._head = self._head + m
         if length not in self._by_distance:
-            self._by_distance[length] = [table.flip(2).contiguous() for table in self._table(m + length)]
+            self._by_distance[length] = [table.flip(2).contiguous() for table in self._tables(m + length)]
         hidden = self._compiled(tokens, self._head)
         self._head = (self._head + length) % (m + self._longest)
         return hidden

@@ -32,14 +32,12 @@ class _Hidden(Eager):
         super().__init__(parts, batch_size)
 
     def reset(self) -> None:
-        """See `Eager`."""
         c = self.parts.config
         rows = self.parts.memory_length if self.parts.dialect.memory_start == "zeros" else 0
         shape = (rows, self.batch_size) if self.rows_axis == 0 else (self.batch_size, rows)
         self.memory = [torch.zeros(*shape, c.d_model, dtype=self.parts.dtype) for _ in range(c.n_layer)]
 
     def step_bytes(self, length: int) -> int:
-        """See `Eager`."""
         c, m = self.parts.config, self.parts.memory_length
         return self.parts.read_bytes() + c.n_layer * self.batch_size * m * c.d_model * self.parts.dtype.itemsize
 
@@ -76,7 +74,6 @@ class TimeFirstHidden(_Hidden):
     together = ("query", "key", "value")
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """See `Eager`."""
         return self._layers(self.parts.embed(tokens.t().contiguous())).transpose(0, 1)
 
     def _prepare(self, length: int, rows: int) -> None:
@@ -113,22 +110,18 @@ class BatchFirstHidden(_Hidden):
     rows_axis = 1
     together = ("key", "value")
 
-    def __init__(self, parts: Parts, batch_size: int) -> None:
-        self._of: tuple[int, int] | None = None
-        self._tables: list[Tensor] = []
-        self._unseen: Tensor | None = None
-        super().__init__(parts, batch_size)
+    _of: tuple[int, int] | None = None
+    _tables: list[Tensor]
+    _unseen: Tensor | None
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """See `Eager`."""
         return self._layers(self.parts.embed(tokens))
 
     def _prepare(self, length: int, rows: int) -> None:
         if self._of == (length, rows):
             return
-        unseen, positions = self.parts.unseen(length, rows), self.parts.positions(rows + length)
-        projected = (self.parts.linear(f"{name}.position", positions) for name in self.parts.attention)
-        self._tables = [x.view(-1, *self.parts.heads).permute(1, 2, 0).contiguous() for x in projected]  # [H, dh, K]
+        unseen = self.parts.unseen(length, rows)
+        self._tables = self.parts.tables(rows + length)
         self._unseen = unseen if bool(unseen.any()) else None
         self._of = (length, rows)
 
@@ -138,7 +131,7 @@ class BatchFirstHidden(_Hidden):
         key, value = map(self._heads, F.linear(context, self.joined[i], self.joined_bias[i]).chunk(2, dim=-1))
         content = (query + parts.state[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
         distance = (query + parts.state[f"{name}.position_bias"][:, None]) @ self._tables[i]
-        scores = (content + (shift(distance) if length > 1 else distance)) * self.scale
+        scores = (content + shift(distance)) * self.scale
         if self._unseen is not None:
             scores = scores.masked_fill(self._unseen, float("-inf"))
         mixed = scores.softmax(dim=-1) @ value
@@ -151,5 +144,7 @@ class BatchFirstHidden(_Hidden):
 def shift(x: Tensor) -> Tensor:
     """Columns of distances K-1 … 0 → columns of keys, per query: [B, H, L, K] → the same shape."""
     batch, heads, length, keys = x.shape
+    if length == 1:
+        return x
     padded = F.pad(x, (1, 0)).view(batch, heads, keys + 1, length)
     return padded[:, :, 1:].reshape(x.shape)

@@ -11,7 +11,9 @@ from txl_export.families.transformer_xl.reference import activate
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
-from txl_runtime.types import Array, Floats, Ids
+from txl_runtime.types import Floats, Ids
+
+from txl_deploy.bench.competitor import Competitor
 
 
 class Parts:
@@ -54,6 +56,12 @@ class Parts:
             distances.clamp_(max=self.dialect.clamp_length)
         angles = distances[:, None] * self.frequencies
         return torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.dtype)
+
+    def tables(self, rows: int) -> list[Tensor]:
+        """W_r·R of distances rows-1 … 0 per layer, [H, d_head, rows]."""
+        positions = self.positions(rows)
+        projected = (self.linear(f"{name}.position", positions) for name in self.attention)
+        return [x.view(rows, *self.heads).permute(1, 2, 0).contiguous() for x in projected]
 
     def unseen(self, length: int, remembered: int) -> Tensor:
         """Which keys a query may not see: bool [L, remembered + L]."""
@@ -165,54 +173,32 @@ class Parts:
         return hidden if projection is None else hidden @ projection
 
 
-class Eager:
-    """A PyTorch competitor: arrays in, arrays out, one segment at a time.
-
-    Subclasses implement `segment`: token ids int64 [B, T] → hidden states [B, T, D], with the memory carried along.
-    """
-
-    name = "torch"
-    description = ""
+class Eager(Competitor):
+    """A PyTorch competitor, whatever its memory is."""
 
     def __init__(self, parts: Parts, batch_size: int) -> None:
         self.parts, self.batch_size = parts, batch_size
         self.reset()
 
-    def reset(self) -> None:
-        """Start with the memory of streams that have seen nothing."""
-        raise NotImplementedError
-
     def segment(self, tokens: Tensor) -> Tensor:
-        """One segment, [B, T] → [B, T, D]."""
-        raise NotImplementedError
-
-    def step_bytes(self, length: int) -> int:
-        """Bytes that one segment has to read at least, memory full."""
+        """One segment: token ids int64 [B, T] → hidden states [B, T, D], with the memory carried along."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def logprobs(self, tokens: Ids) -> Floats:
-        """int32 [B, T] → float32 [B, T, V]."""
-        hidden = self.segment(_ids(tokens))
-        return _array(self.parts.log_probabilities(hidden.flatten(0, 1)).view(*tokens.shape, -1))
+        hidden = self.segment(torch.from_numpy(tokens).long())
+        found: Floats = self.parts.log_probabilities(hidden.flatten(0, 1)).view(*tokens.shape, -1).numpy()
+        return found
 
     @torch.inference_mode()
     def next_token(self, tokens: Ids) -> Ids:
-        """int32 [B, T] → the most likely token after it, int32 [B]; the softmax runs for the last position only."""
-        hidden = self.segment(_ids(tokens))
-        return _array(self.parts.log_probabilities(hidden[:, -1]).argmax(dim=-1).int())
+        last = self.segment(torch.from_numpy(tokens).long())[:, -1]
+        found: Ids = self.parts.log_probabilities(last).argmax(dim=-1).int().numpy()
+        return found
 
     @torch.inference_mode()
     def score(self, tokens: Ids) -> Floats:
-        """int32 [B, T] → nats of tokens[:, 1:], float32 [B, T-1]."""
-        ids = _ids(tokens)
+        ids = torch.from_numpy(tokens).long()
         hidden = self.segment(ids[:, :-1])
-        return _array(self.parts.nll(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1))
-
-
-def _ids(tokens: Ids) -> Tensor:
-    return torch.from_numpy(tokens).long()
-
-
-def _array(tensor: Tensor) -> Array:
-    return tensor.numpy()
+        found: Floats = self.parts.nll(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1).numpy()
+        return found
