@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 from txl_deploy.bench.measuring import BUNDLE, Report, Row
-from txl_deploy.console import facts_table, number, quantity, stdout
+from txl_deploy.console import facts_table, number, quantity, rows_table, stdout
 
 
 def report_document(report: Report) -> dict[str, Any]:
@@ -22,16 +21,13 @@ def verdict(report: Report) -> str:
     """The result in one line."""
     parts = []
     for row in (row for row in report.rows if row.competitor == BUNDLE):
-        others = [f"{other.ratio:.2g}× {other.competitor}" for other in report.rows if _same_work(row, other)]
+        compared = (other for other in report.rows if other.task == row.task and other.competitor != BUNDLE)
+        others = [f"{other.ratio:.2g}× {other.competitor}" for other in compared]
         said = f"{row.task} {row.ms.p50:.3g} ms, {row.tokens_per_second:,.0f} tokens/s"
         if row.task == "decode" and row.of_bandwidth is not None:
             others.insert(0, f"{row.of_bandwidth:.0%} of what memory delivers")
         parts.append(said + (f" ({', '.join(others)})" if others else ""))
     return "; ".join(parts)
-
-
-def _same_work(row: Row, other: Row) -> bool:
-    return other.task == row.task and other.competitor != row.competitor
 
 
 def show(report: Report) -> None:
@@ -51,39 +47,33 @@ def show(report: Report) -> None:
             }
         )
     )
-    for task in dict.fromkeys((row.task, row.segment_length) for row in report.rows):
+    for task, length in dict.fromkeys((row.task, row.segment_length) for row in report.rows):
         stdout.print()
-        stdout.print(_table([row for row in report.rows if (row.task, row.segment_length) == task]))
+        cells = [_cells(row) for row in report.rows if row.task == task]
+        stdout.print(rows_table(_COLUMNS, cells, _TITLES[task].format(length)))
     stdout.print()
     stdout.print(facts_table(_other_facts(report)))
     stdout.print()
     stdout.print(verdict(report), soft_wrap=True)
 
 
-def _table(rows: list[Row]) -> Table:
-    """The rows of one kind of work, narrow enough for 80 columns."""
-    table = Table(title=_TITLES[rows[0].task].format(rows[0].segment_length), title_justify="left", box=None)
-    table.pad_edge, table.padding = False, (0, 2, 0, 0)
-    table.add_column("ms", no_wrap=True)
-    for column in ("p50", "p90", "p99", "tokens/s", "ratio", "B/token", "GB/s", "of reads"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.competitor,
-            *(_short(value) for value in (row.ms.p50, row.ms.p90, row.ms.p99, row.tokens_per_second)),
-            f"{row.ratio:.2f}×",
-            quantity(round(row.bytes_per_token)),
-            number(row.gb_per_second),
-            "–" if row.of_bandwidth is None else f"{row.of_bandwidth:.0%}",
-        )
-    return table
-
-
+_COLUMNS = ("ms", "p50", "p90", "p99", "tokens/s", "ratio", "B/token", "GB/s", "of reads")
 _TITLES = {
     "decode": "decode: all log-probabilities after every token",
     "prefill": "prefill: the next token after segments of {}",
     "score": "score: the nats of every token, in segments of {}",
 }
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.competitor,
+        *(_short(value) for value in (row.ms.p50, row.ms.p90, row.ms.p99, row.tokens_per_second)),
+        f"{row.ratio:.2f}×",
+        quantity(round(row.bytes_per_token)),
+        number(row.gb_per_second),
+        "–" if row.of_bandwidth is None else f"{row.of_bandwidth:.0%}",
+    )
 
 
 def _short(value: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ class Display:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._progress = Progress(*columns, TimeElapsedColumn(), console=stderr, disable=not stderr.is_terminal)
         self._task: Any = None
-        self._title, self._started = "", 0.0
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -41,7 +39,6 @@ class Display:
     def stage(self, title: str, total: int | None = None) -> None:
         """A new stage begins; `total` is the number of its steps, if they can be counted."""
         self._finish()
-        self._title, self._started = title, time.monotonic()
         self._task = self._progress.add_task(title, total=total)
 
     def advance(self, steps: int = 1) -> None:
@@ -55,10 +52,10 @@ class Display:
     def _finish(self) -> None:
         if self._task is None:
             return
+        task = self._progress.tasks[-1]
         if self._progress.disable:
-            stderr.print(f"{self._title}: {time.monotonic() - self._started:.1f} s", markup=False, soft_wrap=True)
+            stderr.print(f"{task.description}: {task.elapsed or 0:.1f} s", markup=False, soft_wrap=True)
         else:
-            task = self._progress.tasks[-1]
             total = task.total if task.total is not None else 1
             self._progress.update(self._task, total=total, completed=total)
         self._task = None
@@ -69,9 +66,9 @@ def print_json(document: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
 
 
-def facts_table(facts: Mapping[str, object], title: str | None = None) -> Table:
+def facts_table(facts: Mapping[str, object]) -> Table:
     """Names and values, one per row."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, value in facts.items():
         table.add_row(Text(name, style="bold"), value if isinstance(value, Text) else Text(str(value)))
     return table

@@ -27,7 +27,6 @@ def lean_heap() -> None:
     the engine fragment each other's room.
     """
     m_mmap_threshold, bytes_from = -3, 1 << 20
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(m_mmap_threshold, bytes_from)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(m_mmap_threshold, bytes_from)

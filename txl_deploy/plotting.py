@@ -28,10 +28,9 @@ def check_plot(path: Path) -> None:
         raise BackendError("--plot needs matplotlib, not installed here; pip install 'txl-deploy[plot]'")
 
 
-def draw(path: Path, panels: list[Callable[[Any], None]], width: float = 9, height: float = 3.2) -> None:
+def draw(path: Path, panels: list[Callable[[Any], None]]) -> None:
     """Write a picture of several panels, one under the other; each function draws into matplotlib axes of its own."""
-    check_plot(path)
-    figure = import_module("matplotlib.figure").Figure(figsize=(width, height * len(panels)), layout="constrained")
+    figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.2 * len(panels)), layout="constrained")
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         panel(axes)
     figure.savefig(path, dpi=150)

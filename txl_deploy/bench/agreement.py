@@ -9,7 +9,7 @@ from txl_runtime.ladder import competitor_limit
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
-from txl_deploy.bench.competitor import Competitor, segments_to_fill
+from txl_deploy.bench.competitor import Competitor, filling
 from txl_deploy.bench.timing import random_tokens
 
 
@@ -34,10 +34,7 @@ class Agreement(Struct, frozen=True, kw_only=True):
 def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = "fp32") -> Agreement:
     """Compare a competitor with the bundle over chained segments: while memory is empty, and when it is full.
 
-    Args:
-        bundle, other: both start anew, and are left with full memories.
-        model: the bundle's.
-        precision: the competitor's; the bundle's own counts too.
+    Both start anew, and are left with full memories. `precision` is the competitor's; the bundle's own counts too.
 
     Raises:
         CheckError: they do not compute the same function, so timing them would compare nothing.
@@ -51,9 +48,9 @@ def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = 
     bundle.reset()
     other.reset()
     found = [_difference(bundle, other, tokens(length, 100 + i)) for i, length in enumerate([longest, 1])]
-    for index in range(segments_to_fill(model)):
-        bundle.next_token(tokens(longest, 200 + index))
-        other.next_token(tokens(longest, 200 + index))
+    for segment in filling(model, seed=200):
+        bundle.next_token(segment)
+        other.next_token(segment)
     late = [longest] * 2 + [1] * 3 + [longest, 1]
     found += [_difference(bundle, other, tokens(length, 300 + i)) for i, length in enumerate(late)]
     largest, divergences = zip(*found, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from txl_runtime.model import Model
@@ -61,13 +61,15 @@ class BundleCompetitor(Competitor):
         return bytes_of_step(self._bundle, length).total
 
 
-def segments_to_fill(model: Model) -> int:
-    """Segments of the longest length that fill the memory and then move every row of it out."""
-    return -(-model.memory_length // model.segment_lengths[0]) + 1
+def filling(model: Model, seed: int = 0) -> Iterator[Ids]:
+    """Random segments of the longest length: they fill the memory and then move every row of it out."""
+    shape = (model.batch_size, model.segment_lengths[0])
+    for index in range(-(-model.memory_length // shape[1]) + 1):
+        yield random_tokens(model.vocab_size, shape, seed + index)
 
 
 def fill(competitor: Competitor, model: Model) -> None:
     """Start a competitor anew and fill its memory."""
     competitor.reset()
-    for index in range(segments_to_fill(model)):
-        competitor.next_token(random_tokens(model.vocab_size, (model.batch_size, model.segment_lengths[0]), index))
+    for tokens in filling(model):
+        competitor.next_token(tokens)

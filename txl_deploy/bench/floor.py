@@ -72,19 +72,14 @@ def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
     return Bytes(weights=weights, embedding=embedding, memory=memory, positions=_position_bytes(m, length))
 
 
-def position_rows(manifest: Manifest, length: int) -> int:
-    """How many distances a segment's queries tell apart."""
-    rows = manifest.memory_length + length
-    if manifest.dialect.window is not None:
-        rows = min(rows, manifest.dialect.window)
-    if manifest.dialect.clamp_length is not None:
-        rows = min(rows, manifest.dialect.clamp_length + 1)
-    return rows
-
-
 def _position_bytes(m: Manifest, length: int) -> int:
-    c, rows = m.config, position_rows(m, length)
-    item = 2 if m.precision in STATE_DTYPES else 4
+    """Of as many rows as there are distances that a segment's queries tell apart."""
+    rows = m.memory_length + length
+    if m.dialect.window is not None:
+        rows = min(rows, m.dialect.window)
+    if m.dialect.clamp_length is not None:
+        rows = min(rows, m.dialect.clamp_length + 1)
+    c, item = m.config, 2 if m.precision in STATE_DTYPES else 4
     if c.attn_type in (0, 1):
         return item * c.n_layer * rows * c.n_head * c.d_head
     return item * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)

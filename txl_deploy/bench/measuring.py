@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from msgspec import Struct
-from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
-from txl_runtime.types import Ids
 
 from txl_deploy.bench import timing
 from txl_deploy.bench.agreement import Agreement, agree
-from txl_deploy.bench.competitor import BundleCompetitor, Competitor, fill
+from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker, fill
 from txl_deploy.bench.floor import Bandwidth, Bytes, bytes_of_step
 from txl_deploy.bench.overhead import Overhead, overhead
 from txl_deploy.bench.processes import Footprint, LoadTime, measure_footprint, measure_load
@@ -112,10 +111,6 @@ class Report(Struct, frozen=True, kw_only=True):
     load: LoadTime | None
     memory: Footprint | None
 
-    def row(self, task: str, competitor: str = BUNDLE) -> Row | None:
-        """The row of that task and competitor, if there is one."""
-        return next((row for row in self.rows if (row.task, row.competitor) == (task, competitor)), None)
-
 
 def tasks_of(model: Model) -> tuple[Task, ...]:
     """Decode with L = 1, prefill and scoring with the longest segments."""
@@ -126,7 +121,7 @@ def tasks_of(model: Model) -> tuple[Task, ...]:
 
 def bench(
     model: Model,
-    competitors: Mapping[str, Callable[[], tuple[Competitor, str]]] | None = None,
+    competitors: Mapping[str, Maker] | None = None,
     *,
     threads: int,
     seconds: float = 2.0,
@@ -139,8 +134,7 @@ def bench(
 
     Args:
         model: the bundle, opened with `threads`.
-        competitors: by name, functions that make a competitor and say its precision; each is called when its turn to
-            be checked comes.
+        competitors: by name; each is made when its turn to be checked comes.
         threads: how many every competitor and the measurement of memory use.
         seconds: how long every competitor is timed at every task, all rounds together.
         rounds: how many turns every competitor has.
@@ -216,17 +210,11 @@ def time_tasks(
     rounds: int,
     heard: Listener | None = None,
 ) -> tuple[Row, ...]:
-    """Time every task in turns.
+    """Time competitors with full memories at one task after the other; all are compared with the first.
 
-    Args:
-        model: the bundle that says what the tasks are.
-        competitors: with full memories; the others are compared with the first.
-        tasks: measured one after the other.
-        bandwidth: measured once per round; without it, rows do not say what share of it they reach.
-        seconds, rounds, heard: see `bench`.
+    `bandwidth` is measured once per round; without it, rows do not say what share of it they reach.
     """
-    listener = heard or Silent()
-    rows: list[Row] = []
+    listener, rows = heard or Silent(), []
     for task in tasks:
         listener.stage(f"time {task.kind}, L {task.segment_length}", rounds * len(competitors))
         works = {other.name: _work(other, task, model) for other in competitors}
@@ -265,22 +253,15 @@ def time_tasks(
 
 def _work(competitor: Competitor, task: Task, model: Model) -> Work:
     """One call of a task; consecutive calls take consecutive segments."""
-    longer = task.kind == "score"
-    shape = (TOKENS, model.batch_size, task.segment_length + longer)
-    tokens: Ids = random_tokens(model.vocab_size, shape, seed=1)
-    if task.kind == "decode":
-        return lambda index: competitor.logprobs(tokens[index % TOKENS])
-    if task.kind == "prefill":
-        return lambda index: competitor.next_token(tokens[index % TOKENS])
-    if task.kind == "score":
-        return lambda index: competitor.score(tokens[index % TOKENS])
-    raise CheckError(f"task {task.kind!r} is unknown, expected decode, prefill or score")
+    shape = (TOKENS, model.batch_size, task.segment_length + (task.kind == "score"))
+    tokens = random_tokens(model.vocab_size, shape, seed=1)
+    calls = {"decode": competitor.logprobs, "prefill": competitor.next_token, "score": competitor.score}
+    call = calls[task.kind]
+    return lambda index: call(tokens[index % TOKENS])
 
 
 def _machine(bandwidth: Bandwidth, others: list[Competitor]) -> Machine:
-    packages = ["txl-deploy", "onnxruntime", "numpy"]
-    if any(other.name.startswith("torch") for other in others):
-        packages.append("torch")
+    torch = ["torch"] if any(other.name.startswith("torch") for other in others) else []
     return Machine(
         cpu=cpu_name(),
         cores=timing.available_cores(),
@@ -288,7 +269,8 @@ def _machine(bandwidth: Bandwidth, others: list[Competitor]) -> Machine:
         read_gb_per_second=bandwidth.gb_per_second,
         read_measurements=tuple(bandwidth.measured),
         read_method=bandwidth.method,
-        versions={"python": platform.python_version()} | {name: version_of(name) for name in packages},
+        versions={"python": platform.python_version()}
+        | {name: version_of(name) for name in ("txl-deploy", "onnxruntime", "numpy", *torch)},
     )
 
 

@@ -11,9 +11,9 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.engine import Engine
 from txl_runtime.model import Model
-from txl_runtime.types import Arrays, Call, Ids
+from txl_runtime.types import Arrays, Call
 
-from txl_deploy.bench.competitor import segments_to_fill
+from txl_deploy.bench.competitor import filling
 from txl_deploy.bench.timing import Percentiles, random_tokens
 
 
@@ -37,6 +37,9 @@ class Overhead(Struct, frozen=True, kw_only=True):
 class _Null(Engine):
     """An engine that computes nothing: what is left of a step is Python's."""
 
+    nanoseconds = 0
+    """Spent in the engine's calls so far."""
+
     def __init__(self, real: Engine) -> None:
         self._real, self.description, self.least_rows = real, real.description, real.least_rows
 
@@ -49,8 +52,6 @@ class _Null(Engine):
 
 class _Timed(_Null):
     """The real engine; its calls are timed."""
-
-    nanoseconds = 0
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         call = self._real.bind(program, inputs, outputs)
@@ -71,33 +72,28 @@ def overhead(model: Model, steps: int = 300) -> Overhead | None:
     backend = model.backend
     if not isinstance(backend, HostBackend):
         return None
-    tokens = random_tokens(model.vocab_size, (64, model.batch_size, 1))
-    timed = _Timed(backend.engine)
-    outside, whole = _steps(_with_engine(model, backend, timed), tokens, steps, timed)
-    _, alone = _steps(_with_engine(model, backend, _Null(backend.engine)), tokens, 10 * steps, None)
+    outside, whole = _steps(model, backend, _Timed(backend.engine), steps)
+    _, alone = _steps(model, backend, _Null(backend.engine), 10 * steps)
     step, in_step = whole.p50 * 1e3, outside.p50 * 1e3
     return Overhead(in_step=in_step, without_engine=alone.p50 * 1e3, step=step, share=in_step / step)
 
 
-def _with_engine(model: Model, backend: HostBackend, engine: Engine) -> Model:
+def _steps(model: Model, backend: HostBackend, engine: _Null, steps: int) -> tuple[Percentiles, Percentiles]:
+    """Times of steps outside the engine's calls, and of whole steps."""
     other = copy.copy(model)
     other.backend = replace(backend, engine=engine)
-    return other
-
-
-def _steps(model: Model, tokens: Ids, steps: int, engine: _Timed | None) -> tuple[Percentiles, Percentiles]:
-    """Times of steps outside the engine's calls, and of whole steps."""
-    stream, longest = model.stream(), model.segment_lengths[0]
-    for index in range(segments_to_fill(model)):
-        stream.step(random_tokens(model.vocab_size, (model.batch_size, longest), index))
+    stream = other.stream()
+    for segment in filling(model):
+        stream.step(segment)
+    tokens = random_tokens(model.vocab_size, (64, model.batch_size, 1))
     outside, whole = [], []
     for index in range(-10, steps):
         ids = tokens[index % len(tokens)]
-        before = engine.nanoseconds if engine else 0
+        before = engine.nanoseconds
         started = time.perf_counter_ns()
         stream.step(ids)
         took = time.perf_counter_ns() - started
         if index >= 0:
             whole.append(took)
-            outside.append(took - (engine.nanoseconds - before if engine else 0))
+            outside.append(took - (engine.nanoseconds - before))
     return Percentiles.of(outside), Percentiles.of(whole)

@@ -1,8 +1,8 @@
 """Measured in processes of their own: how long a bundle takes to its first token, and how much memory it needs.
 
-    python -m txl_deploy.bench.processes load|memory BUNDLE THREADS [hashes|sizes] [lean]
+    python -m txl_deploy.bench.processes load|memory BUNDLE OPTIONS
 
-prints one JSON object; `measure_load` and `measure_footprint` run it.
+prints one JSON object; `measure_load` and `measure_footprint` run it. OPTIONS are those of `txl_runtime.load`, in JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from txl_runtime.model import load
 
 SAMPLE_SECONDS = 0.02
 SMAPS = Path("/proc/self/smaps")
-STATUS = Path("/proc/self/status")
 
 
 class LoadTime(Struct, frozen=True, kw_only=True):
@@ -73,35 +72,35 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) -> LoadTime:
     """Load a bundle and draw a token in fresh processes, one after the other; for `lean` see `txl_runtime.load`."""
-    how = ("lean",) if lean else ()
-    _child("load", bundle, threads, "hashes", *how)  # reads the files into the cache
-    found: dict[str, list[dict[str, float]]] = {"hashes": [], "sizes": []}
+    _child("load", bundle, threads=threads, lean=lean)  # reads the files into the cache
+    hashed: list[dict[str, float]] = []
+    unhashed: list[dict[str, float]] = []
     for _ in range(runs):
-        for check, rows in found.items():
+        for verify_files, rows in ((True, hashed), (False, unhashed)):
             started = time.time()
-            row = _child("load", bundle, threads, check, *how)
-            rows.append(row | {"process": row["drawn_at"] - started})
+            row = _child("load", bundle, threads=threads, lean=lean, verify_files=verify_files)
+            rows.append(row | {"process": row["drawn_at"] - started, "total": row["load"] + row["first_token"]})
 
-    def median(check: str, *names: str) -> float:
-        return float(np.median([sum(row[name] for name in names) for row in found[check]]))
+    def median(name: str, rows: list[dict[str, float]]) -> float:
+        return float(np.median([row[name] for row in rows]))
 
     return LoadTime(
-        load=median("hashes", "load"),
-        first_token=median("hashes", "first_token"),
-        total=median("hashes", "load", "first_token"),
-        process=median("hashes", "process"),
-        without_hashes=median("sizes", "load", "first_token"),
+        load=median("load", hashed),
+        first_token=median("first_token", hashed),
+        total=median("total", hashed),
+        process=median("process", hashed),
+        without_hashes=median("total", unhashed),
         runs=runs,
     )
 
 
 def measure_footprint(bundle: Path, threads: int, lean: bool = False) -> Footprint:
     """Physical memory of a fresh process that decodes and prefills; for `lean` see `txl_runtime.load`."""
-    return msgspec.convert(_child("memory", bundle, threads, "hashes", *(("lean",) if lean else ())), Footprint)
+    return msgspec.convert(_child("memory", bundle, threads=threads, lean=lean), Footprint)
 
 
-def _child(what: str, bundle: Path, threads: int, *more: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, what, str(bundle), str(threads), *more]
+def _child(what: str, bundle: Path, **options: Any) -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, what, str(bundle), json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this very module
     try:
         found = json.loads(done.stdout)
@@ -114,9 +113,9 @@ def _child(what: str, bundle: Path, threads: int, *more: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _load_and_draw(bundle: str, threads: int, check: str, *how: str) -> dict[str, float]:
+def _load_and_draw(bundle: str, options: dict[str, Any]) -> dict[str, float]:
     started = time.perf_counter()
-    model = load(bundle, threads=threads, verify_files=check == "hashes", lean="lean" in how)
+    model = load(bundle, **options)
     loaded = time.perf_counter()
     stream = model.stream()
     next(stream.generate(np.zeros((model.batch_size, 1), np.int32), 1, temperature=0))
@@ -124,7 +123,7 @@ def _load_and_draw(bundle: str, threads: int, check: str, *how: str) -> dict[str
     return {"load": loaded - started, "first_token": drawn - loaded, "drawn_at": time.time()}
 
 
-def _load_and_run(bundle: str, threads: int, *how: str) -> Footprint:
+def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
     import onnxruntime  # noqa: F401 - so that `before` holds what any process with this engine holds
 
     before, samples, done = resident_bytes(), [], threading.Event()
@@ -138,7 +137,7 @@ def _load_and_run(bundle: str, threads: int, *how: str) -> Footprint:
     sampler = threading.Thread(target=sample)
     sampler.start()
     try:
-        model = load(bundle, threads=threads, lean="lean" in how)
+        model = load(bundle, **options)
         stream, longest = model.stream(), model.segment_lengths[0]
         for index in range(-(-model.memory_length // longest) + 2):
             tokens = np.full((model.batch_size, longest), index % model.vocab_size, np.int32)
@@ -170,43 +169,29 @@ def resident_bytes() -> tuple[int, int] | None:
         lines = SMAPS.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    own = 0
-    of_files: dict[tuple[str, str, int], int] = {}
-    for key, rss, private in _mappings(lines):
-        own += private
-        if key is None:
-            own += rss - private  # shared without a file: memory that a forked process still has
-        else:
-            of_files[key] = max(of_files.get(key, 0), rss - private)
-    return own + sum(of_files.values()), own
-
-
-def _mappings(lines: Iterable[str]) -> Iterable[tuple[tuple[str, str, int] | None, int, int]]:
-    """Per mapping: which part of which file it is (None for none), its resident bytes, and how many are private."""
-    key: tuple[str, str, int] | None = None
-    rss = private = 0
-    started = False
-    for line in lines:
-        words = line.split()
-        if words and words[0][-1] != ":":
-            if started:
-                yield key, rss, private
+    mappings: list[tuple[tuple[str, str, int] | None, dict[str, int]]] = []  # which part of which file, and its sizes
+    for words in map(str.split, lines):
+        if words[0][-1] != ":":
             first, last = (int(bound, 16) for bound in words[0].split("-"))
             key = None if words[4] == "0" else (words[3] + " " + words[4], words[2], last - first)
-            rss = private = 0
-            started = True
-        elif words[0] == "Rss:":
-            rss = int(words[1]) * 1024
-        elif words[0] in ("Private_Clean:", "Private_Dirty:"):
-            # A clean page of a file is the file's, even while nobody else has it; a dirty one is ours.
-            private += int(words[1]) * 1024 if words[0] == "Private_Dirty:" or key is None else 0
-    if started:
-        yield key, rss, private
+            sizes: dict[str, int] = {}
+            mappings.append((key, sizes))
+        elif words[0] in ("Rss:", "Private_Dirty:"):
+            sizes[words[0]] = int(words[1]) * 1024
+    own = 0
+    of_files: Counter[tuple[str, str, int]] = Counter()
+    for key, sizes in mappings:
+        if key is None:
+            own += sizes["Rss:"]  # also what is shared without a file: memory that a forked process still has
+        else:  # a clean page of a file is the file's, even while nobody else has it; a dirty one is ours
+            own += sizes["Private_Dirty:"]
+            of_files[key] = max(of_files[key], sizes["Rss:"] - sizes["Private_Dirty:"])
+    return own + of_files.total(), own
 
 
 def _high_water() -> int | None:
     try:
-        lines = STATUS.read_text().splitlines()
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
@@ -214,12 +199,9 @@ def _high_water() -> int | None:
 
 def main(arguments: list[str]) -> None:
     """What the child process does."""
-    what, bundle, threads, *more = arguments
-    if what == "load":
-        printed: Any = _load_and_draw(bundle, int(threads), *more)
-    else:
-        printed = msgspec.to_builtins(_load_and_run(bundle, int(threads), *more))
-    sys.stdout.write(json.dumps(printed))
+    what, bundle, options = arguments
+    measure = _load_and_draw if what == "load" else _load_and_run
+    sys.stdout.write(msgspec.json.encode(measure(bundle, json.loads(options))).decode())
 
 
 if __name__ == "__main__":

@@ -105,19 +105,19 @@ def interleave(
     """
     names, numbers = list(works), {name: count() for name in works}
     samples: dict[str, list[list[int]]] = {name: [] for name in names}
-    restless, foreign = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
-    known = True
+    foreign: dict[str, list[float]] = {name: [] for name in names}
+    restless = dict.fromkeys(names, 0)
     for turn in range(rounds):
         come_to_rest()
         if between is not None:
             between()
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             restless[name] += not come_to_rest()
-            before = foreign_load()
+            started, before = time.perf_counter(), _foreign_seconds()
             samples[name].append(time_slice(works[name], slice_seconds, numbers[name]))
-            share = foreign_load(before)
-            known &= share is not None
-            foreign[name] = max(foreign[name], share[0] if share else 0.0)
+            after, took = _foreign_seconds(), time.perf_counter() - started
+            if before is not None and after is not None:
+                foreign[name].append(min(max((after - before) / (took * (os.cpu_count() or 1)), 0.0), 1.0))
             if advance is not None:
                 advance(1)
     return {
@@ -125,7 +125,7 @@ def interleave(
             times=Percentiles.of([sample for turn in samples[name] for sample in turn]),
             rounds=tuple(float(np.median(turn)) / 1e6 for turn in samples[name]),
             restless=restless[name],
-            foreign=foreign[name] if known else None,
+            foreign=max(foreign[name], default=None),
         )
         for name in names
     }
@@ -150,11 +150,8 @@ def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) ->
     return samples
 
 
-def foreign_load(before: tuple[float, float, float] | None = None) -> tuple[float, float, float] | None:
-    """The share of the machine that others used since `before` (0 without it), and the counters to continue from.
-
-    It is the difference of /proc/stat and this process' own time; None where there is no /proc/stat.
-    """
+def _foreign_seconds() -> float | None:
+    """Processor seconds of all other processes, since some moment; None where there is no /proc/stat."""
     try:
         with open("/proc/stat") as file:  # noqa: PTH123 - read before every slice: the shortest way is the least disturbing
             ticks = [float(value) for value in file.readline().split()[1:9]]
@@ -162,13 +159,8 @@ def foreign_load(before: tuple[float, float, float] | None = None) -> tuple[floa
         return None
     if len(ticks) < 5:
         return None
-    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and waiting for disks
-    own, now = time.process_time(), time.perf_counter()
-    if before is None:
-        return 0.0, busy - own, now
-    capacity = (os.cpu_count() or 1) * (now - before[2])
-    share = (busy - own - before[1]) / capacity if capacity > 0 else 0.0
-    return min(max(share, 0.0), 1.0), busy - own, now
+    busy = sum(ticks) - ticks[3] - ticks[4]  # all but idle and waiting for disks
+    return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 def random_tokens(vocab_size: int, shape: tuple[int, ...], seed: int = 0) -> Ids:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ import typer
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
-from txl_deploy.bench.competitor import Competitor
+from txl_deploy.bench.competitor import Maker
 from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.timing import available_cores
 from txl_deploy.bench_tables import panels, report_document, show
@@ -24,7 +23,6 @@ from txl_deploy.plotting import check_plot, draw
 
 DEFAULT = ("torch", "torch-kv")
 NONE = "none"
-Makers = dict[str, Callable[[], tuple[Competitor, str]]]
 
 
 def run(
@@ -79,7 +77,7 @@ def _names(against: str | None) -> tuple[str, ...]:
 
 def _makers(
     names: tuple[str, ...], model: Model, threads: int, folder: Path, asked: bool
-) -> tuple[Makers, dict[str, str]]:
+) -> tuple[dict[str, Maker], dict[str, str]]:
     """Makers of the competitors that can run here, and why the others cannot.
 
     Raises:

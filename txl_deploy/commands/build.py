@@ -79,12 +79,11 @@ def describe_build(made: BundleBuild) -> dict[str, Any]:
 
 def _row(engine: EngineResult) -> tuple[object, ...]:
     sidecar = engine.sidecar
-    kernels = "–" if sidecar.kernels is None else sidecar.kernels
     return (
         engine.program,
         quantity(sidecar.bytes),
         f"{sidecar.seconds:.1f}",
-        kernels,
+        "–" if sidecar.kernels is None else sidecar.kernels,
         sidecar.attention_layers,
         sidecar.fused_attention,
         "was there" if engine.reused else "built",

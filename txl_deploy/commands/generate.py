@@ -39,8 +39,7 @@ def run(
     vocabulary = model.vocabulary
     ids = _prompt(prompt, prompt_tokens, vocabulary)
     stops = [] if stop_tokens is None else _ids(stop_tokens, "--stop-tokens").tolist()
-    stream = model.stream(1)
-    drawn = stream.generate(ids, max_new_tokens, temperature, top_k, top_p, seed, stops)
+    drawn = model.stream(1).generate(ids, max_new_tokens, temperature, top_k, top_p, seed, stops)
     started, tokens = time.monotonic(), []
     for token in drawn:
         tokens.append(int(token[0]))

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from txl_export.options import Family
 from txl_runtime.backends import DEVICES
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
 from txl_runtime.device.choosing import missing
-from txl_runtime.device.engines.reading import describe_engine, engine_facts, engine_names
-from txl_runtime.device.engines.sidecar import ANYWHERE, Sidecar, read_sidecar, sidecar_path
+from txl_runtime.device.engines.files import describe_engine, engine_facts, engine_names
+from txl_runtime.device.engines.sidecar import ANYWHERE, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
 
-from txl_deploy.commands.options import Alias, Config, Family, Json, parse_aliases
+from txl_deploy.commands.options import Json, like_export, parse_aliases
 from txl_deploy.console import facts_table, number, print_json, quantity, rows_table, stdout
 from txl_deploy.extras import require_export
 
@@ -27,9 +27,9 @@ def run(
     place: Annotated[
         str, typer.Argument(metavar="PATH", help="A bundle, an engine or a checkpoint.", show_default=False)
     ],
-    family: Family = "auto",
-    config: Config = None,
-    alias: Alias = None,
+    family: Annotated[Family, like_export("family")] = "auto",
+    config: Annotated[Path | None, like_export("config")] = None,
+    alias: Annotated[list[str] | None, like_export("aliases")] = None,
     json: Json = False,
 ) -> None:
     """Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds."""
@@ -45,8 +45,7 @@ def run(
         manifest, (engines, broken) = bundle.manifest, _engines(bundle)
         document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
         if json:
-            built = [{"file": name} | engine_facts(sidecar) for name, sidecar in engines]
-            print_json(document | {"engines": built, "broken_engines": broken, "manifest": manifest})
+            print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
         else:
             _print_bundle(path, manifest, document)
             _print_engines(engines)
@@ -95,14 +94,6 @@ def describe_bundle(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _architecture(config: ModelConfig) -> str:
-    adaptive = f", clusters cut at {list(config.cutoffs)}, div_val {config.div_val}" if config.cutoffs else ""
-    return (
-        f"{config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads of {config.d_head}, "
-        f"d_inner {config.d_inner}, {config.vocab_size} tokens{adaptive}"
-    )
-
-
 def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None:
     config, dialect = manifest.config, manifest.dialect
     norm = "pre" if config.pre_lnorm else "post"
@@ -110,16 +101,19 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
     window = "none" if dialect.window is None else f"{dialect.window} keys"
     if dialect.segment_window:
         window = "as many keys as the segment has tokens, all for a single one"
+    adaptive = f", clusters cut at {list(config.cutoffs)}, div_val {config.div_val}" if config.cutoffs else ""
+    could_run = ["cpu", *(f"not {name}: {why}" if why else name for name, why in facts["backends"].items())]
     clamp = "none" if dialect.clamp_length is None else dialect.clamp_length
     shown = {
         "bundle": f"{path}, {quantity(facts['bytes'])}, every file's hash checked",
         "model": f"{manifest.model_id[:12]}, {quantity(manifest.parameters, '')} parameters, {manifest.precision}",
-        "architecture": _architecture(config),
+        "architecture": f"{config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads of {config.d_head}, "
+        f"d_inner {config.d_inner}, {config.vocab_size} tokens{adaptive}",
         "positions": f"{POSITIONS[config.attn_type]}, {norm}-norm, window {window}, clamp {clamp}",
         "dialect": f"{dialect.family}, memory starts {dialect.memory_start}",
         "shapes": f"B {manifest.batch_size}, L {lengths}, M {manifest.memory_length}",
         "memory": f"{manifest.memory}, {quantity(manifest.state_bytes)} per stream",
-        "backends": _backends(facts["backends"]),
+        "backends": "\n".join(could_run),
         "effective context": f"{manifest.context} tokens (layers × memory + segment)",
         "vocabulary": manifest.vocabulary or "none: token ids only",
     }
@@ -136,47 +130,43 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         stdout.print("\nparity: NOT verified when it was exported; `txl-deploy verify` does it")
 
 
-def _backends(found: dict[str, str]) -> str:
-    """Which backends could run it here; whether they do, `selftest` shows."""
-    lines = ["cpu", *(name if not why else f"not {name}: {why}" for name, why in found.items())]
-    return "\n".join(lines)
-
-
-def _engines(bundle: Bundle) -> tuple[list[tuple[str, Sidecar]], list[str]]:
-    """Engines that can be described, and what is wrong with the others."""
+def _engines(bundle: Bundle) -> tuple[list[dict[str, Any]], list[str]]:
+    """Facts of the engines that can be described, and what is wrong with the others."""
     good, broken = [], []
     for name in engine_names(bundle):
         try:
             bundle.check(name)
-            good.append((name, read_sidecar(bundle.file(sidecar_path(name)))))
+            good.append({"file": name} | engine_facts(read_sidecar(bundle.file(sidecar_path(name)))))
         except BundleError as error:
             broken.append(str(error))
     return good, broken
 
 
-def _print_engines(engines: list[tuple[str, Sidecar]]) -> None:
-    if not engines:
-        return
-    rows = []
-    for name, sidecar in engines:
-        made = sidecar.identity
-        gpus = f"SM {', '.join(map(str, made.compute_capabilities))}" if made.compute_capabilities else made.device
-        fused = f"{sidecar.fused_attention} of {sidecar.attention_layers}"
-        built_by = f"{made.flavour} {made.version}"
-        fits = gpus or _any_gpu(made.platform)
-        rows.append((name, quantity(sidecar.bytes), built_by, fits, sidecar.kernels or "–", fused))
-    stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
+def _print_engines(engines: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            facts["file"],
+            quantity(facts["bytes"]),
+            f"{facts['flavour']} {facts['version']}",
+            _built_for(facts),
+            facts["kernels"] or "–",
+            f"{facts['fused_attention']} of {facts['attention_layers']}",
+        )
+        for facts in engines
+    ]
+    if rows:
+        stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
 
 
 def _print_engine(facts: dict[str, Any]) -> None:
-    gpus, fused = facts["compute_capabilities"], ", ".join(facts["fused_kernels"]) or "none"
+    fused = ", ".join(facts["fused_kernels"]) or "none"
     shown = {
         "engine": f"{facts['file']}, {quantity(facts['bytes'])}, is the file that was built",
         "program": f"{facts['program']}, of kind {facts['program_kind']}, L {facts['segment_length']}",
         "memory": f"{facts['update']}, {facts['in_place']} states updated in place",
         "precision": facts["precision"],
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
-        "built for": f"SM {', '.join(map(str, gpus))}" if gpus else facts["device"] or _any_gpu(facts["platform"]),
+        "built for": _built_for(facts),
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
         "attention": f"{facts['fused_attention']} of {facts['attention_layers']} layers in one kernel: {fused}",
         "checked": ", ".join(facts["verified_on"]),
@@ -189,9 +179,11 @@ def _print_engine(facts: dict[str, Any]) -> None:
         stdout.print(rows_table(("\nlayers", "\nkind"), facts["layers"]))
 
 
-def _any_gpu(platform: str) -> str:
-    """What an engine is for that names no GPU."""
-    return "any GPU" if platform == ANYWHERE else "the library's default GPUs"
+def _built_for(facts: dict[str, Any]) -> str:
+    """The GPUs that an engine fits."""
+    if gpus := facts["compute_capabilities"]:
+        return f"SM {', '.join(map(str, gpus))}"
+    return facts["device"] or ("any GPU" if facts["platform"] == ANYWHERE else "the library's default GPUs")
 
 
 def _print_checkpoint(document: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 from txl_runtime.errors import UsageError
@@ -14,18 +14,14 @@ Threads = Annotated[
     int | None, typer.Option("--threads", help="How many threads the engine uses. (default one per physical core)")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
-Text = Annotated[Path | None, typer.Option("--text", help="Real text to judge on, for the checkpoint's vocabulary.")]
-Tokens = Annotated[Path | None, typer.Option("--tokens", help="Real text as token ids, an .npy file.")]
-Family = Annotated[
-    Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"],
-    typer.Option("--family", help="The code base it was trained with."),
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="JSON with the family's own constructor or config.json names.")
-]
-Alias = Annotated[
-    list[str] | None, typer.Option("--alias", help="Class of a fork and what it stands for: theirs=original.")
-]
+
+
+def like_export(name: str) -> Any:
+    """The flag of an export's option, for a verb that has it too."""
+    from txl_export.options import flags_of_export
+
+    flag = flags_of_export()[name]
+    return typer.Option(flag.names, help=flag.help)
 
 
 def parse_aliases(pairs: list[str] | None) -> dict[str, str]:

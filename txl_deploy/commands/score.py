@@ -10,7 +10,6 @@ import numpy as np
 import txl_runtime
 import typer
 from numpy.typing import NDArray
-from txl_export.token_files import read_ids
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import BackendError, UsageError
 
@@ -47,8 +46,9 @@ def run(
                     "numbers; `txl-deploy verify` the bundle, and export fp16 again in fp32 or bf16"
                 )
             display.advance(nll.shape[1])
-    scored, unknown = len(ids) - 1, _unknown(ids, model.vocabulary)
-    mean = total / scored
+    mean = total / (len(ids) - 1)
+    unknown_id = getattr(model.vocabulary, "unknown", None)
+    unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())  # a vocabulary of bytes knows every word
     result: dict[str, Any] = {
         "tokens": len(ids),
         "nll": mean,
@@ -70,6 +70,8 @@ def run(
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
     """Token ids [T], and the number of bytes that all tokens but the first stand for; None where the ids are given."""
     if file.suffix == ".npy":
+        from txl_export.token_files import read_ids
+
         ids = read_ids(file)
         if ids.ndim != 1:
             raise UsageError(f"{file}: holds no single row of token ids, expected shape [T]; save it with numpy.save")
@@ -82,9 +84,3 @@ def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int 
         raise UsageError(f"{file}: the bundle has no vocabulary to read text with; give token ids in an .npy file")
     ids = vocabulary.encode(data)
     return ids, len(data) - len(vocabulary.decode(ids[:1]))
-
-
-def _unknown(ids: NDArray[Any], vocabulary: Vocabulary | None) -> int:
-    """How many of the ids stand for words that the vocabulary does not have."""
-    unknown = getattr(vocabulary, "unknown", None)
-    return 0 if unknown is None else int((ids == unknown).sum())

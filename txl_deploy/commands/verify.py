@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Backend, Bundle, Json, Text, Threads, Tokens
+from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
 from txl_deploy.console import Display, number, print_json, rows_table, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
@@ -17,10 +17,10 @@ from txl_deploy.parity_tables import print_parity
 def run(
     bundle: Bundle,
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="The checkpoint it came from, to prove the import again.")
+        Path | None, typer.Option("--checkpoint", help="The checkpoint it came from, to repeat the import.")
     ] = None,
-    text: Text = None,
-    tokens: Tokens = None,
+    text: Annotated[Path | None, like_export("text")] = None,
+    tokens: Annotated[Path | None, like_export("tokens")] = None,
     segments: Annotated[int | None, typer.Option("--segments", help="Segments of the longest chain.")] = None,
     backend: Backend = "auto",
     threads: Threads = None,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -29,15 +28,12 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
-from txl_deploy.bench.competitor import BundleCompetitor, Competitor
+from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker
 from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.hidden import BatchFirstHidden, TimeFirstHidden
 from txl_deploy.bench.competitors.parts import Parts
 
 NAMES = ("torch", "torch-bhlk", "torch-kv", "torch-compile", "torch-bf16", "onnx-hidden", "onnx-rolled")
-
-Made = tuple[Competitor, str]
-"""A competitor and the precision it computes in."""
 
 
 def weights_of(model: Model) -> Weights:
@@ -74,16 +70,10 @@ def why_not(name: str, model: Model) -> str | None:
     return None
 
 
-def competitors(
-    names: tuple[str, ...], model: Model, threads: int, folder: Path
-) -> dict[str, Callable[[], tuple[Competitor, str]]]:
-    """Makers by name; torch is set to `threads`.
+def competitors(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> dict[str, Maker]:
+    """Makers of some of `NAMES`, each able to run (`why_not`), with a bundle's weights.
 
-    Args:
-        names: of `NAMES`, each able to run (`why_not`).
-        model: the bundle they are compared with.
-        threads: of every one.
-        folder: an empty place for the bundle of onnx-hidden.
+    Torch is set to `threads` too; `folder` is an empty place for the bundle of onnx-hidden.
     """
     torch.set_num_threads(threads)
     state = weights_of(model) if names else {}
@@ -92,7 +82,7 @@ def competitors(
     def parts(dtype: torch.dtype = torch.float32) -> Parts:
         return Parts(m.config, m.dialect, m.memory_length, state, dtype)
 
-    makers: dict[str, Callable[[], Made]] = {
+    makers: dict[str, Maker] = {
         "torch": lambda: (TimeFirstHidden(parts(), m.batch_size), "fp32"),
         "torch-bhlk": lambda: (BatchFirstHidden(parts(), m.batch_size), "fp32"),
         "torch-kv": lambda: (KeyValue(parts(), m.batch_size), "fp32"),

@@ -36,16 +36,10 @@ class KeyValue(Eager):
         self.name = name
         if parts.dtype != torch.float32:
             self.description = f"{type(self).description}, {str(parts.dtype).removeprefix('torch.')}"
-        state, scale, bias = parts.state, parts.config.d_head**-0.5, parts.config.attention_bias
-        factors = (("query", scale), ("key", 1.0), ("value", 1.0))
-        self.joined, self.joined_bias, self.content, self.position = [], [], [], []
-        for attention in parts.attention:
-            weights = torch.cat([state[f"{attention}.{part}.weight"] * factor for part, factor in factors])
-            biases = [state[f"{attention}.{part}.bias"] * factor for part, factor in factors] if bias else None
-            self.joined.append(weights)
-            self.joined_bias.append(torch.cat(biases) if biases else None)
-            self.content.append((state[f"{attention}.content_bias"] * scale)[:, None])  # [H, 1, d_head]
-            self.position.append((state[f"{attention}.position_bias"] * scale)[:, None])
+        state, scale = parts.state, parts.config.d_head**-0.5
+        self.joined = parts.joined({"query": scale, "key": 1.0, "value": 1.0})
+        self.content = [(state[f"{name}.content_bias"] * scale)[:, None] for name in parts.attention]  # [H, 1, d_head]
+        self.position = [(state[f"{name}.position_bias"] * scale)[:, None] for name in parts.attention]
         self._tables, self._mask = lru_cache(KEPT)(parts.tables), lru_cache(KEPT)(self._find_mask)
         super().__init__(parts, batch_size)
 
@@ -96,7 +90,7 @@ class KeyValue(Eager):
         """What layer i reads, [B, T, D] → its queries, keys and values, [B, H, T, d_head] each."""
         parts = self.parts
         source = parts.norm(f"{parts.attention[i]}.norm", hidden) if parts.config.pre_lnorm else hidden
-        joined = F.linear(source, self.joined[i], self.joined_bias[i])
+        joined = F.linear(source, *self.joined[i])
         return joined.view(*hidden.shape[:2], 3, *parts.heads).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _join(self, i: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

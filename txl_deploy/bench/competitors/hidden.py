@@ -24,10 +24,7 @@ class _Hidden(Eager):
     """The projections of the whole context that are one matrix product."""
 
     def __init__(self, parts: Parts, batch_size: int) -> None:
-        state, bias = parts.state, parts.config.attention_bias
-        joined = [[f"{name}.{part}" for part in self.together] for name in parts.attention]
-        self.joined = [torch.cat([state[f"{part}.weight"] for part in layer]) for layer in joined]
-        self.joined_bias = [torch.cat([state[f"{part}.bias"] for part in layer]) if bias else None for layer in joined]
+        self.joined = parts.joined(dict.fromkeys(self.together, 1.0))
         self.scale = parts.config.d_head**-0.5
         super().__init__(parts, batch_size)
 
@@ -83,7 +80,7 @@ class TimeFirstHidden(_Hidden):
     def _attend(self, i: int, context: Tensor, length: int) -> Tensor:
         parts, name = self.parts, self.parts.attention[i]
         rows, batch = context.shape[:2]
-        q, k, v = F.linear(context, self.joined[i], self.joined_bias[i]).chunk(3, dim=-1)
+        q, k, v = F.linear(context, *self.joined[i]).chunk(3, dim=-1)
         query = q[-length:].view(length, batch, *parts.heads)
         key, value = k.view(rows, batch, *parts.heads), v.view(rows, batch, *parts.heads)
         relative = parts.linear(f"{name}.position", self._positions).view(rows, *parts.heads)
@@ -128,7 +125,7 @@ class BatchFirstHidden(_Hidden):
     def _attend(self, i: int, context: Tensor, length: int) -> Tensor:
         parts, name = self.parts, self.parts.attention[i]
         query = self._heads(parts.linear(f"{name}.query", context[:, -length:]))
-        key, value = map(self._heads, F.linear(context, self.joined[i], self.joined_bias[i]).chunk(2, dim=-1))
+        key, value = map(self._heads, F.linear(context, *self.joined[i]).chunk(2, dim=-1))
         content = (query + parts.state[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
         distance = (query + parts.state[f"{name}.position_bias"][:, None]) @ self._tables[i]
         scores = (content + shift(distance)) * self.scale

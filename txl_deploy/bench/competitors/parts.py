@@ -91,6 +91,15 @@ class Parts:
         """A projection by name, with its bias if it has one."""
         return F.linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
 
+    def joined(self, factors: Mapping[str, float]) -> list[tuple[Tensor, Tensor | None]]:
+        """Per layer, weight and bias of several attention projections as one product, each multiplied by its factor."""
+
+        def join(name: str, kind: str) -> Tensor:
+            return torch.cat([self.state[f"{name}.{part}.{kind}"] * factor for part, factor in factors.items()])
+
+        bias = self.config.attention_bias
+        return [(join(name, "weight"), join(name, "bias") if bias else None) for name in self.attention]
+
     def norm(self, name: str, x: Tensor) -> Tensor:
         """A layer norm by name."""
         weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
@@ -113,8 +122,7 @@ class Parts:
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """[N, D] → log-probabilities of the whole vocabulary, float32 [N, V]."""
-        head = self._head(hidden)
-        clusters = self.config.clusters
+        head, clusters = self._head(hidden), self.config.clusters
         if len(clusters) == 1:
             return head
         first = self.config.cutoffs[0]
@@ -125,8 +133,7 @@ class Parts:
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """[N, D] and token ids [N] → nats, float32 [N]; as in the released code, a tail runs only for its rows."""
-        head = self._head(hidden)
-        clusters = self.config.clusters
+        head, clusters = self._head(hidden), self.config.clusters
         if len(clusters) == 1:
             return -head.gather(1, targets[:, None])[:, 0]
         result, first = torch.empty(len(targets)), self.config.cutoffs[0]
