@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from txl_runtime.device.engines.facts import Facts
 from txl_runtime.errors import BackendError
 
-from txl_engines.checking import Graph, decode_graph, import_onnx, place_of
+from txl_engines.checking import Graph, decode_graph, import_onnx, opset_of, place_of
+from txl_engines.shapes import known_shapes
 
 
 def newest_opset(facts: Facts) -> int:
@@ -25,8 +28,7 @@ def adapt(graph: Graph, facts: Facts) -> Graph:
     """
     model = decode_graph(graph.data, graph.path)
     changed = _separate(model, graph.path)
-    opset = next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    if opset > facts.opset:
+    if opset_of(model) > facts.opset:
         model, changed = restamp(model, facts.opset, str(graph.path)), True
     return dataclasses.replace(graph, data=model.SerializeToString()) if changed else graph
 
@@ -67,12 +69,11 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
         BackendError: an operator is newer or means something else.
     """
     onnx = import_onnx()
-    found = next(int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    older_model = onnx.ModelProto()
-    older_model.CopyFrom(model)
-    lengths = _lengths(older_model.graph)
+    found = opset_of(model)
+    older_model = deepcopy(model)
+    shapes = known_shapes(older_model.graph)
     for node in older_model.graph.node:
-        if node.op_type == "Split" and opset < 18 and _splits_evenly(node, lengths):
+        if node.op_type == "Split" and opset < 18 and _splits_evenly(node, shapes):
             kept = [attribute for attribute in node.attribute if attribute.name != "num_outputs"]
             del node.attribute[:]
             node.attribute.extend(kept)
@@ -98,16 +99,8 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
     return older_model
 
 
-def _lengths(graph: Any) -> dict[str, list[int]]:
-    """The lengths of every value whose shape the graph states; 0 stands for a length that is open."""
-    return {
-        value.name: [int(dimension.dim_value) for dimension in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.output, *graph.value_info)
-    }
-
-
-def _splits_evenly(node: Any, lengths: dict[str, list[int]]) -> bool:
+def _splits_evenly(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether a Split without sizes makes equal parts; False where the graph does not tell."""
     axis = next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0)
-    parts = [lengths[name][axis] if lengths.get(name) else 0 for name in node.output]
+    parts = [shapes[name][axis] if shapes.get(name) else 0 for name in node.output]
     return len(node.input) == 1 and parts[0] > 0 and len(set(parts)) == 1

@@ -1,4 +1,7 @@
-"""Engines of TensorRT and TensorRT-RTX: each is compiled in a process of its own, and its errors say what to do."""
+"""What makes the engines of each target: one of TensorRT's libraries, or, for ONNX Runtime, the composing alone.
+
+Each engine of a library is compiled in a process of its own, and its errors say what to do.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,43 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import msgspec
 from txl_runtime import errors
+from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.engines.facts import Facts
-from txl_runtime.device.engines.library import Library
-from txl_runtime.device.engines.sidecar import Target
+from txl_runtime.device.engines.library import Library, load_library
+from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, TARGETS, Target
 from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
 
 from txl_engines.adapting import adapt, newest_opset
 from txl_engines.checking import Graph, read_graph
-from txl_engines.compiler import NodeError
 from txl_engines.messages import explain_build, explain_parse
+from txl_engines.publishing import write_file
 from txl_engines.worker import Finished, Outcome, Request, Steps
 
 COMMAND = ("-m", "txl_engines.worker")
 PATIENCE = 30
 """Seconds that a build process may take to end after its last word."""
+NEWEST_OPSET = 24
+"""Of the graphs that export writes. Which of them ONNX Runtime knows depends on its version where the bundle runs."""
 
 
 class CompiledEngines:
-    """Makes engines with TensorRT or TensorRT-RTX. See `targets.Maker`.
+    """Makes engines with TensorRT or TensorRT-RTX.
 
-    Args:
-        library: from `load_library`.
-        precision: of the bundle.
-        gpus: compute capabilities, for a library that takes a list; empty for the library's default.
+    Attributes:
+        target: the backend that will load them.
+        title: what makes them, for people.
+        version, gpus, device, platform: the fields of an engine's `Identity`.
+        ring: whether its engines can update a ring of memory in place.
 
     Raises:
         UsageError: the library takes no list, or cannot build for one of the GPUs.
@@ -60,12 +68,28 @@ class CompiledEngines:
         self.ring = ring_works(library.facts)
 
     def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:
-        """See `targets.Maker`."""
+        """Check a composed graph, and change in it what the target needs.
+
+        Args:
+            data: the graph's bytes.
+            program: what the graph is.
+            folder: where its external weights lie.
+            hashes: SHA-256 of weight files, as far as they are known already.
+
+        Raises:
+            BundleError: the graph is not what its program says.
+            BackendError: the target cannot take it.
+        """
         facts = self.library.facts
         return adapt(read_graph(data, program, folder, newest_opset(facts), hashes), facts)
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
-        """See `targets.Maker`."""
+        """Make the engine of a graph that was read, and write it to `out`; no file is there when this fails.
+
+        Raises:
+            BundleError, BackendError: it cannot be made; the message says why and what to do.
+            KeyboardInterrupt: somebody asked to stop.
+        """
         library = self.library
         listener.stage(f"building {program.name} with {library.title}")
         request = Request(
@@ -90,6 +114,58 @@ class CompiledEngines:
         return outcome
 
 
+class ComposedEngines:
+    """Writes composed graphs as they are: ONNX Runtime opens them without a build of its own."""
+
+    target: Target = "cuda"
+    version, platform = COMPOSED, ANYWHERE
+    device: str | None = None
+    gpus: tuple[int, ...] = ()
+    title = f"{FLAVOURS['cuda']} ({COMPOSED})"
+    ring = True
+
+    def __init__(self, gpus: Sequence[int] = ()) -> None:
+        if gpus:
+            raise UsageError(
+                f"--sm is {', '.join(map(str, gpus))}, but the graphs of --target cuda are for every GPU that ONNX "
+                "Runtime runs on; leave --sm out"
+            )
+
+    def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:
+        """See `CompiledEngines`."""
+        return read_graph(data, program, folder, NEWEST_OPSET, hashes)
+
+    def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
+        """See `CompiledEngines`."""
+        listener.stage(f"writing {program.name} for ONNX Runtime")
+        started = time.monotonic()
+        write_file(out, graph.data)
+        return Outcome(
+            sha256=file_sha256(out),
+            bytes=len(graph.data),
+            seconds=round(time.monotonic() - started, 3),
+            in_place=graph.scatters,
+            verified=("graph",),
+        )
+
+
+Maker: TypeAlias = CompiledEngines | ComposedEngines
+
+
+def open_maker(target: str, precision: str, gpus: Sequence[int]) -> Maker:
+    """What makes the engines of a target, for a bundle of a precision and the compute capabilities asked for.
+
+    Raises:
+        UsageError: there is no such target, or it cannot build for these GPUs.
+        BackendError: the library is not installed, or is too old.
+    """
+    if target == "cuda":
+        return ComposedEngines(gpus)
+    if target == "rtx" or target == "tensorrt":
+        return CompiledEngines(load_library(target), precision, gpus)
+    raise UsageError(f"--target is {target!r}, expected {', '.join(TARGETS[:-1])} or {TARGETS[-1]}")
+
+
 def check_gpus(gpus: Sequence[int], precision: str, library: Library) -> tuple[int, ...]:
     """A list of compute capabilities, sorted and without repetitions.
 
@@ -105,8 +181,8 @@ def check_gpus(gpus: Sequence[int], precision: str, library: Library) -> tuple[i
             "leave --sm out and build on the target"
         )
     for gpu in chosen:
-        if gpu not in facts.compute_capabilities:
-            known = ", ".join(map(str, facts.compute_capabilities))
+        if gpu not in facts.gpus:
+            known = ", ".join(map(str, facts.gpus))
             raise UsageError(f"--sm holds {gpu}, {library.title} builds for {known}; {_instead(gpu)}")
         if precision == "bf16" and gpu < 80:
             raise UsageError(
@@ -177,13 +253,10 @@ def _end(code: int) -> str:
 
 def _explain(outcome: Outcome, printed: str, graph: Graph, library: Library) -> TxlError:
     if outcome.failure == "refused":
-        kinds: dict[str, type[TxlError]] = {
-            kind.__name__: kind for kind in (errors.BackendError, errors.BundleError, errors.UsageError)
-        }
-        return kinds.get(outcome.error, TxlError)(outcome.message)
+        kind: type[TxlError] = vars(errors)[outcome.error]
+        return kind(outcome.message)
     if outcome.failure == "parse":
-        complaints = [NodeError(node, text) for node, text in outcome.complaints]
-        return BundleError(explain_parse(complaints, graph, library.title))
+        return BundleError(explain_parse(outcome.complaints, graph, library.title))
     return BackendError(explain_build(f"{outcome.said}\n{printed}", graph, library.title))
 
 

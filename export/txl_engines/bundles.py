@@ -24,10 +24,10 @@ from txl_runtime.device.engines.sidecar import (
 from txl_runtime.errors import BackendError, BundleError, UsageError
 from txl_runtime.listener import Listener, Silent
 
+from txl_engines.building import Maker, open_maker
 from txl_engines.checking import Graph
 from txl_engines.composing import compose, whole_programs
 from txl_engines.publishing import Staging, staging
-from txl_engines.targets import Maker, open_maker
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,8 @@ def build_bundle(
 def choose_update(held: Sequence[str], update: str | None, ring: bool, title: str) -> str:
     """The update rule of all engines of a bundle: since they share memory, they have one.
 
-    Args:
-        held: the bundle's update rules.
-        update: the rule that was asked for, if any; else the better one is taken.
-        ring: whether the engines can update a ring in place.
-        title: of what makes them.
+    It is the one that was asked for, or else the better one that the bundle holds and the engines can have: `ring` says
+    whether they can update a ring in place, `title` what makes them.
 
     Raises:
         UsageError: the rule that was asked for is unknown or not in the bundle.

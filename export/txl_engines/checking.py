@@ -48,14 +48,7 @@ class Graph:
 def read_graph(
     data: bytes, program: Program, folder: Path, newest_opset: int, hashes: Mapping[str, str] | None = None
 ) -> Graph:
-    """Check a graph against its program.
-
-    Args:
-        data: the graph's bytes.
-        program: what the graph should be.
-        folder: where its external weights lie.
-        newest_opset: that will be understood.
-        hashes: SHA-256 of weight files, as far as they are known already.
+    """Check a graph against its program. The arguments are those of `CompiledEngines.read`.
 
     Raises:
         BundleError: the graph is unreadable, not what its program says, or of another opset.
@@ -144,12 +137,17 @@ def place_of(tensor: Any, path: Path) -> tuple[str, int, int] | None:
     return entries.get("location", ""), offset, length
 
 
+def opset_of(model: Any) -> int:
+    """The version of ONNX's own operators that a graph uses; 0 where it uses none."""
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
 def _check_opset(model: Any, path: Path, newest: int) -> None:
     """The parsers take any number silently."""
-    versions = {entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import}
-    opset = versions.pop("ai.onnx", 0)
-    if versions:
-        raise BundleError(f"{path}: uses the operators of {sorted(versions)}, expected ONNX's own alone; {ADVICE}")
+    others = {entry.domain for entry in model.opset_import} - {"", "ai.onnx"}
+    if others:
+        raise BundleError(f"{path}: uses the operators of {sorted(others)}, expected ONNX's own alone; {ADVICE}")
+    opset = opset_of(model)
     if not OLDEST_OPSET <= opset <= newest:
         raise BundleError(
             f"{path}: opset {opset}, expected {OLDEST_OPSET} to {newest}, which this library's parser is made for; "
@@ -214,5 +212,6 @@ def _attention_layers(graph: Any) -> int:
             for node in readers.get(name, [])
         )
 
-    kinds = [(node.op_type, node) for node in graph.node]
-    return sum(kind == "Attention" or (kind == "Softmax" and weighs(node.output[0])) for kind, node in kinds)
+    return sum(
+        node.op_type == "Attention" or (node.op_type == "Softmax" and weighs(node.output[0])) for node in graph.node
+    )

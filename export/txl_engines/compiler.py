@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.errors import BackendError
 
 
-@dataclass(frozen=True)
-class NodeError:
+class NodeError(NamedTuple):
     """One complaint of the parser; `node` counts the graph's nodes, and is -1 where none is meant."""
 
     node: int
@@ -65,13 +64,14 @@ class Compiler:
         trt, library = self.library.module, self.library
         builder = self._builder()
         if library.facts.strongly_typed:
-            flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+            flag = trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
         else:
-            flags = 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
-        network = builder.create_network(flags)
+            flag = trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH
+        network = builder.create_network(1 << int(flag))
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse(data, path):
-            return Network(builder, network, tuple(self._complaints(parser)))
+            errors = [parser.get_error(i) for i in range(parser.num_errors)]
+            return Network(builder, network, tuple(NodeError(int(error.node()), str(error.desc())) for error in errors))
         layers = [network.get_layer(i) for i in range(network.num_layers)]
         return Network(
             builder,
@@ -123,15 +123,14 @@ class Compiler:
         engine = runtime.deserialize_cuda_engine(memoryview(engine_bytes))
         if engine is None:
             return Examined(problem="it cannot be loaded on the GPU it was built for")
-        names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
-        modes = {name: _enum_name(engine.get_tensor_mode(name)) for name in names}
+        inputs, outputs = library.bindings(engine)
         inspector = engine.create_engine_inspector()
         layers = inspector.get_engine_information(trt.LayerInformationFormat.ONELINE)
         return Examined(
             verified=("header", "loaded") if library.facts.portable else ("loaded",),
             layers=str(layers),
-            inputs=tuple(_engine_binding(engine, name) for name in names if modes[name] == "INPUT"),
-            outputs=tuple(_engine_binding(engine, name) for name in names if modes[name] == "OUTPUT"),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
         )
 
     def _builder(self) -> Any:
@@ -146,10 +145,6 @@ class Compiler:
                 "build on the machine that will run the engine (TensorRT-RTX needs none: --target rtx)"
             )
         return builder
-
-    def _complaints(self, parser: Any) -> list[NodeError]:
-        errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        return [NodeError(int(error.node()), str(error.desc())) for error in errors]
 
 
 def _observer(trt: Any, on_step: Callable[[], None]) -> Any:
@@ -179,9 +174,3 @@ def _enum_name(value: Any) -> str:
 def _binding(tensor: Any) -> Binding:
     kind = _enum_name(tensor.dtype)
     return Binding(str(tensor.name), DTYPES.get(kind, kind), tuple(int(size) for size in tensor.shape))
-
-
-def _engine_binding(engine: Any, name: str) -> Binding:
-    kind = _enum_name(engine.get_tensor_dtype(name))
-    shape = tuple(int(size) for size in engine.get_tensor_shape(name))
-    return Binding(name, DTYPES.get(kind, kind), shape)

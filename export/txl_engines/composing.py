@@ -13,6 +13,7 @@ as a vocabulary of several clusters, and there is no control flow.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,6 @@ from txl_runtime.errors import BundleError
 from txl_engines.checking import check_graph, import_onnx, load_graph
 from txl_engines.shapes import fix_sizes
 
-KINDS = ("logprobs", "last", "score")
-"""The kinds of program that engines are built of."""
 HIDDEN = "hidden"
 """The name of the value that the softmax takes."""
 
@@ -50,11 +49,7 @@ def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
 
 
 def compose(bundle: Bundle, program: Program) -> bytes:
-    """The graph of a whole program, as an ONNX file's bytes; its weights lie in the bundle's weight file.
-
-    Args:
-        bundle: the graphs to compose it of.
-        program: one of `whole_programs`.
+    """The graph of one of the `whole_programs`, as an ONNX file's bytes; its weights lie in the bundle's weight file.
 
     Raises:
         BundleError: a graph of the bundle is not what the manifest says.
@@ -226,17 +221,12 @@ class _Weaver:
         for node in reversed(graph.node):
             if needed.intersection(node.output):
                 needed.update(node.input)
-                kept.append(self._copy(node))
-        initializers = [self._copy(tensor) for tensor in graph.initializer if tensor.name in needed]
+                kept.append(deepcopy(node))
+        initializers = [deepcopy(tensor) for tensor in graph.initializer if tensor.name in needed]
         for field in ("node", "initializer", "input", "output", "value_info"):
             graph.ClearField(field)
         graph.node.extend(reversed(kept))
         graph.initializer.extend(initializers)
-
-    def _copy(self, thing: Any) -> Any:
-        copy = type(thing)()
-        copy.CopyFrom(thing)
-        return copy
 
     def _declare(self, spec: TensorSpec) -> Any:
         kinds = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "int32": "INT32"}

@@ -16,13 +16,7 @@ _ROW = re.compile(r"^\s*Name: (?P<name>.*?), LayerType: (?P<kind>[^,\s]+)", re.M
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Counts over a program's layers.
-
-    Attributes:
-        kernels: layers that start work on the device; None where the library did not list them.
-        rows: each layer's name and kind, in the order they run.
-        fused: fused attention kernels, by name.
-    """
+    """Counts over a program's layers, as `Sidecar` has them: kernels, each layer's name and kind, fused attention."""
 
     kernels: int | None
     rows: tuple[tuple[str, str], ...]

@@ -27,10 +27,7 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"Failed to import initializer|Failed to open file|out of range.*file size",
         "expected the weight file beside the graph, complete; copy the bundle again",
     ),
-    (
-        r"MODEL_DESERIALIZE_FAILED|Failed to parse (?:the )?ONNX model",
-        "expected an ONNX graph; export the model again",
-    ),
+    (r"MODEL_DESERIALIZE_FAILED|Failed to parse (?:the )?ONNX model", "expected an ONNX graph; export the model again"),
     (
         r"graph_jit\.cpp.*CUDA_SUCCESS",
         "expected a CUDA driver: engines whose weights are stripped or can be refitted cannot be built without one; "
@@ -44,14 +41,8 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"not supported by a dedicated kernel|setDecomposable",
         "expected attention as products and a softmax, which this exporter writes; export the model again",
     ),
-    (
-        r"no optimization profile has been defined",
-        "expected fixed shapes; export the model again",
-    ),
-    (
-        r"must have at least one output",
-        "expected a graph with outputs; export the model again",
-    ),
+    (r"no optimization profile has been defined", "expected fixed shapes; export the model again"),
+    (r"must have at least one output", "expected a graph with outputs; export the model again"),
     (
         r"out of memory|OutOfMemory|bad_alloc|[Cc]annot allocate|insufficient memory",
         "expected more memory: close other programs, add swap, or build a bundle of smaller B, M or L",
@@ -60,14 +51,8 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"could not find any implementation",
         "expected a kernel for the node on this GPU: give the builder more memory, or use a newer TensorRT",
     ),
-    (
-        r"libnvinfer\w*\.so|builder_resource",
-        "expected the whole library; install it again, all parts of one version",
-    ),
-    (
-        r"must be a network output",
-        "expected the updated memory as an output; export the model again",
-    ),
+    (r"libnvinfer\w*\.so|builder_resource", "expected the whole library; install it again, all parts of one version"),
+    (r"must be a network output", "expected the updated memory as an output; export the model again"),
     # Last, because on a machine without a driver this is said along with every other complaint.
     (
         r"cudaError 35|CUDA initialization failure|CUDA driver version is insufficient",
@@ -90,7 +75,7 @@ def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
         name, kind = graph.nodes[error.node]
         where = f"node {error.node} {name!r} ({kind}): "
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"{graph.path}: {where}{text}{more}; {_advice(text)}"
+    return f"{graph.path}: {where}{text}{more}; {_telling([text])[1]}"
 
 
 def explain_build(said: str, graph: Graph, title: str) -> str:
@@ -113,10 +98,6 @@ def _telling(lines: Sequence[str]) -> tuple[str, str]:
             if re.search(pattern, line):
                 return line, advice
     return lines[0], UNKNOWN
-
-
-def _advice(text: str) -> str:
-    return next((advice for pattern, advice in KNOWN if re.search(pattern, text, re.DOTALL)), UNKNOWN)
 
 
 NOISE = (

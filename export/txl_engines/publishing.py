@@ -80,7 +80,7 @@ class Staging:
         path.replace(self._bundle / MANIFEST)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write bytes, and return when the disk holds them."""
     with path.open("wb") as stream:
         stream.write(data)

@@ -36,11 +36,7 @@ def record_pass(model: Model) -> tuple[str, ...]:
 def record_verification(path: str | Path, target: Target, programs: Sequence[str], where: str) -> None:
     """Note in the sidecars of some engines that they passed a check; a note that is there already is not repeated.
 
-    Args:
-        path: the bundle.
-        target: the backend that ran the engines.
-        programs: the names of the engines' programs.
-        where: the check and the device, e.g. "self-test on Orin, SM 87".
+    `target` is the backend that ran the engines; `where` says the check and the device: "self-test on Orin, SM 87".
 
     Raises:
         TxlError: there is no such engine, or the bundle cannot be written to.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -15,28 +16,21 @@ MOST_VALUES = 1 << 16
 
 
 def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
-    """The same graph with open sizes fixed by name. What can be computed from the sizes alone becomes a constant.
-
-    Args:
-        model: an ONNX model.
-        sizes: by the names that the graph gives them.
-    """
+    """The same graph with open sizes fixed by name. What can be computed from the sizes alone becomes a constant."""
     onnx = import_onnx()
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
+    fixed = deepcopy(model)
     graph = fixed.graph
     for value in (*graph.input, *graph.output):
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in sizes:
                 size.dim_value = sizes[size.dim_param]
     del graph.value_info[:]
-    shapes = _shapes(onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph)
-    _fold(graph, shapes)
+    _fold(graph, known_shapes(onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph))
     return fixed
 
 
-def _shapes(graph: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every value; a size that is not known is 0."""
+def known_shapes(graph: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of every value that a graph states one of; a size that is open is 0."""
     values = (*graph.value_info, *graph.input, *graph.output)
     return {value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values}
 
@@ -65,9 +59,7 @@ def _fold(graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
             evaluated: Any = ReferenceEvaluator(node).run(None, {name: known[name] for name in node.input})
             result = np.asarray(evaluated[0])
         if result is None or result.size > MOST_VALUES or result.dtype not in (np.int64, np.int32, np.bool_):
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            kept.append(copy)
+            kept.append(deepcopy(node))
             continue
         known[node.output[0]] = result
         folded.add(node.output[0])

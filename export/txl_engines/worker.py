@@ -31,8 +31,9 @@ from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.errors import BackendError, BundleError, TxlError
 
-from txl_engines.compiler import Compiler, Network
+from txl_engines.compiler import Compiler, Network, NodeError
 from txl_engines.layers import LayerReport, read_layers
+from txl_engines.publishing import write_file
 
 IN_PLACE = "KV_CACHE_UPDATE"
 """The layer that TensorScatter becomes; its output may share its input's memory."""
@@ -87,7 +88,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
     failure: Literal["", "parse", "build", "refused"] = ""
     message: str = ""
     error: str = ""
-    complaints: tuple[tuple[int, str], ...] = ()
+    complaints: tuple[NodeError, ...] = ()
     said: str = ""
     sha256: str = ""
     bytes: int = 0
@@ -102,12 +103,8 @@ def compile_graph(
 ) -> Outcome:
     """Build an engine in this process, write it, read it back and check it.
 
-    Args:
-        request: what to build.
-        graph: the graph's bytes.
-        library: what to build it with.
-        place: asked for the name of the engine file when there is something to write.
-        on_step: called at each step of the builder.
+    `place` is asked for the name of the engine file when there is something to write, `on_step` called at each step of
+    the builder.
 
     Raises:
         TxlError: the library or its engine is not what the program needs.
@@ -117,18 +114,14 @@ def compile_graph(
     parsed = compiler.parse(graph, request.file)
     said = library.journal.errors
     if parsed.errors:
-        complaints = tuple((error.node, error.text) for error in parsed.errors)
-        return Outcome(failure="parse", complaints=complaints, said="\n".join(said))
+        return Outcome(failure="parse", complaints=parsed.errors, said="\n".join(said))
     _check_network(parsed, request, library)
     plan = compiler.build(parsed, request.gpus, request.half, on_step)
     if plan is None:
         return Outcome(failure="build", said="\n".join(said))
     seconds = time.monotonic() - started
     out = place()
-    with out.open("wb") as stream:
-        stream.write(memoryview(plan))
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_file(out, memoryview(plan))
     written = out.read_bytes()
     verified, inspected = check_engine(written, request.program, library)
     listed = read_layers(library.journal.layers)
@@ -198,15 +191,15 @@ def main() -> None:
         os.dup2(2, 1)  # so that what native code prints does not get into the answer
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
         graph = sys.stdin.buffer.read(request.size)
-        teller, places = _Teller(stream), _Places()
-        threading.Thread(target=places.listen, daemon=True).start()
+        teller, places = _Teller(stream), SimpleQueue[Path]()
+        threading.Thread(target=_listen, args=(places,), daemon=True).start()
         builder = threading.Thread(target=_serve, args=(request, graph, teller, places))
         builder.start()
         builder.join()
     os._exit(0)  # nothing is left to be done, and the libraries take long to end by themselves
 
 
-def _serve(request: Request, graph: bytes, teller: _Teller, places: _Places) -> None:
+def _serve(request: Request, graph: bytes, teller: _Teller, places: SimpleQueue[Path]) -> None:
     def place() -> Path:
         teller.flush()
         teller.tell(Finished())
@@ -225,19 +218,11 @@ def _serve(request: Request, graph: bytes, teller: _Teller, places: _Places) -> 
     teller.tell(outcome)
 
 
-class _Places:
-    """The second line of stdin, and its end."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Path] = SimpleQueue()
-
-    def listen(self) -> None:
-        for line in sys.stdin.buffer:
-            self._queue.put(Path(msgspec.json.decode(line, type=str)))
-        os._exit(1)  # whoever asked is gone, perhaps killed
-
-    def get(self) -> Path:
-        return self._queue.get()
+def _listen(places: SimpleQueue[Path]) -> None:
+    """Wait for the second line of stdin, and for its end."""
+    for line in sys.stdin.buffer:
+        places.put(Path(msgspec.json.decode(line, type=str)))
+    os._exit(1)  # whoever asked is gone, perhaps killed
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from txl_engines.adapting import restamp
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.checking import read_graph
-from txl_engines.composing import KINDS, whole_programs
+from txl_engines.composing import whole_programs
 from txl_engines.layers import read_layers
 from txl_engines.recording import record_verification
 from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.device.engines.files import bundle_engines, describe_engine
 from txl_runtime.device.engines.library import load_library
-from txl_runtime.device.engines.reading import bundle_engines, describe_engine
 from txl_runtime.device.engines.sidecar import differences, read_sidecar
 from txl_runtime.errors import BackendError, BundleError, UsageError
 from txl_runtime.listener import Silent
@@ -188,7 +188,7 @@ def test_attention_fuses_in_half_precision(make_bundle, tmp_path, half: str):
     heard = Heard()
     made = build_bundle(path, "rtx", gpus=(86, 89, 120), update=update, listener=heard)
     layers = open_bundle(path).manifest.config.n_layer
-    assert {engine.sidecar.identity.kind for engine in made.engines} == set(KINDS)
+    assert {engine.sidecar.identity.kind for engine in made.engines} == {"logprobs", "last", "score"}
     for engine in made.engines:
         assert engine.sidecar.identity.precision == precision
         assert engine.sidecar.attention_layers == engine.sidecar.fused_attention == layers, engine
@@ -224,7 +224,7 @@ def test_every_kind_of_model_builds(make_bundle, tmp_path, shape: str, precision
     for update in open_bundle(path).manifest.updates:
         heard = Heard()
         made = build_bundle(path, "rtx", gpus=(86, 89, 120), update=update, listener=heard)
-        assert {engine.sidecar.identity.kind for engine in made.engines} == set(KINDS)
+        assert {engine.sidecar.identity.kind for engine in made.engines} == {"logprobs", "last", "score"}
         assert {engine.sidecar.attention_layers for engine in made.engines} == {2}
         # A query that meets one key, its own, needs no attention, and gets none.
         many = [engine for engine in made.engines if shape != "no memory" or engine.sidecar.identity.segment_length > 1]
@@ -258,7 +258,7 @@ def test_restamped_graphs_are_the_same_functions_of_an_older_opset(make_bundle):
     for options in ({}, {"memory": "hidden"}, {"config": {"cutoffs": (20, 40), "vocab_size": 60}}):
         bundle = open_bundle(make_bundle(verify=False, **options))
         for described in bundle.manifest.programs:
-            if described.kind not in KINDS or described.update != "rolled":
+            if described.kind not in ("logprobs", "last", "score") or described.update != "rolled":
                 continue
             model = onnx.load(bundle.file(described.file))
             older = restamp(model, 17)

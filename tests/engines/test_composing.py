@@ -15,7 +15,7 @@ import txl_runtime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from txl_engines.checking import read_graph
-from txl_engines.composing import KINDS, compose, whole_programs
+from txl_engines.composing import compose, whole_programs
 from txl_engines.shapes import fix_sizes
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
@@ -177,7 +177,6 @@ def test_graphs_hold_nothing_but_what_is_needed(bundle: Path, shape: str):
 def test_a_segment_of_one_has_no_last_program(make_bundle):
     manifest = open_bundle(make_bundle(verify=False, segment_length=1)).manifest
     assert [program.name for program in whole_programs(manifest, "ring")] == ["logprobs-ring-1", "score-ring-1"]
-    assert KINDS == ("logprobs", "last", "score")
 
 
 @pytest.mark.parametrize("shape", ["rolled, hidden memory"])

@@ -12,13 +12,13 @@ from pathlib import Path
 import onnx
 import pytest
 from support import cli
+from txl_engines.building import ComposedEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.composing import compose, whole_programs
 from txl_engines.publishing import LOCK
-from txl_engines.targets import ComposedEngines
 from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.reading import bundle_engines
+from txl_runtime.device.engines.files import bundle_engines
 from txl_runtime.device.engines.sidecar import read_sidecar
 from txl_runtime.errors import BackendError, UsageError
 

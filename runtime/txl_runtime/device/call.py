@@ -92,7 +92,7 @@ class DeviceCall:
         self._executable, self._queue, self._inputs, self._result = executable, queue, inputs, result
         self._launch: Launch = executable.prepare(addresses, queue)
         self.steps = 0
-        self.not_recorded = ""  # why, where the work could not be recorded
+        self.recorded = "not yet" if executable.recordable else "by the engine"  # or "recorded", or why it is not
 
     def step(self, values: Mapping[str, Array], resident: Mapping[str, DeviceTokens], rows: int, columns: int) -> Event:
         """Put a step into the queue; the result is there when the event is.
@@ -110,24 +110,12 @@ class DeviceCall:
             pitch = 4 * self._inputs.host[name].shape[1]
             self._queue.copy(self._inputs.addresses[name], ids.address, 4 * width, count, pitch, ids.pitch)
         if self.steps == 1 and self._executable.recordable:
-            self._record()
+            try:
+                self._launch, self.recorded = self._queue.capture(self._launch), "recorded"
+            except BackendError as error:
+                self.recorded = str(error)
+                logger.warning("%s runs without being recorded: %s", self._executable.program.name, error)
         self._launch()
         self.steps += 1
         self._result.fetch(self._queue, rows, columns)
         return self._queue.record()
-
-    @property
-    def recorded(self) -> str:
-        """Says "recorded", or why its steps are put in one by one."""
-        if self.not_recorded:
-            return self.not_recorded
-        if not self._executable.recordable:
-            return "by the engine"
-        return "recorded" if self.steps > 1 else "not yet"
-
-    def _record(self) -> None:
-        try:
-            self._launch = self._queue.capture(self._launch)
-        except BackendError as error:
-            self.not_recorded = str(error)
-            logger.warning("%s runs without being recorded: %s", self._executable.program.name, error)

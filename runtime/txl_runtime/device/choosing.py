@@ -33,12 +33,7 @@ Opener = Callable[[str, Bundle, "str | None"], "DeviceBackend"]
 
 
 def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """Open a bundle with a backend of `DEVICES`.
-
-    Args:
-        name: of the backend.
-        bundle: to open.
-        update: the update rule asked for, or None for the best there is.
+    """Open a bundle with a backend of `DEVICES`; `update` is the rule asked for, or None for the best there is.
 
     Raises:
         BackendError: the backend is not installed, there is no GPU, or it cannot run the bundle.
@@ -74,10 +69,7 @@ def choose_device(
 def missing(name: str, bundle: Bundle, built: bool = False) -> str:
     """What a backend lacks, as far as can be told without loading anything; empty when it lacks nothing.
 
-    Args:
-        name: of the backend.
-        bundle: to be opened.
-        built: its engines will have been built by then.
+    With `built`, engines are not missed: they will be there by then.
     """
     package = PACKAGES[name]
     if problem := precision_problem(bundle.manifest.precision):

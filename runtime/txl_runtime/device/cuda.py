@@ -60,11 +60,11 @@ class CudaBlock(Block):
     """Zeroed memory of the device, given back with the object. See `interface.Block`."""
 
     def __init__(self, runtime: _Runtime, size: int, queue: CudaQueue) -> None:
-        self.size = max(size, 1)
-        self.address = int(runtime("cudaMalloc", self.size))
+        size = max(size, 1)
+        self.address = int(runtime("cudaMalloc", size))
         weakref.finalize(self, runtime.quietly, "cudaFree", self.address)
         # Waiting for this queue alone: to wait for the device would break what another thread is recording.
-        queue.zero(self.address, self.size)
+        queue.zero(self.address, size)
         queue.wait()
 
 

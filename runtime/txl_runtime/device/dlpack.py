@@ -59,12 +59,9 @@ class DeviceTokens:
 
 
 def device_tokens(tokens: Any, device: tuple[int, int], queue: int) -> DeviceTokens | None:
-    """Tokens that lie in the memory of this very device; None for everything else.
+    """Tokens that lie in the memory of this very device (kind and number are DLPack's); None for everything else.
 
-    Args:
-        tokens: anything.
-        device: kind and number of the device, in DLPack's numbers.
-        queue: handle of the queue that will read them: whoever writes them has to be done before that.
+    `queue` is the handle of the queue that will read them: whoever writes them has to be done before that.
 
     Raises:
         UsageError: they lie there, but not as int32 [b, T].

@@ -27,7 +27,6 @@ class Block(Protocol):
     """Memory on the device, given back when nobody holds it any more."""
 
     address: int
-    size: int
 
 
 class Event(Protocol):
@@ -143,15 +142,12 @@ def check_addresses(executable: Executable, addresses: Mapping[str, int]) -> Non
                 f"program {program.name}: {output} is updated in place, expected it where {shared} is; bind one buffer"
             )
         for other in (*(spec.name for spec in program.inputs), *written[:index]):
-            if other != shared and _overlap(ranges[output], ranges[other]):
+            (start, size), (begin, length) = ranges[output], ranges[other]
+            if other != shared and start < begin + length and begin < start + size:
                 raise BackendError(
                     f"program {program.name}: {output} overlaps {other}, which the engine does not update in place, "
                     "expected memory of their own; bind two buffers in turns"
                 )
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
 
 
 def host_address(array: NDArray[Any]) -> int:

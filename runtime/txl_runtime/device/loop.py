@@ -13,7 +13,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.device.call import DeviceCall, InputBlock, ResultBlock
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens
 from txl_runtime.device.interface import Device, Event, Executable, Queue
-from txl_runtime.device.memory import DeviceMemory, open_device_memory
+from txl_runtime.device.memory import DeviceMemory, DeviceRing, DeviceRolled
 from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
@@ -65,7 +65,7 @@ class _Pending(RowsResult):
         kind: of the program: "logprobs" gives rows, "last" and "score" what is wanted itself.
         given: a view of where the result comes back to, good once the step is done.
         event: of the step.
-        done: called once, after the step.
+        done: called once, after the step, if anything is to be done then.
         held: what the step reads and writes, which has to live until the step is done.
     """
 
@@ -79,7 +79,7 @@ class _Pending(RowsResult):
         targets: Ids | None,
         output: Output,
         event: Event,
-        done: Callable[[], None],
+        done: Callable[[], None] | None,
         held: object,
     ) -> None:
         super().__init__(given, counts, targets, output)
@@ -91,7 +91,8 @@ class _Pending(RowsResult):
         if self._event is not None:
             self._event.wait()
             self._event = self._held = None
-            self._done()
+            if self._done is not None:
+                self._done()
 
     def rows(self) -> Floats:
         self.wait()
@@ -133,7 +134,8 @@ class DeviceLoop(LoopState, Loop):
         self._calls: dict[tuple[str, int], DeviceCall] = {}
         self._latest: _Pending | None = None
         with self._lock:
-            self.memory: DeviceMemory = open_device_memory(update, device, queue, manifest, initial, self.counters)
+            kind = DeviceRing if update == "ring" else DeviceRolled
+            self.memory: DeviceMemory = kind(device, queue, manifest, initial, self.counters)
         self.clear(np.arange(manifest.batch_size))
 
     @property
@@ -174,26 +176,18 @@ class DeviceLoop(LoopState, Loop):
         given = result.host[:b, :columns] if columns else result.host[:b]
         targets = inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
-        done = self._settled if call.steps == 2 else _nothing
-        held = (call, self.memory)
-        self._latest = _Pending(kind, given, counts, targets, self.output, event, done, held)
+        done = self._settled if call.steps == 2 else None
+        self._latest = _Pending(kind, given, counts, targets, self.output, event, done, (call, self.memory))
         return self._latest
 
     def _call(self, executable: Executable) -> tuple[DeviceCall, ResultBlock]:
         """The program tied to this side of the memory, for the first time or again."""
         name, side = executable.program.name, self.counters.side
-        call = self._calls.get((name, side))
-        if call is None:
+        if (name, side) not in self._calls:
             with self._lock:
                 memory = self.memory.addresses(side)
                 if name not in self._blocks:
-                    states = frozenset(memory[0])
-                    inputs = InputBlock(self._device, executable, states)
+                    inputs = InputBlock(self._device, executable, frozenset(memory[0]))
                     self._blocks[name] = inputs, ResultBlock(self._device, executable)
-                call = DeviceCall(executable, self._queue, *self._blocks[name], memory)
-            self._calls[name, side] = call
-        return call, self._blocks[name][1]
-
-
-def _nothing() -> None:
-    """Nothing is to be done after most steps."""
+                self._calls[name, side] = DeviceCall(executable, self._queue, *self._blocks[name], memory)
+        return self._calls[name, side], self._blocks[name][1]

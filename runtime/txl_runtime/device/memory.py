@@ -160,11 +160,3 @@ class DeviceRing(DeviceMemory):
             for row, old in moving:
                 self._copy(self._at(self._now, row), self._pitch, self._at(self._spare, old), self._pitch)
         self.clear(np.arange(len(rows), self._batch))
-
-
-def open_device_memory(
-    update: str, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters
-) -> DeviceMemory:
-    """Fresh memory of an update rule, on a device."""
-    kind = DeviceRing if update == "ring" else DeviceRolled
-    return kind(device, queue, manifest, initial, counters)

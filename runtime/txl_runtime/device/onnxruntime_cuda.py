@@ -69,30 +69,30 @@ class OrtSessions:
         self.version = str(ort.__version__)
 
     def executable(self, program: Program, graph: bytes) -> OrtExecutable:
-        """A program, ready to be bound to addresses.
-
-        Args:
-            program: what the graph is.
-            graph: an ONNX file's bytes; its weights lie in the bundle's folder.
+        """A program, ready to be bound to addresses; `graph` is its ONNX file's bytes.
 
         Raises:
             BackendError: ONNX Runtime opened the graph without the provider that is wanted.
             BundleError: the graph cannot be loaded, or it is not the program's.
         """
         session = self._open(program.name, graph)
-        found = [
+        inputs, outputs = (
             [Binding(str(item.name), _dtype(item.type), tuple(item.shape)) for item in side]
             for side in (session.get_inputs(), session.get_outputs())
-        ]
-        check_bindings(f"{self._bundle.path}: {program.name}", found[0], found[1], program, ADVICE)
+        )
+        check_bindings(f"{self._bundle.path}: {program.name}", inputs, outputs, program, ADVICE)
         self._sessions[program.name] = session
         states = self._bundle.manifest.states_of(program.update)
         return OrtExecutable(session, program, {state.output: state.input for state in states}, self._place)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
-        """Nodes of each program that a provider does not run; empty lists are left out."""
-        found = {name: nodes_elsewhere(session, provider) for name, session in self._sessions.items()}
-        return {name: nodes for name, nodes in found.items() if nodes}
+        """Nodes of each program that a provider does not run, where this ONNX Runtime can tell."""
+        found: dict[str, list[str]] = {}
+        for name, session in self._sessions.items():
+            tell = getattr(session, "get_provider_graph_assignment_info", tuple)
+            for node in (node for part in tell() if part.ep_name != provider for node in part.get_nodes()):
+                found.setdefault(name, []).append(f"{node.name or '(unnamed)'} ({node.op_type})")
+        return found
 
     def _open(self, name: str, graph: bytes) -> Any:
         options = self._ort.SessionOptions()
@@ -113,19 +113,6 @@ class OrtSessions:
                 "versions it was built for; pip install 'onnxruntime-gpu[cuda,cudnn]'"
             )
         return session
-
-
-def nodes_elsewhere(session: Any, provider: str) -> list[str]:
-    """Names of a session's nodes that another provider runs, where this ONNX Runtime can tell."""
-    tell = getattr(session, "get_provider_graph_assignment_info", None)
-    if tell is None:
-        return []
-    return [
-        f"{node.name or '(unnamed)'} ({node.op_type})"
-        for part in tell()
-        if part.ep_name != provider
-        for node in part.get_nodes()
-    ]
 
 
 def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBackend:

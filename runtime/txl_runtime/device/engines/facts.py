@@ -28,7 +28,7 @@ class Facts:
         bfloat16: it has the type.
         progress: the builder tells its progress, and can be cancelled through that.
         ring: TensorScatter becomes an update in place (KV_CACHE_UPDATE).
-        compute_capabilities: GPUs that engines can be built for on any machine. Empty where an engine is built for the
+        gpus: compute capabilities that engines can be built for on any machine. Empty where an engine is built for the
             GPU of the machine at hand.
     """
 
@@ -39,7 +39,7 @@ class Facts:
     bfloat16: bool
     progress: bool
     ring: bool
-    compute_capabilities: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
 
     @property
     def weakly_typed(self) -> bool:
@@ -49,7 +49,7 @@ class Facts:
     @property
     def portable(self) -> bool:
         """Engines are built for a list of GPUs, none of which has to be there."""
-        return bool(self.compute_capabilities)
+        return bool(self.gpus)
 
 
 RTX_GPUS = (75, 80, 86, 89, 120, 121)
@@ -61,16 +61,7 @@ FACTS: tuple[Facts, ...] = (
     Facts("tensorrt", (10, 13), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=False),
     Facts("tensorrt", (10, 15), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True),
     Facts("tensorrt", (11, 0), opset=25, strongly_typed=True, bfloat16=True, progress=True, ring=True),
-    Facts(
-        "rtx",
-        (1, 7),
-        opset=24,
-        strongly_typed=True,
-        bfloat16=True,
-        progress=True,
-        ring=True,
-        compute_capabilities=RTX_GPUS,
-    ),
+    Facts("rtx", (1, 7), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True, gpus=RTX_GPUS),
 )
 
 NEEDS: dict[str, str] = {

@@ -1,22 +1,24 @@
-"""Which engines of a bundle can run on this machine, found out before any library is touched."""
+"""Which engines a bundle has, and which of them can run on this machine: found out without touching any library."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
-from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.reading import ENGINES, Bundle
 from txl_runtime.bundle.tables import UPDATE_RULES, Program
-from txl_runtime.device.engines.reading import bundle_engines
 from txl_runtime.device.engines.sidecar import (
     ANYWHERE,
     FLAVOURS,
-    Identity,
     Sidecar,
     Target,
     differences,
+    is_intact,
+    read_sidecar,
     sidecar_path,
 )
 from txl_runtime.device.gpu import gpu_name, platform_name
@@ -26,7 +28,7 @@ DEFAULT_GPUS = 80
 """RTX engines that were built without a list of GPUs are for compute capability 8.0 and newer."""
 
 
-class EngineFile(msgspec.Struct, frozen=True):
+class EngineFile(NamedTuple):
     """An engine in a bundle: the name of its file there, its facts, and its program."""
 
     name: str
@@ -35,19 +37,11 @@ class EngineFile(msgspec.Struct, frozen=True):
 
 
 def checked_engines(
-    bundle: Bundle,
-    target: Target,
-    version: str,
-    update: str | None = None,
-    usable: Sequence[str] = UPDATE_RULES,
+    bundle: Bundle, target: Target, version: str, update: str | None = None, usable: Sequence[str] = UPDATE_RULES
 ) -> list[EngineFile]:
     """The engines that `find_engines` finds, each of them checked: it was made for this bundle, library and machine.
 
-    Args:
-        bundle: whose engines.
-        target: the backend that asks.
-        version: of the library that will run them.
-        update, usable: see `find_engines`.
+    `version` is that of the library that will run them; the other arguments are those of `find_engines`.
 
     Raises:
         BackendError: there are none, or one is for something else.
@@ -70,8 +64,7 @@ def find_engines(
     """The engines of a target and of one update rule.
 
     Args:
-        bundle: whose engines.
-        target: the backend that asks.
+        bundle, target: whose engines, and for which backend.
         update: the rule that is wanted; None for the first of `usable` that there are engines of.
         usable: the rules that the target's library can run here, the best first.
 
@@ -79,7 +72,7 @@ def find_engines(
         BackendError: there are none.
     """
     found = [
-        EngineFile(name, sidecar, program_of(sidecar.identity))
+        EngineFile(name, sidecar, sidecar.identity.as_program())
         for name, sidecar in bundle_engines(bundle)
         if name.startswith(f"engines/{target}/")
     ]
@@ -87,28 +80,14 @@ def find_engines(
     rule = update or next((rule for rule in usable if rule in rules), usable[0])
     chosen = [engine for engine in found if engine.program.update == rule]
     if not chosen:
-        has = (
-            f"has {target} engines of {', '.join(sorted(rules))} memory alone" if rules else f"has no {target} engines"
-        )
+        memory = ", ".join(sorted(rules))
+        has = f"has {target} engines of {memory} memory alone" if rules else f"has no {target} engines"
         more = f" --update {rule}" if rules or update else ""
         raise BackendError(
             f"{bundle.path}: {has}, expected them for --backend {target}; "
             f"txl-deploy build {bundle.path} --target {target}{more}"
         )
     return chosen
-
-
-def program_of(identity: Identity) -> Program:
-    """The program that an engine was built of."""
-    return Program(
-        name=identity.program,
-        kind=identity.kind,
-        segment_length=identity.segment_length,
-        update=identity.update,
-        file="",
-        inputs=identity.inputs,
-        outputs=identity.outputs,
-    )
 
 
 def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Target) -> None:
@@ -131,7 +110,7 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
     )
     reasons = differences(found, wanted)
     if target != "cuda" and found.device is None:
-        reasons += _unfit_for(compute_capability(gpu_name()), found.compute_capabilities)
+        reasons += _unfit_for(found.compute_capabilities)
     if reasons:
         raise BackendError(
             f"{bundle.path / engine.name}: {'; '.join(reasons)}; "
@@ -139,14 +118,72 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
         )
 
 
-def _unfit_for(here: int | None, built_for: Sequence[int]) -> list[str]:
+def _unfit_for(built_for: Sequence[int]) -> list[str]:
+    found = re.search(r"SM (\d+)$", gpu_name() or "")
+    here = int(found[1]) if found else None
     if here is None or (here in built_for if built_for else here >= DEFAULT_GPUS):
         return []
     listed = f"SM {', '.join(map(str, built_for))}" if built_for else f"SM {DEFAULT_GPUS} and newer"
     return [f"was built for {listed}, the GPU here is SM {here}"]
 
 
-def compute_capability(gpu: str | None) -> int | None:
-    """86 of "…, SM 86"."""
-    found = re.search(r"SM (\d+)$", gpu or "")
-    return int(found[1]) if found else None
+def describe_engine(path: str | Path) -> dict[str, Any]:
+    """The facts of an engine file, from the sidecar beside it.
+
+    Raises:
+        BundleError: it is missing, has no sidecar, or is not the file that was built.
+    """
+    engine = Path(path)
+    if not engine.is_file():
+        raise BundleError(f"{engine}: no such file, expected an engine; build one with `txl-deploy build`")
+    sidecar = read_sidecar(engine.parent / sidecar_path(engine.name))
+    if not is_intact(engine, sidecar):
+        raise BundleError(
+            f"{engine}: {engine.stat().st_size} bytes that are not the {sidecar.bytes} its sidecar describes; copy it "
+            "again or build it again with `txl-deploy build`"
+        )
+    return {"kind": "engine", "file": str(engine), **engine_facts(sidecar)}
+
+
+def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
+    """A sidecar as one flat table, in the order people ask."""
+    identity = sidecar.identity
+    return {
+        "program": identity.program,
+        "program_kind": identity.kind,
+        "segment_length": identity.segment_length,
+        "update": identity.update,
+        "precision": identity.precision,
+        "flavour": identity.flavour,
+        "version": identity.version,
+        "compute_capabilities": identity.compute_capabilities,
+        "device": identity.device,
+        "platform": identity.platform,
+        "bytes": sidecar.bytes,
+        "seconds": sidecar.seconds,
+        "kernels": sidecar.kernels,
+        "attention_layers": sidecar.attention_layers,
+        "fused_attention": sidecar.fused_attention,
+        "fused_kernels": sidecar.fused_kernels,
+        "in_place": sidecar.in_place,
+        "verified_on": sidecar.verified_on,
+        "layers": sidecar.layers,
+        "inputs": msgspec.to_builtins(identity.inputs),
+        "outputs": msgspec.to_builtins(identity.outputs),
+        "onnx_sha256": identity.onnx,
+        "sha256": sidecar.sha256,
+    }
+
+
+def engine_names(bundle: Bundle) -> list[str]:
+    """Every engine file that a bundle's manifest lists; beside engines their folder holds sidecars alone."""
+    return sorted(name for name in bundle.manifest.files if name.startswith(ENGINES) and not name.endswith(".json"))
+
+
+def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:
+    """Every engine that a bundle's manifest lists: its file, and its facts.
+
+    Raises:
+        BundleError: a listed engine has no readable sidecar.
+    """
+    return [(name, read_sidecar(bundle.file(sidecar_path(name)))) for name in engine_names(bundle)]

@@ -11,30 +11,50 @@ that it was given.
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_facts
-from txl_runtime.device.engines.journal import Journal
 from txl_runtime.errors import BackendError
 
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
 """The libraries' names of types, and the manifest's."""
+ERROR = 1
+LONGEST = 400
+
+
+@dataclass
+class Journal:
+    """What a library said through its logger, as far as it is used: errors, and the last list of layers it printed."""
+
+    errors: list[str] = field(default_factory=list)
+    layers: str = ""
+
+    def add(self, severity: int, text: str) -> None:
+        """Take one message; severities count as TensorRT's do, 0 is the worst."""
+        if severity <= ERROR:
+            self.errors.append(text)
+        elif "LayerType:" in text and "Name:" in text:
+            self.layers = text
+
+    def complaints(self) -> str:
+        """All errors in one line; of a long one its end, where the cause stands. Empty when there was none."""
+        said = " ".join(self.errors)
+        return " ".join(said.split())[-LONGEST:]
 
 
 class Library:
     """A library that has been imported. Use `load_library`.
 
     Attributes:
-        target, module, version, facts: which library it is, and what that version has.
         journal, logger: what the library has said so far, and the logger that it says it to.
     """
 
     def __init__(self, target: Compiled, module: Any) -> None:
         trt = module
-        self.target = target
-        self.module = trt
-        self.version = str(trt.__version__)
+        self.target, self.module, self.version = target, module, str(trt.__version__)
         self.facts: Facts = find_facts(target, self.version)
         self.journal = Journal()
         self.logger = _logger(trt, self.journal)
@@ -60,6 +80,17 @@ class Library:
             return None
         reasons = trt.EngineInvalidityDiagnostics.__members__
         return [name for name, value in reasons.items() if int(bits) & int(value)]
+
+    def bindings(self, engine: Any) -> tuple[list[Binding], list[Binding]]:
+        """The inputs and outputs of a loaded engine."""
+        found: list[tuple[str, Binding]] = []
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            mode, dtype = engine.get_tensor_mode(name), engine.get_tensor_dtype(name)
+            shape = tuple(int(size) for size in engine.get_tensor_shape(name))
+            found.append((mode.name, Binding(str(name), DTYPES.get(dtype.name, dtype.name), shape)))
+        inputs, outputs = ([binding for side, binding in found if side == wanted] for wanted in ("INPUT", "OUTPUT"))
+        return inputs, outputs
 
 
 def _logger(trt: Any, journal: Journal) -> Any:

@@ -7,7 +7,6 @@ BUNDLE.rtx-cache, in one file per engine; the library ignores a file that does n
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from txl_runtime.bundle.encoding import write_whole
 from txl_runtime.bundle.reading import Bundle
@@ -15,7 +14,7 @@ from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.files import EngineFile, checked_engines, find_engines
 from txl_runtime.device.engines.library import Library, load_library
-from txl_runtime.device.engines.running import EngineExecutable, EngineRuntime
+from txl_runtime.device.engines.running import EngineRuntime
 from txl_runtime.device.interface import Device
 
 
@@ -35,44 +34,40 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
 
 def load_engines(bundle: Bundle, library: Library, device: Device, update: str | None = None) -> DeviceBackend:
     """As `open_engines`, with a library and a device that are open."""
-    runtime = EngineRuntime(library)
-    executables: list[EngineExecutable] = []
-    places: list[Path] = []
-    sizes: list[int] = []
+    runtime, executables, caches = EngineRuntime(library), [], []
     for engine in checked_engines(bundle, library.target, library.version, update):
-        path, place = bundle.file(engine.name), _cache_file(bundle, engine)
-        kept = _read_cache(place) if library.facts.portable else None
-        executables.append(runtime.load(str(path), path.read_bytes(), engine.program, kept))
-        places.append(place)
-        sizes.append(len(kept or b""))
+        path, cache = bundle.file(engine.name), _Cache(bundle, engine)
+        kernels = cache.read() if library.facts.portable else None
+        executables.append(runtime.load(str(path), path.read_bytes(), engine.program, kernels))
+        caches.append(cache)
 
     def settled() -> None:
-        """Keep the kernels that were compiled since; their number only grows."""
-        for index, executable in enumerate(executables):
-            data = executable.cache()
-            if data is not None and len(data) > sizes[index]:
-                sizes[index] = len(data)
-                _write_cache(places[index], data)
+        for executable, cache in zip(executables, caches, strict=True):
+            cache.keep(executable.cache())
 
     description = f"{library.title} on {device.title}"
     return DeviceBackend(library.target, description, device, device.queue(), executables, settled=settled)
 
 
-def _cache_file(bundle: Bundle, engine: EngineFile) -> Path:
-    """Where an engine's compiled kernels are kept. Its key is in the name, so that no other engine's are read."""
-    folder = bundle.path.with_name(f"{bundle.path.name}.rtx-cache")
-    return folder / f"{engine.program.name}-{engine.sidecar.key[:16]}.cache"
+class _Cache:
+    """The file of one engine's compiled kernels. The engine's key is in its name, so that no other's are read."""
 
+    def __init__(self, bundle: Bundle, engine: EngineFile) -> None:
+        folder = bundle.path.with_name(f"{bundle.path.name}.rtx-cache")
+        self._path = folder / f"{engine.program.name}-{engine.sidecar.key[:16]}.cache"
+        self._size = 0
 
-def _read_cache(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
+    def read(self) -> bytes | None:
+        with contextlib.suppress(OSError):
+            kernels = self._path.read_bytes()
+            self._size = len(kernels)
+            return kernels
         return None
 
-
-def _write_cache(path: Path, data: bytes) -> None:
-    """A place that cannot be written to only makes the next start slower."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, data)
+    def keep(self, kernels: bytes | None) -> None:
+        """Write what was compiled since; the kernels' number only grows."""
+        if kernels is not None and len(kernels) > self._size:
+            self._size = len(kernels)
+            with contextlib.suppress(OSError):  # a place that cannot be written to only makes the next start slower
+                self._path.parent.mkdir(exist_ok=True)
+                write_whole(self._path, kernels)

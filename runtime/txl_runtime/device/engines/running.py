@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from txl_runtime.bundle.bindings import Binding, check_bindings
+from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.engines.library import DTYPES, Library
+from txl_runtime.device.engines.library import Library
 from txl_runtime.device.interface import Executable, Launch, Queue
 from txl_runtime.errors import BackendError, BundleError
 
@@ -41,13 +41,9 @@ class EngineRuntime:
         self._runtime = runtime
 
     def load(self, name: str, data: bytes, program: Program, cache: bytes | None) -> EngineExecutable:
-        """Make a program that can run out of engine bytes.
+        """Make a program that can run out of the bytes of an engine file.
 
-        Args:
-            name: of the engine file, for messages.
-            data: the file's bytes.
-            program: what the engine is.
-            cache: what `EngineExecutable.cache` gave in an earlier process.
+        `cache` is what `EngineExecutable.cache` gave in an earlier process.
 
         Raises:
             BundleError: the bytes are no engine, or one of another library, GPU or program.
@@ -56,27 +52,16 @@ class EngineRuntime:
         advice = f"build it again with `txl-deploy build --target {library.target}`"
         problems = library.header_problems(runtime, data)
         if problems is not None:
-            reasons = (
-                ", ".join(REASONS.get(problem, problem) for problem in problems) or "no usable CUDA driver was found"
-            )
-            raise BundleError(f"{name}: {library.title} cannot run it: {reasons}; {advice}")
+            reasons = ", ".join(REASONS.get(problem, problem) for problem in problems)
+            told = reasons or "no usable CUDA driver was found"
+            raise BundleError(f"{name}: {library.title} cannot run it: {told}; {advice}")
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise BundleError(f"{name}: {library.title} cannot load it ({self.said()}); {advice}")
-        found: list[tuple[str, Binding]] = []
-        for index in range(engine.num_io_tensors):
-            tensor = engine.get_tensor_name(index)
-            mode, dtype = engine.get_tensor_mode(tensor), engine.get_tensor_dtype(tensor)
-            shape = tuple(int(size) for size in engine.get_tensor_shape(tensor))
-            found.append((mode.name, Binding(str(tensor), DTYPES.get(dtype.name, dtype.name), shape)))
-        inputs, outputs = ([binding for side, binding in found if side == wanted] for wanted in ("INPUT", "OUTPUT"))
-        check_bindings(name, inputs, outputs, program, advice)
-        in_place = {}
-        if library.facts.ring:
-            for spec in program.outputs:
-                shared = engine.get_aliased_input_tensor(spec.name)
-                if shared:
-                    in_place[spec.name] = str(shared)
+        check_bindings(name, *library.bindings(engine), program, advice)
+        outputs = [spec.name for spec in program.outputs if library.facts.ring]
+        found = {output: engine.get_aliased_input_tensor(output) for output in outputs}
+        in_place = {output: str(shared) for output, shared in found.items() if shared}
         return EngineExecutable(library, engine, program, in_place, cache)
 
     def said(self) -> str:
@@ -92,14 +77,21 @@ class EngineExecutable(Executable):
     """
 
     def __init__(
-        self, library: Library, engine: Any, program: Program, in_place: Mapping[str, str], cache: bytes | None
+        self, library: Library, engine: Any, program: Program, in_place: Mapping[str, str], kernels: bytes | None
     ) -> None:
         self._library, self._engine, self.program, self.in_place = library, engine, program, in_place
         self.recordable = not library.facts.portable
-        self._config: Any = None
-        self._cache: Any = None
+        config: Any = None
+        cache: Any = None
         if library.facts.portable:
-            self._configure(cache)
+            trt = library.module
+            config = engine.create_runtime_config()
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            cache = config.create_runtime_cache()
+            if kernels:
+                cache.deserialize(kernels)  # what is of another version, GPU or driver is refused: it stays empty
+            config.set_runtime_cache(cache)
+        self._config, self._cache = config, cache
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
         engine, library, name = self._engine, self._library, self.program.name
@@ -123,18 +115,6 @@ class EngineExecutable(Executable):
 
     def cache(self) -> bytes | None:
         """The kernels compiled for this GPU so far, for `EngineRuntime.load` in the next process; None without any."""
-        if self._cache is None:
-            return None
         cache = self._cache
-        blob = cache.serialize()
+        blob = None if cache is None else cache.serialize()
         return None if blob is None else bytes(memoryview(blob))
-
-    def _configure(self, blob: bytes | None) -> None:
-        trt, engine = self._library.module, self._engine
-        config = engine.create_runtime_config()
-        config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        cache = config.create_runtime_cache()
-        if blob:
-            cache.deserialize(blob)  # a cache of another version, GPU or driver is refused, and this one stays empty
-        config.set_runtime_cache(cache)
-        self._config, self._cache = config, cache

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.encoding import canonical_json, file_sha256
-from txl_runtime.bundle.tables import Count, Index, Sha256, Size, TensorSpec
+from txl_runtime.bundle.tables import Count, Index, Program, Sha256, Size, TensorSpec
 from txl_runtime.device.engines.facts import MODULES
 from txl_runtime.errors import BundleError
 
@@ -71,6 +71,12 @@ class Identity(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """SHA-256 over all of it."""
         return hashlib.sha256(canonical_json(self)).hexdigest()
+
+    def as_program(self) -> Program:
+        """The program that the engine was built of."""
+        name, length = self.program, self.segment_length
+        tensors = {"inputs": self.inputs, "outputs": self.outputs}
+        return Program(name=name, kind=self.kind, segment_length=length, update=self.update, file="", **tensors)
 
 
 class Sidecar(Struct, frozen=True, kw_only=True):
