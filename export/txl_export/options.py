@@ -18,6 +18,9 @@ from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
+MemoryStart = Literal["empty", "zeros"]
+ClusterOrder = Literal["ascending", "reversed"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,7 @@ class ExportOptions:
         UsageError: a value that means nothing whatever the checkpoint is.
     """
 
-    family: Annotated[
-        str,
-        Flag(
-            "The code base it was trained with.",
-            Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"],
-        ),
-    ] = "auto"
+    family: Annotated[str, Flag("The code base it was trained with.", Family)] = "auto"
     config: Annotated[
         str | Path | Mapping[str, Any] | None,
         Flag("JSON with the family's own constructor or config.json names.", _File),
@@ -68,16 +65,12 @@ class ExportOptions:
     ] = None
     batch_size: Annotated[int, Flag("B, the most streams that advance together.")] = 1
     memory: Annotated[
-        str | None,
-        Flag(
-            "Keep keys and values, or the layers' inputs. (default kv, hidden where kv cannot be)",
-            Literal["kv", "hidden"] | None,
-        ),
+        Literal["kv", "hidden"] | None,
+        Flag("Keep keys and values, or the layers' inputs. (default kv, hidden where kv cannot be)"),
     ] = None
     precision: Annotated[str, Flag("Of weights and arithmetic; int8 and int4 are for the CPU.", Precision)] = "fp32"
     keep: Annotated[
-        Sequence[str],
-        Flag("With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable.", _Names),
+        Sequence[str], Flag("With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable.", _Names)
     ] = ()
     text: Annotated[str | Path | None, Flag("Real text to judge on, for the checkpoint's vocabulary.", _File)] = None
     tokens: Annotated[
@@ -90,15 +83,10 @@ class ExportOptions:
         Mapping[str, str] | None, Flag("Class of a fork and what it stands for: theirs=original.", _Names, "--alias")
     ] = None
     initial_memory: Annotated[
-        str | None,
-        Flag("What is attended to before the first token. (default as the family's)", Literal["empty", "zeros"] | None),
+        MemoryStart | None, Flag("What is attended to before the first token. (default as the family's)")
     ] = None
     cluster_order: Annotated[
-        str | None,
-        Flag(
-            "How the file orders the softmax's clusters. (default as the family's)",
-            Literal["ascending", "reversed"] | None,
-        ),
+        ClusterOrder | None, Flag("How the file orders the softmax's clusters. (default as the family's)")
     ] = None
     embedding_scale: Annotated[float | None, Flag("Factor on the embedding. (default as the family's)")] = None
     listener: Listener | None = None
@@ -125,8 +113,8 @@ class ExportOptions:
 def flags_of_export() -> dict[str, Flag]:
     """The options that have a flag, by the names of their fields; with the flag's type and names filled in."""
     hints = get_type_hints(ExportOptions, include_extras=True)
-    flags = {name: (hint.__metadata__[0], hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
+    flags = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
     return {
-        name: Flag(flag.help, flag.kind or get_args(hint)[0], flag.names or f"--{name.replace('_', '-')}")
-        for name, (flag, hint) in flags.items()
+        name: Flag(flag.help, flag.kind or own, flag.names or f"--{name.replace('_', '-')}")
+        for name, (own, flag) in flags.items()
     }

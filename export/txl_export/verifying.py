@@ -45,7 +45,7 @@ def verify(
 
     Args:
         bundle: its folder.
-        checkpoint: what it was exported from, so that the import is proven again; without it the reference is
+        checkpoint: what it was exported from, so that the import is repeated; without it the reference is
             rebuilt from the bundle's own weights.
         text, tokens: real text for the distribution and task gates.
         segments: of the longest chain.
@@ -66,9 +66,7 @@ def verify(
     )
     ids = read_tokens(text, tokens, words, manifest.config.vocab_size)
     if checkpoint is None:
-        heard.warn(
-            "the reference is rebuilt from the bundle: the import itself is not proven again (--checkpoint does)"
-        )
+        heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
         weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
     else:
         weights, source = _weights_of_checkpoint(Path(checkpoint), manifest), "the checkpoint"

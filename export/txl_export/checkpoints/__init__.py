@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -16,12 +15,12 @@ from txl_runtime.errors import CheckpointError, UsageError
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.files.loading import Loaded, load_file
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import Family, Imported, Unwrapped
+from txl_export.checkpoints.imported import Family, Imported, State, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
 
 # remixl before kimiyoung: both write whole modules, and remixl takes only those that have its names.
-MODULES: tuple[ModuleType, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
-FAMILIES = {module.NAME: Family(module.recognise, module.from_state, module.unwrap, module.MARKS) for module in MODULES}
+MODULES: tuple[Family, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
+FAMILIES = {module.NAME: module for module in MODULES}
 PREFIXES = ("module.", "decoder.model.")
 """What wrappers put before every name: models for several devices, and fairseq around Hugging Face's."""
 
@@ -30,28 +29,6 @@ PREFIXES = ("module.", "decoder.model.")
 WITHOUT_MEANING = re.compile(
     r"(^|\.)(inv_freq|freq)$|^crit\.shared_out_projs\.|^transformer\.r_[wr]_bias$|^(loss|criterion)\."
 )
-
-
-class _Accounted(Mapping[str, Tensor]):
-    """A state dict that knows which of its tensors an importer has read: what it never read is missing in the model."""
-
-    def __init__(self, state: Mapping[str, Tensor]) -> None:
-        self._state = state
-        self.used: set[str] = set()
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self._state[name]
-        self.used.add(name)
-        return tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._state
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._state)
-
-    def __len__(self) -> int:
-        return len(self._state)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -165,8 +142,8 @@ def import_model(family: str, unwrapped: Unwrapped, config: Mapping[str, Any] | 
             f"{name}: its config is a {type(unwrapped.config).__name__}, expected a mapping; give --config"
         )
     values = {**(unwrapped.config or {}), **(config or {})}
-    state = _Accounted(unwrapped.state)
-    imported = FAMILIES[family].from_state(state, values, name)
+    state = State(unwrapped.state, name)
+    imported = FAMILIES[family].from_state(state, values)
     if unused := sorted(key for key in set(state) - state.used if not WITHOUT_MEANING.search(key)):
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise CheckpointError(
@@ -183,31 +160,27 @@ def identify(content: Any, family: str, source: str) -> tuple[str, Unwrapped]:
         CheckpointError: no family, or more than one.
         UsageError: it is of another family than the one asked for.
     """
-    if isinstance(content, Unwrapped):
-        if family not in ("auto", hf.NAME):
-            raise UsageError(
-                f"{source}: is a folder, expected of family {hf.NAME}, not {family}; name a checkpoint file"
-            )
-        return hf.NAME, replace(content, state=_tensors(content.state, source))
-    asked = FAMILIES if family == "auto" else {family: FAMILIES[family]}
-    for name, candidate in asked.items():
-        unwrapped = candidate.unwrap(content, source)
+    for name in sorted(FAMILIES, key=lambda name: name != family):  # the one asked for first
+        unwrapped = FAMILIES[name].unwrap(content, source)
         if unwrapped is not None:
-            return name, replace(unwrapped, state=_tensors(unwrapped.state, source))
-    if family != "auto":
-        for name, candidate in FAMILIES.items():
-            if candidate.unwrap(content, source) is not None:
+            if family not in ("auto", name):
                 raise UsageError(f"{source}: is of family {name}, --family says {family}; leave it out")
+            return name, replace(unwrapped, state=_tensors(unwrapped.state, source))
     state = _tensors(_inner(content), source)
-    matching = [name for name, candidate in FAMILIES.items() if candidate.recognise(state)]
+    matching = families_with_names(state)
     if family == "auto" and len(matching) != 1:
         raise CheckpointError(
             f"{source}: its {len(state)} tensors ({', '.join(sorted(state)[:3])} …) fit "
             f"{' and '.join(matching) or 'no known family'}, expected one; give --family"
         )
     found = matching[0] if family == "auto" else family
-    reason = f"tensors named {' and '.join(FAMILIES[found].marks)}" if found in matching else "--family alone"
+    reason = f"tensors named {' and '.join(FAMILIES[found].MARKS)}" if found in matching else "--family alone"
     return found, Unwrapped(state, None, reason)
+
+
+def families_with_names(names: Iterable[str]) -> list[str]:
+    """The families whose tensor names these may be: one, where the names are those of a known model."""
+    return [name for name, family in FAMILIES.items() if set(family.MARKS) <= set(names)]
 
 
 def _inner(content: Any) -> Any:

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
-from torch import Tensor
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
+from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, convert_config
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "cntxl"
-MARKS = ("word_embeddings.weight", "transformer.layers.0.attention.relative.weight")
+MARKS: tuple[str, ...] = ("word_embeddings.weight", "transformer.layers.0.attention.relative.weight")
 
 
 class CntxlConfig(Struct, kw_only=True):
@@ -65,34 +64,30 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
     return None
 
 
-def recognise(names: Mapping[str, Any]) -> bool:
-    """Whether a state has this code's names."""
-    return all(mark in names for mark in MARKS)
-
-
-def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a whole model's state_dict with the arguments of GPT2Model."""
-    found, notes = convert_config(values, CntxlConfig, source)
-    config = found.model_config(source)
-    table, biases = take(state, "word_embeddings.weight", source), take(state, "transformer.r_w_bias", source)
+    found, notes = convert_config(values, CntxlConfig, state.source)
+    config = found.model_config(state.source)
+    table, biases = state.take("word_embeddings.weight"), state.take("transformer.r_w_bias")
     if biases.shape[0] < config.n_head and table.shape[0] < config.vocab_size:
         raise CheckpointError(
-            f"{source}: has {biases.shape[0]} of {config.n_head} heads and {table.shape[0]} of {config.vocab_size} "
-            "tokens, expected the whole model; merge the model-parallel parts with the code's change_mp.py first"
+            f"{state.source}: has {biases.shape[0]} of {config.n_head} heads and {table.shape[0]} of "
+            f"{config.vocab_size} tokens, expected the whole model; merge the model-parallel parts with the code's "
+            "change_mp.py first"
         )
     canonical: Weights = {"embedding.tables.0": table}
     for i in range(config.n_layer):
-        canonical |= _layer(i, state, source)
+        canonical |= _layer(i, state)
         canonical[f"{layer_name(i)}.attention.content_bias"] = biases
-        canonical[f"{layer_name(i)}.attention.position_bias"] = take(state, "transformer.r_r_bias", source)
-    for part in ("weight", "bias"):
-        canonical[f"final_norm.{part}"] = take(state, f"transformer.final_layernorm.{part}", source)
+        canonical[f"{layer_name(i)}.attention.position_bias"] = state.take("transformer.r_r_bias")
+    canonical |= state.take_layers("transformer", {"final_norm": "final_layernorm"})
     evaluation = Evaluation(memory_length=found.max_memory_length, same_length=True, clamp_length=0)
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes, window_of="segment")
 
 
-def _layer(i: int, state: Mapping[str, Tensor], source: str) -> Weights:
+def _layer(i: int, state: State) -> Weights:
     """One layer but for u and v: every matrix has a bias."""
+    own = f"transformer.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     names = {
         f"{attention}.position": "attention.relative",
@@ -102,11 +97,8 @@ def _layer(i: int, state: Mapping[str, Tensor], source: str) -> Weights:
         f"{feed_forward}.outer": "mlp.dense_4h_to_h",
         f"{feed_forward}.norm": "post_attention_layernorm",
     }
-    canonical: Weights = {}
+    canonical = state.take_layers(own, names)
     for part in ("weight", "bias"):
-        for name, own in names.items():
-            canonical[f"{name}.{part}"] = take(state, f"transformer.layers.{i}.{own}.{part}", source)
-        joined = f"transformer.layers.{i}.attention.query_key_value.{part}"
-        for name, rows in split_rows(state, joined, ("query", "key", "value"), source).items():
-            canonical[f"{attention}.{name}.{part}"] = rows
+        joined = state.split(f"{own}.attention.query_key_value.{part}", ("query", "key", "value"))
+        canonical |= {f"{attention}.{name}.{part}": rows for name, rows in joined.items()}
     return canonical

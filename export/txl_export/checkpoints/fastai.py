@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
-from torch import Tensor
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, convert_config, split_rows, take
+from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, convert_config
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "fastai"
-MARKS = ("0.encoder.weight", "0.layers.0.mhra.r_attn.weight")
+MARKS: tuple[str, ...] = ("0.encoder.weight", "0.layers.0.mhra.r_attn.weight")
 ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # the members of its Enum, from 1 on
 
 
@@ -79,38 +78,33 @@ class FastaiConfig(Struct, kw_only=True):
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
     """What musicautobot's learners save: model and config."""
-    if not isinstance(content, Mapping) or not {"model", "config"} <= set(content):
-        return None
-    if not isinstance(content["model"], Mapping) or not recognise(content["model"]):
-        return None  # other code calls its parts so too
-    return Unwrapped(content["model"], content["config"], "model and config")
+    match content:
+        case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others use these keys too
+            return Unwrapped(state, config, "model and config")
+    return None
 
 
-def recognise(names: Mapping[str, Any]) -> bool:
-    """Whether a state has this code's names."""
-    return all(mark in names for mark in MARKS)
-
-
-def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a model's state with the values of its config; the vocabulary's size is the embedding's height."""
-    found, notes = convert_config({**values, "act": _activation(values.get("act", "ReLU"))}, FastaiConfig, source)
+    values = {**values, "act": _activation(values.get("act", "ReLU"))}
+    found, notes = convert_config(values, FastaiConfig, state.source)
     if second := sorted(name for name in state if name.startswith("0.beat_enc.")):
         raise CheckpointError(
-            f"{source}: has {second[0]}, an embedding of beats; expected a model whose only input are tokens; train it "
-            "with encode_position off"
+            f"{state.source}: has {second[0]}, an embedding of beats; expected a model whose only input are tokens; "
+            "train it with encode_position off"
         )
-    table = take(state, "0.encoder.weight", source)
+    table = state.take("0.encoder.weight")
     out_bias = "1.decoder.bias" in state if found.out_bias is None else found.out_bias
-    config = found.model_config(found.vocab_sz or table.shape[0], out_bias, source)
+    config = found.model_config(found.vocab_sz or table.shape[0], out_bias, state.source)
     canonical: Weights = {"embedding.tables.0": table}
     if "1.decoder.weight" in state or not found.tie_weights:
-        canonical["softmax.tables.0"] = take(state, "1.decoder.weight", source)
+        canonical["softmax.tables.0"] = state.take("1.decoder.weight")
     if out_bias:
-        canonical["softmax.biases.0"] = take(state, "1.decoder.bias", source)
+        canonical["softmax.biases.0"] = state.take("1.decoder.bias")
     for i in range(config.n_layer):
-        canonical |= _layer(i, found, state, source)
+        canonical |= _layer(i, found, state)
         for name, own in (("content_bias", "0.u"), ("position_bias", "0.v")):
-            bias = take(state, own, source)  # [H, 1, d_head]
+            bias = state.take(own)  # [H, 1, d_head]
             canonical[f"{layer_name(i)}.attention.{name}"] = bias.reshape(bias.shape[0], bias.shape[-1])
     evaluation = Evaluation(found.mem_len, found.ctx_len, False, 0)
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes)
@@ -126,8 +120,9 @@ def _activation(value: Any) -> str:
     return str(getattr(value, "name", value)).rpartition(".")[2]
 
 
-def _layer(i: int, found: FastaiConfig, state: Mapping[str, Tensor], source: str) -> Weights:
+def _layer(i: int, found: FastaiConfig, state: State) -> Weights:
     """One layer but for u and v; the places in `ff.layers` depend on the dropout after the activation."""
+    own = f"0.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     outer, norm = (3, 6) if found.double_drop else (2, 5)
     names = {
@@ -136,15 +131,10 @@ def _layer(i: int, found: FastaiConfig, state: Mapping[str, Tensor], source: str
         f"{feed_forward}.outer": f"ff.layers.{outer}",
         f"{feed_forward}.norm": f"ff.layers.{norm}",
     }
-    projections = {f"{attention}.position": "mhra.r_attn", f"{attention}.output": "mhra.out"}
-    canonical: Weights = {}
-    for part in ("weight", "bias"):
-        for name, own in names.items():
-            canonical[f"{name}.{part}"] = take(state, f"0.layers.{i}.{own}.{part}", source)
-        if part == "bias" and not found.bias:
-            continue
-        for name, own in projections.items():
-            canonical[f"{name}.{part}"] = take(state, f"0.layers.{i}.{own}.{part}", source)
-        joined = split_rows(state, f"0.layers.{i}.mhra.attention.{part}", ("query", "key", "value"), source)
+    canonical = state.take_layers(own, names)
+    for part in ("weight", "bias") if found.bias else ("weight",):
+        canonical[f"{attention}.position.{part}"] = state.take(f"{own}.mhra.r_attn.{part}")
+        canonical[f"{attention}.output.{part}"] = state.take(f"{own}.mhra.out.{part}")
+        joined = state.split(f"{own}.mhra.attention.{part}", ("query", "key", "value"))
         canonical |= {f"{attention}.{name}.{part}": rows for name, rows in joined.items()}
     return canonical

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from torch import Tensor
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import Loaded, load_file
-from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
+from txl_export.checkpoints.imported import Imported, State, Unwrapped, convert_config
 from txl_export.checkpoints.kimiyoung import KimiyoungConfig, adaptive_softmax, decoder_layer, embedding
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.transformer_xl.weights import layer_name
 
 NAME = "hf"
-MARKS = ("transformer.word_emb.emb_layers.0.weight",)
+MARKS: tuple[str, ...] = ("transformer.word_emb.emb_layers.0.weight",)
 
 
 class HfConfig(KimiyoungConfig, kw_only=True):
@@ -81,37 +80,27 @@ def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Nothing: a file of this code is a bare state dict, its config stands beside it."""
-    return None
+    """What `read_folder` found: a file of this code is a bare state dict, its config stands beside it."""
+    return content if isinstance(content, Unwrapped) else None
 
 
-def recognise(names: Mapping[str, Any]) -> bool:
-    """Whether a state has this code's names."""
-    return all(mark in names for mark in MARKS)
-
-
-def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a state dict with the values of config.json."""
     renamed = {"n_token" if key == "vocab_size" else key: value for key, value in values.items()}
-    found, notes = convert_config(renamed, HfConfig, source)
-    config = found.model_config(source)
+    found, notes = convert_config(renamed, HfConfig, state.source)
+    evaluation, config = found.evaluation(state.source), found.model_config(state.source)
     if not any(name.startswith("crit.") for name in state):
-        raise CheckpointError(f"{source}: has no crit.* tensors, expected a language model (TransfoXLLMHeadModel)")
-    canonical = embedding(config, state, "transformer.word_emb", source)
+        raise CheckpointError(
+            f"{state.source}: has no crit.* tensors, expected a language model (TransfoXLLMHeadModel)"
+        )
+    canonical = embedding(config, state, "transformer.word_emb")
     for i in range(config.n_layer):
         prefix = f"transformer.layers.{i}"
-        canonical |= decoder_layer(i, state, prefix, source)
+        canonical |= decoder_layer(i, state, prefix)
         for name, own in (("content_bias", "r_w_bias"), ("position_bias", "r_r_bias")):
             # Safetensors files keep tied biases once, under the transformer itself.
-            bias = state.get(f"{prefix}.dec_attn.{own}")
-            shared = bias if bias is not None else take(state, f"transformer.{own}", source)
-            canonical[f"{layer_name(i)}.attention.{name}"] = shared
-    canonical |= adaptive_softmax(
-        config,
-        state,
-        source,
-        reverse_clusters=False,
-        tie_weight=found.tie_word_embeddings,
-        tie_projs=found.tied_projections(explicit=values.get("tie_projs") is not None),
-    )
-    return Imported(NAME, config, canonical, "zeros", 0, found.evaluation(), None, notes + found.notes())
+            bias = f"{prefix}.dec_attn.{own}"
+            canonical[f"{layer_name(i)}.attention.{name}"] = state.take(bias if bias in state else f"transformer.{own}")
+    tied = found.tied_projections(explicit=values.get("tie_projs") is not None)
+    canonical |= adaptive_softmax(config, state, found.tie_word_embeddings, tied, reverse=False)
+    return Imported(NAME, config, canonical, "zeros", 0, evaluation, None, notes + found.notes())

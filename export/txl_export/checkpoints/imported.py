@@ -1,11 +1,12 @@
-"""What an importer hands on: the canonical model, and what the file said of its evaluation."""
+"""What an importer is given, a state and a config, and what it hands on: a canonical model and its evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -14,10 +15,9 @@ from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.families.transformer_xl.weights import Weights
+from txl_export.options import ClusterOrder, MemoryStart
 
 S = TypeVar("S", bound=msgspec.Struct)
-MemoryStart = Literal["empty", "zeros"]
-ClusterOrder = Literal["ascending", "reversed"]
 
 # For messages: WikiText-103's base model, under the names of all families.
 EXAMPLES: dict[str, Any] = {
@@ -101,21 +101,81 @@ class Unwrapped:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Family:
-    """How the files of one code base are recognised and read.
+class State(UserDict[str, Tensor]):
+    """The tensors of a checkpoint by their own names, and which of them an importer has read.
+
+    What it never read is missing in the model.
 
     Attributes:
-        recognise: whether a state has this code's tensor names.
-        from_state: the canonical form of a state with config values; the last argument names the source in errors.
-        unwrap: what is in a file of this code's own making; None when the content is something else.
-        marks: tensor names that it is recognised by, for people.
+        source: where they come from, for messages.
+        used: the names read so far.
     """
 
-    recognise: Callable[[Mapping[str, Any]], bool]
-    from_state: Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Imported]
-    unwrap: Callable[[Any, str], Unwrapped | None]
-    marks: tuple[str, ...]
+    def __init__(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        super().__init__(tensors)
+        self.source = source
+        self.used: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = super().__getitem__(name)
+        self.used.add(name)
+        return tensor
+
+    def take(self, name: str) -> Tensor:
+        """A tensor that has to be there.
+
+        Raises:
+            CheckpointError: there is none of this name.
+        """
+        if name not in self:
+            raise CheckpointError(
+                f"{self.source}: {name} is missing, the file has {len(self)} other tensors; "
+                "check --family and the config against the code that trained it"
+            )
+        return self[name]
+
+    def take_layers(self, prefix: str, names: Mapping[str, str]) -> Weights:
+        """Weight and bias of linear layers and layer norms, given canonical names and the own ones behind `prefix`.
+
+        Raises:
+            CheckpointError: one of them is missing.
+        """
+        return {
+            f"{canonical}.{part}": self.take(f"{prefix}.{own}.{part}")
+            for part in ("weight", "bias")
+            for canonical, own in names.items()
+        }
+
+    def split(self, name: str, parts: tuple[str, ...]) -> dict[str, Tensor]:
+        """A tensor that holds several of equal height one above the other, by part: e.g. q, k and v in one matrix.
+
+        Raises:
+            CheckpointError: there is none, or its rows cannot be dealt out evenly.
+        """
+        joined = self.take(name)
+        if not joined.dim() or joined.shape[0] % len(parts):
+            raise CheckpointError(
+                f"{self.source}: {name} has shape {list(joined.shape)}, expected as many rows for each of "
+                f"{', '.join(parts)}; check --family and the config against the code that trained it"
+            )
+        return dict(zip(parts, joined.chunk(len(parts)), strict=True))
+
+
+class Family(Protocol):
+    """How the files of one code base are recognised and read: what a module of `MODULES` has.
+
+    Attributes:
+        MARKS: tensor names that together occur in its states and in no other's.
+    """
+
+    NAME: str
+    MARKS: tuple[str, ...]
+
+    def unwrap(self, content: Any, source: str) -> Unwrapped | None:
+        """What is in a file of this code's own making; None when the content is something else."""
+
+    def from_state(self, state: State, values: Mapping[str, Any]) -> Imported:
+        """The canonical form of a state with config values."""
 
 
 def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
@@ -154,32 +214,3 @@ def check_cutoffs(cutoffs: Sequence[int], vocab_size: int, source: str) -> None:
             "the boundaries between clusters without these two, such as [20000, 40000, 200000] of 267735; check the "
             "config against the code that trained it"
         )
-
-
-def take(state: Mapping[str, Tensor], name: str, source: str) -> Tensor:
-    """A tensor by its name in the file.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if name not in state:
-        raise CheckpointError(
-            f"{source}: {name} is missing, the file has {len(state)} other tensors; "
-            "check --family and the config against the code that trained it"
-        )
-    return state[name]
-
-
-def split_rows(state: Mapping[str, Tensor], name: str, parts: tuple[str, ...], source: str) -> dict[str, Tensor]:
-    """A tensor that holds several of equal height one above the other, by part: e.g. q, k and v in one matrix.
-
-    Raises:
-        CheckpointError: there is none, or its rows cannot be dealt out evenly.
-    """
-    joined = take(state, name, source)
-    if not joined.dim() or joined.shape[0] % len(parts):
-        raise CheckpointError(
-            f"{source}: {name} has shape {list(joined.shape)}, expected as many rows for each of {', '.join(parts)}; "
-            "check --family and the config against the code that trained it"
-        )
-    return dict(zip(parts, joined.chunk(len(parts)), strict=True))

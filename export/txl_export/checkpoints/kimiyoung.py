@@ -18,22 +18,35 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import module_state, submodule
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import (
-    Evaluation,
-    Imported,
-    Unwrapped,
-    check_cutoffs,
-    convert_config,
-    split_rows,
-    take,
-)
+from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, check_cutoffs, convert_config
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "kimiyoung"
-MARKS = ("word_emb.emb_layers.0.weight", "crit.out_layers.0.bias")
+MARKS: tuple[str, ...] = ("word_emb.emb_layers.0.weight", "crit.out_layers.0.bias")
 
 
-class KimiyoungConfig(Struct, kw_only=True):
+class LengthSettings(Struct, kw_only=True):
+    """Lengths that the layers do not depend on, as every code base calls them that kept the paper's layers."""
+
+    tgt_len: Count | None = None
+    mem_len: Index | None = None
+    ext_len: Index = 0
+    same_length: bool | None = None
+    clamp_len: int | None = None
+
+    def evaluation(self, source: str) -> Evaluation:
+        """What the settings say of evaluation; clamp_len below 1 means no clamp.
+
+        Raises:
+            CheckpointError: an extended context.
+        """
+        if self.ext_len:
+            raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0; no engine keeps an extended context")
+        clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
+        return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
+
+
+class KimiyoungConfig(LengthSettings, kw_only=True):
     """The constructor's arguments that still matter once a model is trained, under their own names.
 
     The last three are no arguments: two that only a fork changes, in what it wrote a whole module of, and one that only
@@ -51,11 +64,6 @@ class KimiyoungConfig(Struct, kw_only=True):
     cutoffs: tuple[Count, ...] = ()
     pre_lnorm: bool
     attn_type: Literal[0, 1, 2, 3] = 0
-    tgt_len: Count | None = None
-    mem_len: Index | None = None
-    ext_len: Index = 0
-    same_length: bool | None = None
-    clamp_len: int | None = None
     tie_weight: bool = True
     tie_projs: tuple[bool, ...] = ()
     sample_softmax: int = -1
@@ -69,8 +77,6 @@ class KimiyoungConfig(Struct, kw_only=True):
         Raises:
             CheckpointError: a setting this version cannot express.
         """
-        if self.ext_len:
-            raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0; no engine keeps an extended context")
         if self.num_mem_tokens:
             raise CheckpointError(
                 f"{source}: num_mem_tokens {self.num_mem_tokens}, expected a Transformer-XL without memory tokens; a "
@@ -93,11 +99,6 @@ class KimiyoungConfig(Struct, kw_only=True):
             layer_norm_epsilon=self.layer_norm_epsilon,
             embedding_scale=self.emb_scale or self.d_model**0.5,
         )
-
-    def evaluation(self) -> Evaluation:
-        """What the arguments say of evaluation; clamp_len below 1 means no clamp."""
-        clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
-        return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
 
     def notes(self) -> tuple[str, ...]:
         """What the arguments ask for that evaluation does without."""
@@ -150,65 +151,65 @@ def _check_module(module: Stub, source: str) -> None:
         )
 
 
-def recognise(names: Mapping[str, Any]) -> bool:
-    """Whether a state has this code's names."""
-    return all(mark in names for mark in MARKS)
-
-
-def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a bare state dict with the constructor's arguments."""
-    found, notes = convert_config(values, KimiyoungConfig, source)
-    config, state = found.model_config(source, position_rows(state)), listed_projections(state)
-    canonical = embedding(config, state, "word_emb", source) | positions(config, state, source)
-    for i in range(config.n_layer):
-        canonical |= decoder_layer(i, state, f"layers.{i}", source, config.attn_type)
-    canonical |= adaptive_softmax(
-        config, state, source, reverse_clusters=True, tie_weight=found.tie_weight, tie_projs=found.tie_projs
-    )
+    found, notes = convert_config(values, KimiyoungConfig, state.source)
+    evaluation, config = found.evaluation(state.source), found.model_config(state.source, position_rows(state))
+    state = _listed_projections(state)
+    canonical = layers(config, state)
+    canonical |= adaptive_softmax(config, state, found.tie_weight, found.tie_projs, reverse=True)
     notes += found.notes()
-    return Imported(NAME, config, canonical, "empty", 0, found.evaluation(), None, notes, cluster_order="reversed")
+    return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes, cluster_order="reversed")
 
 
-def listed_projections(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _listed_projections(state: State) -> State:
     """The state with emb_projs.0 and out_projs.0 for the emb_projs_0 and out_projs_0 of LM-RMT."""
-    own = {name: re.sub(r"\.(emb|out)_projs_(\d+)$", r".\1_projs.\2", name) for name in state}
-    return state if all(name == listed for name, listed in own.items()) else {own[name]: state[name] for name in state}
+    listed = {re.sub(r"\.(emb|out)_projs_(\d+)$", r".\1_projs.\2", name): name for name in state}
+    return state if set(listed) == set(state) else State({new: state[own] for new, own in listed.items()}, state.source)
 
 
-def embedding(config: ModelConfig, state: Mapping[str, Tensor], prefix: str, source: str) -> Weights:
-    """The adaptive embedding: one table and perhaps a projection per cluster, one of each with div_val 1."""
-    canonical: Weights = {}
-    for c in range(1 if config.div_val == 1 else len(config.clusters)):
-        canonical[f"embedding.tables.{c}"] = take(state, f"{prefix}.emb_layers.{c}.weight", source)
-        if (projection := state.get(f"{prefix}.emb_projs.{c}")) is not None:
-            canonical[f"embedding.projections.{c}"] = projection
+def layers(config: ModelConfig, state: State) -> Weights:
+    """All that comes before the softmax: embedding, layers and what tells positions apart."""
+    canonical = embedding(config, state, "word_emb") | _positions(config, state)
+    for i in range(config.n_layer):
+        canonical |= decoder_layer(i, state, f"layers.{i}", config.attn_type)
     return canonical
 
 
-def position_rows(state: Mapping[str, Tensor]) -> int:
+def embedding(config: ModelConfig, state: State, prefix: str) -> Weights:
+    """The adaptive embedding: one table and perhaps a projection per cluster, one of each with div_val 1."""
+    canonical: Weights = {}
+    for c in range(1 if config.div_val == 1 else len(config.clusters)):
+        canonical[f"embedding.tables.{c}"] = state.take(f"{prefix}.emb_layers.{c}.weight")
+        if (projection := f"{prefix}.emb_projs.{c}") in state:
+            canonical[f"embedding.projections.{c}"] = state[projection]
+    return canonical
+
+
+def position_rows(state: State) -> int:
     """Height of the learned position tables r_emb [n_layer, rows, …], 0 without them."""
     table = state.get("r_emb")
     return table.shape[1] if table is not None and table.dim() > 1 else 0
 
 
-def positions(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> Weights:
+def _positions(config: ModelConfig, state: State) -> Weights:
     """What tells positions apart beside the layers' own projections: shared u and v, or learned tables per layer."""
     canonical: Weights = {}
 
     def one_each(name: str) -> Tensor:
-        stacked = take(state, name, source)
+        stacked = state.take(name)
         if not stacked.dim() or stacked.shape[0] != config.n_layer:
             raise CheckpointError(
-                f"{source}: {name} has shape {list(stacked.shape)}, expected one entry for each of {config.n_layer} "
-                "layers; check the config against the code that trained it"
+                f"{state.source}: {name} has shape {list(stacked.shape)}, expected one entry for each of "
+                f"{config.n_layer} layers; check the config against the code that trained it"
             )
         return stacked
 
     for i in range(config.n_layer):
         attention = f"{layer_name(i)}.attention"
         if config.attn_type == 0:
-            canonical[f"{attention}.content_bias"] = take(state, "r_w_bias", source)
-            canonical[f"{attention}.position_bias"] = take(state, "r_r_bias", source)
+            canonical[f"{attention}.content_bias"] = state.take("r_w_bias")
+            canonical[f"{attention}.position_bias"] = state.take("r_r_bias")
         elif config.attn_type == 1:
             canonical[f"{attention}.content_bias"] = one_each("r_w_bias")[i]
             canonical[f"{attention}.distance.keys"] = one_each("r_emb")[i].flip(0)
@@ -219,38 +220,29 @@ def positions(config: ModelConfig, state: Mapping[str, Tensor], source: str) -> 
     return canonical
 
 
-def decoder_layer(i: int, state: Mapping[str, Tensor], prefix: str, source: str, attn_type: int = 0) -> Weights:
-    """One decoder layer but for what `positions` finds: q, k and v lie one after the other, in one matrix or two."""
+def decoder_layer(i: int, state: State, prefix: str, attn_type: int = 0) -> Weights:
+    """One layer but for u, v and learned positions: q, k and v lie one after the other, in one matrix or two."""
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     if attn_type in (2, 3):
-        joined = split_rows(state, f"{prefix}.dec_attn.kv_net.weight", ("key", "value"), source)
-        joined["query"] = take(state, f"{prefix}.dec_attn.q_net.weight", source)
+        joined = state.split(f"{prefix}.dec_attn.kv_net.weight", ("key", "value"))
+        joined["query"] = state.take(f"{prefix}.dec_attn.q_net.weight")
     else:
-        joined = split_rows(state, f"{prefix}.dec_attn.qkv_net.weight", ("query", "key", "value"), source)
+        joined = state.split(f"{prefix}.dec_attn.qkv_net.weight", ("query", "key", "value"))
     canonical = {f"{attention}.{part}.weight": rows for part, rows in joined.items()}
     if attn_type == 0:
-        canonical[f"{attention}.position.weight"] = take(state, f"{prefix}.dec_attn.r_net.weight", source)
+        canonical[f"{attention}.position.weight"] = state.take(f"{prefix}.dec_attn.r_net.weight")
+    canonical[f"{attention}.output.weight"] = state.take(f"{prefix}.dec_attn.o_net.weight")
     names = {
-        f"{attention}.output.weight": "dec_attn.o_net.weight",
-        f"{attention}.norm.weight": "dec_attn.layer_norm.weight",
-        f"{attention}.norm.bias": "dec_attn.layer_norm.bias",
-        f"{feed_forward}.inner.weight": "pos_ff.CoreNet.0.weight",
-        f"{feed_forward}.inner.bias": "pos_ff.CoreNet.0.bias",
-        f"{feed_forward}.outer.weight": "pos_ff.CoreNet.3.weight",
-        f"{feed_forward}.outer.bias": "pos_ff.CoreNet.3.bias",
-        f"{feed_forward}.norm.weight": "pos_ff.layer_norm.weight",
-        f"{feed_forward}.norm.bias": "pos_ff.layer_norm.bias",
+        f"{attention}.norm": "dec_attn.layer_norm",
+        f"{feed_forward}.inner": "pos_ff.CoreNet.0",
+        f"{feed_forward}.outer": "pos_ff.CoreNet.3",
+        f"{feed_forward}.norm": "pos_ff.layer_norm",
     }
-    return canonical | {name: take(state, f"{prefix}.{own}", source) for name, own in names.items()}
+    return canonical | state.take_layers(prefix, names)
 
 
 def adaptive_softmax(
-    config: ModelConfig,
-    state: Mapping[str, Tensor],
-    source: str,
-    reverse_clusters: bool,
-    tie_weight: bool = True,
-    tie_projs: tuple[bool, ...] = (),
+    config: ModelConfig, state: State, tie_weight: bool, tie_projs: tuple[bool, ...], reverse: bool
 ) -> Weights:
     """The adaptive softmax `crit`; tables and projections that are absent are tied to the embedding's.
 
@@ -262,18 +254,18 @@ def adaptive_softmax(
         layer = f"crit.out_layers.{0 if config.div_val == 1 else c}"
         rows = slice(first, last) if config.div_val == 1 else slice(None)
         if f"{layer}.weight" in state or not tie_weight:
-            canonical[f"softmax.tables.{c}"] = take(state, f"{layer}.weight", source)[rows]
-        canonical[f"softmax.biases.{c}"] = take(state, f"{layer}.bias", source)[rows]
+            canonical[f"softmax.tables.{c}"] = state.take(f"{layer}.weight")[rows]
+        canonical[f"softmax.biases.{c}"] = state.take(f"{layer}.bias")[rows]
         projected = config.div_val > 1 or config.d_embed != config.d_model
         untied = bool(tie_projs) and not (c < len(tie_projs) and tie_projs[c])
         if f"crit.out_projs.{c}" in state or (projected and untied):
-            canonical[f"softmax.projections.{c}"] = take(state, f"crit.out_projs.{c}", source)
-    return canonical | cluster_columns(config, state, source, reverse_clusters)
+            canonical[f"softmax.projections.{c}"] = state.take(f"crit.out_projs.{c}")
+    return canonical | cluster_columns(config, state, reverse)
 
 
-def cluster_columns(config: ModelConfig, state: Mapping[str, Tensor], source: str, reverse: bool) -> Weights:
+def cluster_columns(config: ModelConfig, state: State, reverse: bool) -> Weights:
     """The logits that stand for whole clusters: none with one cluster, `reverse` where the last cluster comes first."""
     if len(config.clusters) == 1:
         return {}
-    parts = {part: take(state, f"crit.cluster_{part}", source) for part in ("weight", "bias")}
+    parts = {part: state.take(f"crit.cluster_{part}") for part in ("weight", "bias")}
     return {f"softmax.cluster.{part}": rows.flip(0) if reverse else rows for part, rows in parts.items()}

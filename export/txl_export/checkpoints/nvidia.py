@@ -10,25 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import Imported, Unwrapped, convert_config, take
-from txl_export.checkpoints.kimiyoung import (
-    KimiyoungConfig,
-    cluster_columns,
-    decoder_layer,
-    embedding,
-    position_rows,
-    positions,
-)
+from txl_export.checkpoints.imported import Imported, State, Unwrapped, convert_config
+from txl_export.checkpoints.kimiyoung import KimiyoungConfig, cluster_columns, layers, position_rows
 from txl_export.checkpoints.vocabularies import word_vocabulary
 from txl_export.families.transformer_xl.weights import Weights
 
 NAME = "nvidia"
-MARKS = ("word_emb.emb_layers.0.weight", "crit.out_layers_biases.0")
+MARKS: tuple[str, ...] = ("word_emb.emb_layers.0.weight", "crit.out_layers_biases.0")
 
 
 class NvidiaConfig(KimiyoungConfig, kw_only=True):
@@ -56,44 +48,33 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
     return Unwrapped(state, config, "model_config and model_state", vocabulary, notes)
 
 
-def recognise(names: Mapping[str, Any]) -> bool:
-    """Whether a state has this code's names."""
-    return all(mark in names for mark in MARKS)
-
-
-def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a model_state with the values of model_config."""
-    found, notes = convert_config(values, NvidiaConfig, source)
-    config = found.model_config(source, position_rows(state))
+    found, notes = convert_config(values, NvidiaConfig, state.source)
+    evaluation, config = found.evaluation(state.source), found.model_config(state.source, position_rows(state))
     if len(found.tie_projs) < len(config.clusters):
         raise CheckpointError(
-            f"{source}: tie_projs has {len(found.tie_projs)} entries, expected one for each of the "
+            f"{state.source}: tie_projs has {len(found.tie_projs)} entries, expected one for each of the "
             f"{len(config.clusters)} clusters; check the config against the code that trained it"
         )
-    canonical = embedding(config, state, "word_emb", source) | positions(config, state, source)
-    for i in range(config.n_layer):
-        canonical |= decoder_layer(i, state, f"layers.{i}", source, config.attn_type)
-    canonical |= _softmax(config, found, state, source)
+    canonical = layers(config, state) | _softmax(config, found, state)
     notes += found.notes()
-    return Imported(NAME, config, canonical, "empty", 1, found.evaluation(), None, notes, cluster_order="reversed")
+    return Imported(NAME, config, canonical, "empty", 1, evaluation, None, notes, cluster_order="reversed")
 
 
-def _softmax(config: ModelConfig, found: NvidiaConfig, state: Mapping[str, Tensor], source: str) -> Weights:
+def _softmax(config: ModelConfig, found: NvidiaConfig, state: State) -> Weights:
     """The adaptive softmax `crit`: columns reversed as kimiyoung's, one table for all clusters with div_val 1."""
     canonical: Weights = {}
     for c, (first, last) in enumerate(config.clusters):
         own = 0 if config.div_val == 1 else c
         rows = slice(first, last) if config.div_val == 1 else slice(None)
         if (table := f"crit.out_layers_weights.{own}") in state or not found.tie_weight:
-            canonical[f"softmax.tables.{c}"] = take(state, table, source)[rows]
-        canonical[f"softmax.biases.{c}"] = take(state, f"crit.out_layers_biases.{own}", source)[rows]
-        if found.tie_projs[c]:
-            # The list is the embedding's own: one projection for all clusters, one each, or none.
-            projection = state.get(f"crit.shared_out_projs.{own}")
-        elif config.div_val == 1 and config.d_embed == config.d_model:
-            projection = None
-        else:
-            projection = take(state, f"crit.out_projs.{c}", source)
-        if projection is not None:
-            canonical[f"softmax.projections.{c}"] = projection
-    return canonical | cluster_columns(config, state, source, reverse=True)
+            canonical[f"softmax.tables.{c}"] = state.take(table)[rows]
+        canonical[f"softmax.biases.{c}"] = state.take(f"crit.out_layers_biases.{own}")[rows]
+        # The shared list is the embedding's own: one projection for all clusters, one each, or none.
+        shared = f"crit.shared_out_projs.{own}"
+        if found.tie_projs[c] and shared in state:
+            canonical[f"softmax.projections.{c}"] = state[shared]
+        elif not found.tie_projs[c] and (config.div_val > 1 or config.d_embed != config.d_model):
+            canonical[f"softmax.projections.{c}"] = state.take(f"crit.out_projs.{c}")
+    return canonical | cluster_columns(config, state, reverse=True)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
 from txl_runtime.errors import UsageError
 
-from txl_export.checkpoints.imported import ClusterOrder, Imported, MemoryStart
+from txl_export.checkpoints.imported import Imported
+from txl_export.options import ClusterOrder, MemoryStart
 
 
 class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,12 +28,14 @@ class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
         embedding_scale: the factor on the embedding.
     """
 
-    initial_memory: Literal["empty", "zeros"] | None = None
-    cluster_order: Literal["ascending", "reversed"] | None = None
+    initial_memory: MemoryStart | None = None
+    cluster_order: ClusterOrder | None = None
     embedding_scale: float | None = None
 
 
-def ask_overrides(initial_memory: str | None, cluster_order: str | None, embedding_scale: float | None) -> Overrides:
+def ask_overrides(
+    initial_memory: MemoryStart | None, cluster_order: ClusterOrder | None, embedding_scale: float | None
+) -> Overrides:
     """The overrides of an export's options.
 
     Raises:
@@ -47,11 +50,8 @@ def ask_overrides(initial_memory: str | None, cluster_order: str | None, embeddi
     scale = embedding_scale
     if scale is not None and (not isinstance(scale, int | float) or not math.isfinite(scale) or scale <= 0):
         raise UsageError(f"--embedding-scale is {scale}, expected a number above 0 such as sqrt(d_model); check it")
-    return Overrides(
-        initial_memory=cast(MemoryStart | None, initial_memory),
-        cluster_order=cast(ClusterOrder | None, cluster_order),
-        embedding_scale=None if scale is None else float(scale),
-    )
+    scale = None if scale is None else float(scale)
+    return Overrides(initial_memory=initial_memory, cluster_order=cluster_order, embedding_scale=scale)
 
 
 def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dict[str, Any]]:
@@ -60,31 +60,33 @@ def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dic
     Raises:
         UsageError: an order of clusters for a model that has none.
     """
-    before: dict[str, Any] = {}
-    notes = []
-
-    def changes(name: str, own: Any, wanted: Any) -> bool:
-        if wanted is None or wanted == own:
-            return False
-        flag, before[name] = f"--{name.replace('_', '-')}", own
-        notes.append(f"{flag} overrides what {imported.family} checkpoints have: {wanted} instead of {own}")
-        return True
-
-    changed = imported
-    if changes("initial_memory", imported.memory_start, asked.initial_memory):
-        changed = replace(changed, memory_start=cast(MemoryStart, asked.initial_memory))
     if asked.cluster_order is not None and len(imported.config.clusters) == 1:
         raise UsageError(
             f"--cluster-order is {asked.cluster_order}, expected none for a softmax of one cluster; leave it out"
         )
-    if changes("cluster_order", imported.cluster_order, asked.cluster_order):
-        columns = {name: t.flip(0) for name, t in changed.weights.items() if name.startswith("softmax.cluster.")}
-        order = cast(ClusterOrder, asked.cluster_order)
-        changed = replace(changed, weights=changed.weights | columns, cluster_order=order)
-    if changes("embedding_scale", imported.config.embedding_scale, asked.embedding_scale):
-        scaled = msgspec.structs.replace(changed.config, embedding_scale=cast(float, asked.embedding_scale))
-        changed = replace(changed, config=scaled)
-    return replace(changed, notes=(*changed.notes, *notes)), before
+    own: dict[str, Any] = {
+        "initial_memory": imported.memory_start,
+        "cluster_order": imported.cluster_order,
+        "embedding_scale": imported.config.embedding_scale,
+    }
+    given = msgspec.structs.asdict(asked)
+    wanted = {name: value for name, value in given.items() if value not in (None, own[name])}
+    facts, weights = own | wanted, imported.weights
+    if "cluster_order" in wanted:
+        weights = weights | {name: t.flip(0) for name, t in weights.items() if name.startswith("softmax.cluster.")}
+    notes = (
+        f"--{name.replace('_', '-')} overrides what {imported.family} checkpoints have: {value} instead of {own[name]}"
+        for name, value in wanted.items()
+    )
+    changed = replace(
+        imported,
+        config=msgspec.structs.replace(imported.config, embedding_scale=facts["embedding_scale"]),
+        weights=weights,
+        memory_start=facts["initial_memory"],
+        cluster_order=facts["cluster_order"],
+        notes=(*imported.notes, *notes),
+    )
+    return changed, {name: own[name] for name in wanted}
 
 
 def recorded_overrides(provenance: Mapping[str, Any]) -> Overrides:

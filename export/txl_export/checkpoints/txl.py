@@ -10,19 +10,19 @@ A bare state with canonical names takes the same mapping through --config.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from torch import Tensor
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Index
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, Unwrapped, check_cutoffs, convert_config
+from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, check_cutoffs, convert_config
+from txl_export.options import MemoryStart
 
 NAME = "txl"
-MARKS = ("embedding.tables.0",)
+MARKS: tuple[str, ...] = ("embedding.tables.0",)
 FORMAT = "txl-deploy.checkpoint"
 VERSION = 1
 
@@ -30,16 +30,11 @@ VERSION = 1
 class TxlConfig(ModelConfig, frozen=True, kw_only=True):
     """`ModelConfig` and what is chosen at evaluation time."""
 
-    memory_start: Literal["empty", "zeros"] = "empty"
+    memory_start: MemoryStart = "empty"
     memory_length: Index | None = None
     segment_length: Annotated[int, Meta(ge=1)] | None = None
     clamp_length: Index | None = None
     same_length: bool = False
-
-
-def recognise(names: Mapping[str, Any]) -> bool:
-    """Whether a state has canonical names."""
-    return all(mark in names for mark in MARKS)
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
@@ -61,10 +56,10 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
     return Unwrapped(content["state"], content["config"], f"format {FORMAT}", encoded)
 
 
-def from_state(state: Mapping[str, Tensor], values: Mapping[str, Any], source: str) -> Imported:
+def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a state with canonical names."""
-    config, notes = convert_config(values, TxlConfig, source)
-    check_cutoffs(config.cutoffs, config.vocab_size, source)
+    config, notes = convert_config(values, TxlConfig, state.source)
+    check_cutoffs(config.cutoffs, config.vocab_size, state.source)
     architecture = ModelConfig(**{name: getattr(config, name) for name in ModelConfig.__struct_fields__})
     evaluation = Evaluation(config.memory_length, config.segment_length, config.same_length, config.clamp_length or 0)
     return Imported(NAME, architecture, dict(state), config.memory_start, 0, evaluation, None, notes)

@@ -31,12 +31,6 @@ def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
     if not isinstance(unknown, int):
         unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
     delimiter = attributes.get("delimiter")
-    return _encoded(
-        symbols, unknown, bool(attributes.get("lower_case")), delimiter if isinstance(delimiter, str) else None
-    )
-
-
-def _encoded(symbols: list[str], unknown: int | None, lower_case: bool, delimiter: str | None) -> bytes:
     # lm1b's sentences stand between two <S>; the others' lines end in <eos>; enwik8 and text8 have neither.
     start = symbols.index("<S>") if "<S>" in symbols and "<eos>" not in symbols else None
     end = symbols.index("<eos>") if "<eos>" in symbols else start
@@ -45,8 +39,8 @@ def _encoded(symbols: list[str], unknown: int | None, lower_case: bool, delimite
         unknown=unknown,
         line_start=start,
         line_end=end,
-        lower_case=lower_case,
-        delimiter=delimiter,
+        lower_case=bool(attributes.get("lower_case")),
+        delimiter=delimiter if isinstance(delimiter, str) else None,
     )
     return msgspec.json.encode(words)
 

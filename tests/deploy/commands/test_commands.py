@@ -228,7 +228,7 @@ def test_verify_judges_text_where_there_is_some(run, folder, bundle):
     assert {gate["verdict"] for gate in result.document["gates"]} == {"passed"}
     assert result.document["text"]["tokens"] == len(TEXT)
     assert result.document["reference"] == "the checkpoint, computed in float64"
-    assert "not proven again" not in result.stderr
+    assert "not repeated" not in result.stderr
 
     shown = run("verify", bundle, "--segments", 3)
     assert shown.code == 0
@@ -238,7 +238,7 @@ def test_verify_judges_text_where_there_is_some(run, folder, bundle):
     ]
     assert "segments of 64" in shown.stdout
     assert "against the bundle's own weights" in shown.stdout
-    assert "not proven again" in shown.stderr
+    assert "not repeated" in shown.stderr
 
 
 def test_selftest_replays_the_vectors(run, bundle):

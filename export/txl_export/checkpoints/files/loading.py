@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,7 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     """
     aliases = dict(aliases or {})
     with _reading(path) as file:
-        size = _size(file)
+        size = os.fstat(file.fileno()).st_size
         head = file.read(READ_SIZE)
         if _is_safetensors(head, size):
             return Loaded(path, "safetensors", load_safetensors(path), (), _sha256(file))
@@ -110,7 +111,7 @@ def scan_globals(path: Path) -> tuple[str, ...]:
         CheckpointError: the file cannot be read, or is no such file.
     """
     with _reading(path) as file:
-        size = _size(file)
+        size = os.fstat(file.fileno()).st_size
         head = file.read(READ_SIZE)
         names: set[str] = set()
         if head.startswith(b"PK\x03\x04"):
@@ -233,12 +234,6 @@ def _check_path(path: Path) -> None:
         raise CheckpointError("no such file; check the path")
     if not path.is_file():
         raise CheckpointError("not a regular file, expected a checkpoint; copy it to a file first")
-
-
-def _size(file: io.BufferedReader) -> int:
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    return size
 
 
 def _sha256(file: io.BufferedReader) -> str:

@@ -68,18 +68,15 @@ STORAGE_TYPES = {
     }.items()
 }
 
-# Names whose objects become stubs, by the module they are in.
+# Names whose objects become stubs, by the modules they are in.
 _STUB_NAMES = {
     "mem_transformer": "AdaptiveEmbedding DecoderLayer MemTransformerLM MultiHeadAttn PositionalEmbedding "
     "PositionwiseFF RelLearnableDecoderLayer RelLearnableMultiHeadAttn RelMultiHeadAttn "
     "RelPartialLearnableDecoderLayer RelPartialLearnableMultiHeadAttn",
-    "proj_adaptive_softmax": "Projection ProjectedAdaptiveLogSoftmax",
-    "utils.proj_adaptive_softmax": "Projection ProjectedAdaptiveLogSoftmax",
-    "data_parallel": "BalancedDataParallel",
-    "utils.data_parallel": "BalancedDataParallel",
+    "proj_adaptive_softmax utils.proj_adaptive_softmax": "Projection ProjectedAdaptiveLogSoftmax",
+    "data_parallel utils.data_parallel": "BalancedDataParallel",
     "torch.nn.parallel.data_parallel": "DataParallel",
-    "torch.nn.parallel.distributed": "DistributedDataParallel",
-    "apex.parallel.distributed": "DistributedDataParallel",
+    "torch.nn.parallel.distributed apex.parallel.distributed": "DistributedDataParallel",
     "torch.nn.modules.activation": "CELU ELU GELU GLU LeakyReLU LogSigmoid LogSoftmax Mish MultiheadAttention PReLU "
     "ReLU ReLU6 SELU SiLU Sigmoid Softmax Softplus Tanh",
     "torch.nn.modules.adaptive": "AdaptiveLogSoftmaxWithLoss",
@@ -93,9 +90,8 @@ _STUB_NAMES = {
     "torch.nn.backends.thnn": "_get_thnn_function_backend",
     "torch.nn.parameter": "Parameter",
     "torch": "Tensor bfloat16 bool device float16 float32 float64 int16 int32 int64 int8 strided uint8",
-    "apex.fp16_utils.loss_scaler": "DynamicLossScaler LossScaler",
-    "deepspeed.pt.loss_scaler": "DynamicLossScaler LossScaler",
-    "deepspeed.runtime.fp16.loss_scaler": "DynamicLossScaler LossScaler",
+    "apex.fp16_utils.loss_scaler deepspeed.pt.loss_scaler deepspeed.runtime.fp16.loss_scaler": "DynamicLossScaler "
+    "LossScaler",
     "argparse": "Namespace",
     "builtins": "dict float int list",
     "pathlib": "PosixPath WindowsPath",
@@ -103,14 +99,14 @@ _STUB_NAMES = {
     "utils.vocabulary": "OpenAIVocab Vocab",
     "vocabulary": "Vocab",
     "pytorch_transformers.tokenization_gpt2": "GPT2Tokenizer",
-    "_regex": "compile",
-    "regex._regex": "compile",
+    "_regex regex._regex": "compile",
     "fastai.text.models.transformer": "Activation TransformerXL init_transformer",
     "numpy": "dtype ndarray",
-    "numpy.core.multiarray": "_reconstruct scalar",
-    "numpy._core.multiarray": "_reconstruct scalar",
+    "numpy.core.multiarray numpy._core.multiarray": "_reconstruct scalar",
 }
-STUBS = frozenset(f"{module}.{name}" for module, names in _STUB_NAMES.items() for name in names.split())
+STUBS = frozenset(
+    f"{module}.{name}" for modules, names in _STUB_NAMES.items() for module in modules.split() for name in names.split()
+)
 
 # Arrays (random states, mostly) have a state that is no dictionary and that nobody needs: it is dropped.
 OPAQUE = frozenset(name for name in STUBS if name.startswith("numpy."))
@@ -214,7 +210,7 @@ def _parameter(args: tuple[Any, ...]) -> Tensor:
 def _typed_tensor(args: tuple[Any, ...]) -> Any:
     """A tensor with attributes of its own, as (function, type, arguments, state): type and state are dropped."""
     function, _, arguments, _ = args
-    rebuild = isinstance(function, Name) and function.class_name in ("torch._utils._rebuild_tensor_v2",)
+    rebuild = isinstance(function, Name) and function.class_name == "torch._utils._rebuild_tensor_v2"
     if not rebuild or type(arguments) is not tuple:
         raise CheckpointError("a tensor is of a kind that is not read here; save plain tensors")
     return _tensor(arguments)

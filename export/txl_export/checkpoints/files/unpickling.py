@@ -3,8 +3,8 @@
 Python's pickle module resolves names to real objects and calls them; torch.load(weights_only=True) restricts that, but
 cannot read what torch ≤ 1.5 wrote for whole modules, and torch.load with a restricted pickle module builds real objects
 from file data before anything has checked it. So the instructions are decoded with pickletools, which only parses, and
-the few that checkpoints use are carried out on plain data, with `pickle_names` for whatever they
-refer to. Every other instruction, name or shape of data is refused.
+the few that checkpoints use are carried out on plain data, with `pickle_names` for whatever they refer to. Every other
+instruction, name or shape of data is refused.
 """
 
 from __future__ import annotations
@@ -120,10 +120,7 @@ class Unpickler:
         module, _, attribute = name.rpartition(".")
         return self._aliases.get(name, f"{PYTHON_2.get(module, module)}.{attribute}")
 
-    # The instructions, by what they do; `argument` is what pickletools decoded.
-
-    def _nothing(self, argument: Any) -> None:
-        pass
+    # What the instructions of `_ACTIONS` do; `argument` is what pickletools decoded.
 
     def _push(self, argument: Any) -> None:
         self._stack.append(argument)
@@ -144,27 +141,13 @@ class Unpickler:
         items, self._stack = self._stack, self._marks.pop()
         return items
 
-    def _tuple(self, count: int | None) -> None:
-        items = self._since_mark() if count is None else [self._stack.pop() for _ in range(count)][::-1]
-        self._stack.append(tuple(items))
-
-    def _append(self, argument: Any) -> None:
-        self._extend_list([self._stack.pop()])
-
-    def _appends(self, argument: Any) -> None:
-        self._extend_list(self._since_mark())
+    def _last(self, count: int) -> list[Any]:
+        return [self._stack.pop() for _ in range(count)][::-1]
 
     def _extend_list(self, items: list[Any]) -> None:
         if type(self._stack[-1]) is not list:
             raise CheckpointError(f"the pickle appends to a {type(self._stack[-1]).__name__}; the file is damaged")
         self._stack[-1].extend(items)
-
-    def _set_item(self, argument: Any) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        self._update_dict([key, value])
-
-    def _set_items(self, argument: Any) -> None:
-        self._update_dict(self._since_mark())
 
     def _update_dict(self, items: list[Any]) -> None:
         if type(self._stack[-1]) is not dict or len(items) % 2:
@@ -174,17 +157,11 @@ class Unpickler:
     def _frozen_set(self, argument: Any) -> None:
         self._stack.append(self._since_mark())
 
-    def _get(self, index: int) -> None:
-        self._stack.append(self._memo[index])
-
     def _put(self, index: int) -> None:
         self._memo[index] = self._stack[-1]
 
     def _memoize(self, argument: Any) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
-
-    def _global(self, argument: str) -> None:
-        self._push_name(*argument.split(" ", 1))
 
     def _stack_global(self, argument: Any) -> None:
         attribute, module = self._stack.pop(), self._stack.pop()
@@ -268,7 +245,7 @@ class Unpickler:
 
 
 _ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
-    **dict.fromkeys(("PROTO", "FRAME", "STOP"), Unpickler._nothing),
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
     **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINFLOAT"), Unpickler._push),
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), Unpickler._push),
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4"), Unpickler._push_integer),
@@ -281,20 +258,20 @@ _ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
     "EMPTY_SET": lambda machine, _: machine._push([]),
     "EMPTY_TUPLE": lambda machine, _: machine._push(()),
     "MARK": Unpickler._mark,
-    "TUPLE": lambda machine, _: machine._tuple(None),
-    "TUPLE1": lambda machine, _: machine._tuple(1),
-    "TUPLE2": lambda machine, _: machine._tuple(2),
-    "TUPLE3": lambda machine, _: machine._tuple(3),
-    "APPEND": Unpickler._append,
-    "APPENDS": Unpickler._appends,
-    "ADDITEMS": Unpickler._appends,
+    "TUPLE": lambda machine, _: machine._push(tuple(machine._since_mark())),
+    "TUPLE1": lambda machine, _: machine._push(tuple(machine._last(1))),
+    "TUPLE2": lambda machine, _: machine._push(tuple(machine._last(2))),
+    "TUPLE3": lambda machine, _: machine._push(tuple(machine._last(3))),
+    "APPEND": lambda machine, _: machine._extend_list(machine._last(1)),
+    "APPENDS": lambda machine, _: machine._extend_list(machine._since_mark()),
+    "ADDITEMS": lambda machine, _: machine._extend_list(machine._since_mark()),
     "FROZENSET": Unpickler._frozen_set,
-    "SETITEM": Unpickler._set_item,
-    "SETITEMS": Unpickler._set_items,
-    **dict.fromkeys(("BINGET", "LONG_BINGET"), Unpickler._get),
+    "SETITEM": lambda machine, _: machine._update_dict(machine._last(2)),
+    "SETITEMS": lambda machine, _: machine._update_dict(machine._since_mark()),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, index: machine._push(machine._memo[index])),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT"), Unpickler._put),
     "MEMOIZE": Unpickler._memoize,
-    "GLOBAL": Unpickler._global,
+    "GLOBAL": lambda machine, name: machine._push_name(*name.split(" ", 1)),
     "STACK_GLOBAL": Unpickler._stack_global,
     # For a stub, creating an object and calling its class are the same.
     "REDUCE": Unpickler._reduce,
