@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -139,31 +140,24 @@ def _exchange(first: Path, second: Path) -> bool:
 
 def _recover(target: Path) -> None:
     """Clean up after runs that were killed: put back a bundle that had stepped aside, remove unfinished ones."""
-    for aside in sorted(target.parent.glob(f".{_escape(target.name)}{ASIDE}*")):
+    name = glob.escape(target.name)
+    for aside in sorted(target.parent.glob(f".{name}{ASIDE}*")):
         if target.exists():
             shutil.rmtree(aside, ignore_errors=True)
         else:
             aside.rename(target)
-    left = target.parent.glob(f".{_escape(target.name)}{PARTIAL}*")
+    left = target.parent.glob(f".{name}{PARTIAL}*")
     for partial in {path.with_name(path.name.removesuffix(LOCK)) for path in left}:
         with contextlib.suppress(Timeout), FileLock(_lock_file(partial), timeout=0):
             _remove_now(partial)
 
 
-def _escape(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
 def _sync(folder: Path) -> None:
     """Write every file through to the disk, so that a bundle under its final name is complete after a power cut."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            path.chmod(0o666 & ~_umask())  # some writers are more private than the user asked to be
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-
-
-def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)  # some writers are more private than the user asked to be
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())

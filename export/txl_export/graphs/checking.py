@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx.external_data_helper import uses_external_data
+from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import TxlError
 
 from txl_export.graphs.quantised_matmul import MICROSOFT
 
-_Spec = tuple[str, str, tuple[int | str, ...]]
-
 
 def check_graph(path: Path, program: Program, opset: int) -> None:
     """Check a written graph: by ONNX's checker, and its shapes, names, dtypes, opset, indices and weight file.
 
-    Sizes that the graph leaves open may be any.
+    A ring's graph may leave the segment open.
 
     Raises:
         TxlError: the graph is not what it should be.
@@ -34,14 +32,9 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     versions = {entry.domain: entry.version for entry in model.opset_import}
     if versions.pop("", 0) != opset or versions not in ({}, {MICROSOFT: 1}):
         raise TxlError(f"{path.name}: uses other opsets than {opset} of the standard: {versions}; report this")
-    for side, promised, found in (
-        ("inputs", program.inputs, model.graph.input),
-        ("outputs", program.outputs, model.graph.output),
-    ):
-        wants: list[_Spec] = [(spec.name, spec.dtype, spec.shape) for spec in promised]
-        has = [_spec(value) for value in found]
-        if not _fit(has, wants, "segment" if program.update == "ring" else None):
-            raise TxlError(f"{path.name}: {side} are {has}, expected {wants}; report this")
+    inputs, outputs = ([_binding(value) for value in side] for side in (model.graph.input, model.graph.output))
+    open_size = "segment" if program.update == "ring" else None
+    check_bindings(path.name, inputs, outputs, program, "report this", order=True, open_size=open_size)
     wide = _wide_indices(model.graph)
     if wide:
         raise TxlError(f"{path.name}: {', '.join(wide)} gather by other indices than int32; report this")
@@ -64,15 +57,7 @@ def _wide_indices(graph: onnx.GraphProto) -> list[str]:
     return [node.name for node in gathers if kinds.get(node.input[1]) != onnx.TensorProto.INT32]
 
 
-def _spec(value: onnx.ValueInfoProto) -> _Spec:
+def _binding(value: onnx.ValueInfoProto) -> Binding:
     kind = value.type.tensor_type
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
-    return value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim)
-
-
-def _fit(has: Sequence[_Spec], wants: Sequence[_Spec], open_size: str | None) -> bool:
-    """Same names, dtypes and sizes; the segment of a ring may be open, the rows of the softmax have to be."""
-    if [(name, dtype, len(shape)) for name, dtype, shape in has] != [(n, d, len(shape)) for n, d, shape in wants]:
-        return False
-    sizes = (pair for mine, theirs in zip(has, wants, strict=True) for pair in zip(mine[2], theirs[2], strict=True))
-    return all(found in (size, open_size) for found, size in sizes)
+    return Binding(value.name, dtype, tuple(dim.dim_param or dim.dim_value for dim in kind.shape.dim))

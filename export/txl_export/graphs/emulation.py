@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,11 +21,13 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import SELFTEST
-from txl_runtime.bundle.tables import Program, TensorSpec
-from txl_runtime.bundle.weight_header import read_header
+from txl_runtime.bundle.tables import TensorSpec
+from txl_runtime.bundle.weight_header import StoredTensor, read_header
 from txl_runtime.errors import TxlError
 
 from txl_export.bundle.sealing import seal
+
+_Places = Sequence[tuple[StoredTensor, StoredTensor]]
 
 EMULATED = "bf16"
 """The precision that the CPU has to be helped with."""
@@ -62,7 +63,8 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
         for name in (manifest.vocabulary, SELFTEST):
             if name is not None and (folder / name).is_file():
                 shutil.copy(folder / name, place / name)
-        places = _Relocation(folder / manifest.weights, place / manifest.weights)
+        theirs, ours = read_header(folder / manifest.weights), read_header(place / manifest.weights)
+        places = [(theirs[name], ours[name]) for name in theirs if theirs[name].length]
         for file in {program.file for program in manifest.programs}:
             rewritten = in_float32(onnx.load(folder / file, load_external_data=False), places)
             (place / file).write_bytes(rewritten.SerializeToString())
@@ -72,91 +74,70 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
             "set TMPDIR to where there is"
         ) from None
     states = tuple(msgspec.structs.replace(state, dtype="float32") for state in manifest.states)
-    programs = tuple(_as_float32(program) for program in manifest.programs)
+    programs = tuple(
+        msgspec.structs.replace(program, inputs=_as_float32(program.inputs), outputs=_as_float32(program.outputs))
+        for program in manifest.programs
+    )
     seal(place, msgspec.structs.replace(manifest, precision="fp32", states=states, programs=programs))
 
 
-def _as_float32(program: Program) -> Program:
-    def plain(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(
-            msgspec.structs.replace(spec, dtype="float32") if spec.dtype == "bfloat16" else spec for spec in specs
-        )
-
-    return msgspec.structs.replace(program, inputs=plain(program.inputs), outputs=plain(program.outputs))
+def _as_float32(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(msgspec.structs.replace(spec, dtype="float32") if spec.dtype == "bfloat16" else spec for spec in specs)
 
 
-class _Relocation:
-    """Where a byte range of one safetensors file lies in another, whose values take twice as many bytes."""
-
-    def __init__(self, source: Path, target: Path) -> None:
-        theirs, ours = read_header(source), read_header(target)
-        self._moves = [(theirs[name], ours[name]) for name in theirs if theirs[name].length]
-
-    def find(self, offset: int, length: int) -> tuple[int, int]:
-        """Offset and length there."""
-        for before, after in self._moves:
-            inside = offset - before.offset
-            if inside >= 0 and inside + length <= before.length:
-                times = after.length // before.length
-                return after.offset + inside * times, length * times
-        raise TxlError(f"a graph reads bytes {offset} to {offset + length}, which are no weights; export again")
-
-
-def in_float32(model: onnx.ModelProto, places: _Relocation | None = None) -> onnx.ModelProto:
+def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
     """A graph of bf16 as one of float32 that rounds to bf16 wherever the original would.
 
     Args:
         model: with its types complete, as `tracing` writes it.
-        places: where its external weights lie in a file of float32.
+        places: where its external weights lie, and where in a file of float32.
     """
-    typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    half = {value.name for value in _values(typed.graph) if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
-    half |= {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.BFLOAT16}
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = onnx.shape_inference.infer_shapes(model, data_prop=True)
     graph = made.graph
-    del graph.value_info[:]
+    values = (*graph.value_info, *graph.input, *graph.output)
+    half = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
+    half |= {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.BFLOAT16}
+    del graph.value_info[:], graph.node[:]
     for value in (*graph.input, *graph.output):
         if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     for tensor in graph.initializer:
         _widen(tensor, places)
-    nodes: list[onnx.NodeProto] = []
-    numbers = count()
-    for node in graph.node:
+    for original in model.graph.node:
+        node = graph.node.add()
+        node.CopyFrom(original)
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
-                _widen(attribute.t, None)
+                _widen(attribute.t, places)
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.BFLOAT16:
                 attribute.i = TensorProto.FLOAT
-        nodes.append(node)
         if node.op_type in MOVING or node.op_type == "Constant":
             continue
         for index, output in enumerate(node.output):
             if output in half:
-                number = next(numbers)
-                exact, short = f"bf16.{number}.exact", f"bf16.{number}.short"
+                exact, short = f"{output}.exact", f"{output}.bf16"
                 node.output[index] = exact
-                nodes.append(helper.make_node("Cast", [exact], [short], to=TensorProto.BFLOAT16))
-                nodes.append(helper.make_node("Cast", [short], [output], to=TensorProto.FLOAT))
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
+                graph.node.append(helper.make_node("Cast", [exact], [short], to=TensorProto.BFLOAT16))
+                graph.node.append(helper.make_node("Cast", [short], [output], to=TensorProto.FLOAT))
     return made
 
 
-def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    yield from graph.value_info
-    yield from graph.input
-    yield from graph.output
+def _moved(offset: int, length: int, places: _Places) -> tuple[int, int]:
+    """Offset and length of a byte range in the file of float32, whose values take twice as many bytes."""
+    for before, after in places:
+        inside = offset - before.offset
+        if inside >= 0 and inside + length <= before.length:
+            times = after.length // before.length
+            return after.offset + inside * times, length * times
+    raise TxlError(f"a graph reads bytes {offset} to {offset + length}, which are no weights; export again")
 
 
-def _widen(tensor: onnx.TensorProto, places: _Relocation | None) -> None:
+def _widen(tensor: onnx.TensorProto, places: _Places) -> None:
     """Make a bf16 tensor float32, and let any external tensor point to its place in the other weight file."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     half = tensor.data_type == TensorProto.BFLOAT16
-    if entries and places is not None:
-        offset, length = places.find(int(entries["offset"]), int(entries["length"]))
+    if entries:
+        offset, length = _moved(int(entries["offset"]), int(entries["length"]), places)
         del tensor.external_data[:]
         for key, text in {**entries, "offset": str(offset), "length": str(length)}.items():
             tensor.external_data.add(key=key, value=text)

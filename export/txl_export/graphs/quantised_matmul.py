@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from txl_runtime.bundle.tables import Program
 
-from txl_export.graphs.quantising import BITS, QUANTISED, block_of
+from txl_export.graphs.quantising import BITS, COLUMNS, QUANTISED, block_of
 
 MICROSOFT = "com.microsoft"
 
@@ -64,7 +64,7 @@ def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool)
         name = matrix.name.replace("/", ".")
         if f"{name}.shape" not in parts:
             continue
-        if many and f"{name}.columns" in parts:
+        if many and f"{name}.{COLUMNS}" in parts:
             if zeros is None:
                 before = _zero_points(graph, node.inputs[0])
                 graph.insert_before(node, before)
@@ -84,8 +84,8 @@ def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool)
 def _by_blocks(graph: ir.Graph, x: ir.Value | None, name: str, parts: Mapping[str, Tensor]) -> ir.Node:
     precision = next(precision for precision in QUANTISED if f"{name}.{precision}" in parts)
     size, width = (int(n) for n in parts[f"{name}.shape"])
-    stored = [part for part in (precision, "scale", "zero") if f"{name}.{part}" in parts]
-    inputs = [x, *(_parameter(graph, f"{name}.{part}", parts) for part in stored)]
+    stored = [f"{name}.{part}" for part in (precision, "scale", "zero") if f"{name}.{part}" in parts]
+    inputs = [x, *(initializer(graph, part, parts[part].numpy()) for part in stored)]
     # accuracy_level 4: products of integers, the activations' scales per row and block.
     attributes = {"K": size, "N": width, "bits": BITS[precision], "block_size": block_of(size), "accuracy_level": 4}
     return ir.node("MatMulNBits", inputs, attributes=attributes, domain=MICROSOFT)
@@ -105,39 +105,28 @@ def _by_rows(
     assert x is not None
     source = x.producer()
     positive = source is not None and source.op_type == "Relu"
-    axis = _constant(graph, "rows.axis", np.array([1], np.int64))
-    step = _constant(
-        graph, "rows.step.255" if positive else "rows.step.127", np.float32(1 / (255 if positive else 127))
-    )
+    axis = initializer(graph, "rows.axis", np.array([1], np.int64))
+    most = 255 if positive else 127
+    step = initializer(graph, f"rows.step.{most}", np.float32(1 / most))
     size = [] if positive else [ir.node("Abs", [x])]
     largest = ir.node("ReduceMax", [size[0].outputs[0] if size else x, axis], attributes={"keepdims": 0})
     scale = ir.node("Mul", [largest.outputs[0], step])
     offsets = [] if positive else [zeros]
     codes = ir.node("QuantizeLinear", [x, scale.outputs[0], *offsets], attributes={"axis": 0})
-    columns, column_scale = (_parameter(graph, f"{name}.{part}", parts) for part in ("columns", "column_scale"))
-    offset = [] if positive else [_constant(graph, "rows.zero", np.uint8(128))]
-    one = _constant(graph, "rows.one", np.float32(1))
+    stored = [f"{name}.{part}" for part in (COLUMNS, "column_scale")]
+    columns, column_scale = (initializer(graph, part, parts[part].numpy()) for part in stored)
+    offset = [] if positive else [initializer(graph, "rows.zero", np.uint8(128))]
+    one = initializer(graph, "rows.one", np.float32(1))
     product = ir.node("MatMulIntegerToFloat", [codes.outputs[0], columns, one, column_scale, *offset], domain=MICROSOFT)
     column = ir.node("Unsqueeze", [scale.outputs[0], axis])
     result = ir.node("Mul", [product.outputs[0], column.outputs[0]])
     return *size, largest, scale, codes, product, column, result
 
 
-def _constant(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.generic) -> ir.Value:
-    """An initializer of that name, made when it is first asked for."""
+def initializer(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.generic) -> ir.Value:
+    """The graph's initializer of that name, made of the value when it is first asked for."""
     if name not in graph.initializers:
-        _register(graph, name, np.asarray(value))
+        tensor = ir.tensor(np.asarray(value), name=name)
+        shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+        graph.register_initializer(ir.Value(name=name, type=kind, shape=shape, const_value=tensor))
     return graph.initializers[name]
-
-
-def _parameter(graph: ir.Graph, name: str, parts: Mapping[str, Tensor]) -> ir.Value:
-    """An initializer of that name, which `write_graph` lets point into the weight file."""
-    if name not in graph.initializers:
-        _register(graph, name, parts[name].numpy())
-    return graph.initializers[name]
-
-
-def _register(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> None:
-    tensor = ir.tensor(array, name=name)
-    shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
-    graph.register_initializer(ir.Value(name=name, type=kind, shape=shape, const_value=tensor))

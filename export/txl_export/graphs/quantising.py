@@ -33,19 +33,19 @@ def gain_error(folded: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> flo
     in the gain, but a wrong scale shows, which could pass the other limits: few bits need loose ones.
     """
     worst = 0.0
-    for name in parts:
-        base, _, kind = name.rpartition(".")
-        if is_quantised(name, parts):
-            original, found = folded[base].double(), _matrix(parts, base, kind).double()
-            slope = float((found * original).sum() / original.square().sum().clamp_min(1e-30))
-            worst = max(worst, abs(slope - 1))
+    for name, kind in codes_in(parts):
+        original, found = folded[name].double(), _matrix(parts, name, kind).double()
+        slope = float((found * original).sum() / original.square().sum().clamp_min(1e-30))
+        worst = max(worst, abs(slope - 1))
     return worst
 
 
-def is_quantised(name: str, parts: Collection[str]) -> bool:
-    """Whether one of the parts from `quantise` holds codes."""
-    base, _, kind = name.rpartition(".")
-    return f"{base}.shape" in parts and kind in (*QUANTISED, COLUMNS)
+def codes_in(parts: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The quantised matrices among parts from `quantise`, and the kind of codes each has; int8 may have two."""
+    for part in parts:
+        name, _, kind = part.rpartition(".")
+        if f"{name}.shape" in parts and kind in (*QUANTISED, COLUMNS):
+            yield name, kind
 
 
 def quantise(
@@ -81,7 +81,7 @@ def quantise(
             continue
         parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
         if precision == "int4":
-            codes, scale, zero = _blocks(tensor.numpy(), precision)
+            codes, scale, zero = _blocks(tensor.numpy())
             parts |= {f"{name}.int4": codes, f"{name}.scale": scale, f"{name}.zero": zero}
             continue
         columns, scale = _columns(tensor)
@@ -94,14 +94,8 @@ def quantise(
 
 def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `quantise`, to its rounding: what the quantised matrices stand for."""
-    folded: dict[str, Tensor] = {}
-    for name, tensor in parts.items():
-        base, _, kind = name.rpartition(".")
-        if is_quantised(name, parts):
-            folded[base] = _matrix(parts, base, kind)
-        elif f"{base}.shape" not in parts:
-            folded[name] = tensor
-    return folded
+    plain = {name: tensor for name, tensor in parts.items() if f"{name.rpartition('.')[0]}.shape" not in parts}
+    return plain | {name: _matrix(parts, name, kind) for name, kind in codes_in(parts)}
 
 
 def block_of(size: int) -> int:
@@ -124,11 +118,8 @@ def _in_blocks(columns: Tensor) -> Tensor:
     return codes.reshape(width, -1, block)
 
 
-def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes uint8 [out, blocks, bytes of a block], scales and packed zero points, by ONNX Runtime's quantiser."""
-    with _quiet_logging():
-        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
+def _blocks(matrix: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
+    """int4 codes, uint8 [out, blocks, bytes of a block], scales and packed zero points, by ONNX Runtime's quantiser."""
     size, width = matrix.shape
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -139,10 +130,10 @@ def _blocks(matrix: NDArray[np.float32], precision: str) -> tuple[Tensor, Tensor
         [onnx.numpy_helper.from_array(matrix, "w")],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
-    quantiser = MatMulNBitsQuantizer(
-        model, bits=BITS[precision], block_size=block_of(size), is_symmetric=False, accuracy_level=4
-    )
     with _quiet_logging():
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+        quantiser = MatMulNBitsQuantizer(model, bits=4, block_size=block_of(size), is_symmetric=False, accuracy_level=4)
         quantiser.process()
     (product,) = quantiser.model.model.graph.node
     found = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in quantiser.model.model.graph.initializer}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import TxlError
 
-from txl_export.graphs.quantised_matmul import has_many_rows, multiply_quantised
+from txl_export.graphs.quantised_matmul import has_many_rows, initializer, multiply_quantised
 from txl_export.graphs.weight_file import WeightFile
 
 IR_VERSIONS = {18: 10, 24: 12}
@@ -40,12 +41,9 @@ class Traceable(nn.Module):
     """Names in the graph for values inside of it."""
     translations: Mapping[Callable[..., Any], Callable[..., Any]] = {}
     """What `torch.onnx.export` needs to know of operators that are not torch's."""
+    dynamic_shapes: Any = None
+    """What `torch.export` may not take for fixed, per argument; None where everything is."""
     marking = False
-
-    @property
-    def dynamic_shapes(self) -> Any:
-        """What `torch.export` may not take for fixed, per argument; None where everything is."""
-        return None
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Arguments of the right shapes and dtypes, to trace with."""
@@ -57,7 +55,6 @@ def write_graph(
     program: Program,
     weights: WeightFile,
     path: Path,
-    facts: Mapping[str, str],
     opset: int,
     parts: Mapping[str, Tensor],
 ) -> None:
@@ -68,7 +65,6 @@ def write_graph(
         program: names, shapes and dtypes of its inputs and outputs.
         weights: the file that its parameters are in.
         path: where to write.
-        facts: go into the file's metadata.
         opset: of the standard.
         parts: the parameters as the weight file has them, some quantised.
     """
@@ -89,7 +85,7 @@ def write_graph(
     multiply_quantised(graph, parts, has_many_rows(program))
     _forget_origins(model)
     weights.point_into(graph)
-    model.metadata_props.update(facts)
+    model.metadata_props["txl-deploy.program"] = msgspec.json.encode(program).decode()
     ir.save(model, path)
 
 
@@ -147,18 +143,11 @@ def _int32_indices(graph: ir.Graph) -> None:
 
     TensorRT 8.6 has no int64, and the indices are the largest constants in the file.
     """
-    narrowed: dict[str, ir.Value] = {}
 
     def narrow(constant: ir.Value) -> ir.Value:
         assert constant.name is not None
         assert constant.const_value is not None
-        if constant.name not in narrowed:
-            tensor = ir.tensor(constant.const_value.numpy().astype(np.int32), name=f"{constant.name}.int32")
-            value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), const_value=tensor)
-            value.shape = ir.Shape(tensor.shape.numpy())
-            graph.register_initializer(value)
-            narrowed[constant.name] = value
-        return narrowed[constant.name]
+        return initializer(graph, f"{constant.name}.int32", constant.const_value.numpy().astype(np.int32))
 
     for node in graph:
         if node.op_type not in ("Gather", "GatherElements"):

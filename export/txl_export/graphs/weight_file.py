@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 from txl_runtime.bundle.weight_header import read_header
@@ -36,11 +35,9 @@ class WeightFile:
             name = value.name.replace("/", ".")
             if name in self.ranges:
                 assert value.dtype is not None
-                tensor = self._tensor(name, value.dtype, value.shape)
-                value.name, value.const_value = name, tensor
-
-    def _tensor(self, name: str, dtype: ir.DataType, shape: Any) -> ir.ExternalTensor:
-        offset, length = self.ranges[name]
-        return ir.ExternalTensor(
-            self._path.name, offset, length, dtype, shape=shape, name=name, base_dir=self._path.parent
-        )
+                assert value.shape is not None
+                file, folder, where = self._path.name, self._path.parent, self.ranges[name]
+                value.const_value = ir.ExternalTensor(
+                    file, *where, value.dtype, shape=value.shape, name=name, base_dir=folder
+                )
+                value.name = name

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.streaming.stream import Stream
@@ -22,7 +21,7 @@ from txl_runtime.types import Ids
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.parity.comparing import ChainComparison
 from txl_export.parity.heap import trim
-from txl_export.parity.oracle import ReferenceStreams
+from txl_export.parity.oracle import Logprobs, ReferenceStreams
 from txl_export.parity.report import DRIFT_ROWS, ChainResult, TextResult
 
 DISTINCT_IDS, RUN = 4096, 16
@@ -126,7 +125,7 @@ def _run_segment(
         trim()  # else the runtime's memory would come on top of what the reference has freed
     found = stream.step(tokens, counts)
 
-    def pairs() -> Iterator[tuple[NDArray[np.floating], NDArray[np.float32]]]:
+    def pairs() -> Iterator[tuple[Logprobs, Logprobs]]:
         for row, count in enumerate(counts.tolist()):
             first = 0
             for expected in truth.logprobs(hidden[row]):

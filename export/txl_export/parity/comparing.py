@@ -14,14 +14,11 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 from txl_runtime.ladder import NEAR_TIE
 from txl_runtime.streaming.stream import Stream
 
-from txl_export.parity.oracle import ReferenceStreams
+from txl_export.parity.oracle import Logprobs, ReferenceStreams
 from txl_export.parity.report import ChainResult
-
-Rows = NDArray[np.floating]
 
 CHUNK = 100_000
 """Log-probabilities compared at a time: they and what is computed of them fit into a core's share of the cache."""
@@ -35,7 +32,7 @@ class ChainComparison:
         rows = max(1, CHUNK // vocab_size)
         self._other, self._difference, self._weight = (np.empty((rows, vocab_size)) for _ in range(3))
 
-    def segment(self, pairs: Iterable[tuple[Rows, Rows]]) -> None:
+    def segment(self, pairs: Iterable[tuple[Logprobs, Logprobs]]) -> None:
         """One segment's log-probabilities: pairs of expected and found rows, [n, V] each."""
         result, largest, total, count, values = self._result, 0.0, 0.0, 0, 0
         at_a_time = len(self._other)
@@ -52,7 +49,7 @@ class ChainComparison:
         result.mean_logprobs.append(total / max(values, 1))
         result.max_logprobs = max(result.max_logprobs, largest)
 
-    def _compare(self, expected: Rows, found: Rows) -> tuple[float, float]:
+    def _compare(self, expected: Logprobs, found: Logprobs) -> tuple[float, float]:
         """Largest and summed |Δ| of some rows; their KL divergence and agreement go into the result."""
         count, every = len(expected), np.arange(len(expected))
         other, difference, weight = (room[:count] for room in (self._other, self._difference, self._weight))

@@ -11,6 +11,7 @@ from torch import Tensor
 from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.reference import Memory, Reference
+from txl_export.families.transformer_xl.weights import layer_name
 
 Logprobs = NDArray[np.floating]
 
@@ -57,17 +58,14 @@ class ReferenceStreams:
 
     def step(self, tokens: Ids, counts: Ids) -> Logprobs:
         """One segment's log-probabilities at once, [b, T, V]; rows beyond the counts are zero."""
-        result = np.zeros((*tokens.shape, self.reference.config.vocab_size), self._dtype)
+        dtype = np.float32 if self.large else np.float64
+        result = np.zeros((*tokens.shape, self.reference.config.vocab_size), dtype)
         for row, hidden in enumerate(self.run(tokens, counts)):
             first = 0
             for some in self.logprobs(hidden):
                 result[row, first : first + len(some)] = some
                 first += len(some)
         return result
-
-    @property
-    def _dtype(self) -> type[np.floating]:
-        return np.float32 if self.large else np.float64
 
     def memory(self, form: str) -> Iterator[tuple[str, Logprobs]]:
         """Name and values as `Stream.memory()` has them, shorter sequences zero-padded on the left; one at a time,
@@ -92,8 +90,8 @@ def _handed_over(memory: Memory) -> Iterator[Tensor]:
 
 def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[str, Tensor]]:
     if form == "hidden":
-        yield from ((f"layers.{i:02d}.hidden", rows) for i, rows in enumerate(memory))
+        yield from ((f"{layer_name(i)}.hidden", rows) for i, rows in enumerate(memory))
         return
     for i, (key, value) in enumerate(reference.keys_and_values(memory)):
-        yield f"layers.{i:02d}.key", key
-        yield f"layers.{i:02d}.value", value
+        yield f"{layer_name(i)}.key", key
+        yield f"{layer_name(i)}.value", value

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import random_state, small_config
 from txl_export.families.transformer_xl.folding import fold
-from txl_export.families.transformer_xl.softmax import SoftmaxHead
+from txl_export.families.transformer_xl.softmax import Softmax
 from txl_runtime import Model, load
 from txl_runtime.bundle.tables import Program
 from txl_runtime.host import softmax as outputs
@@ -116,7 +116,7 @@ def ids_of(model: Model, cluster: int, count: int, seed: int = 0) -> np.ndarray:
 def test_split_log_probabilities_are_those_of_the_whole_softmax(models, kind):
     model, config = models(kind), models(kind).manifest.config
     state = {name: tensor.double() for name, tensor in random_state(small_config(**KINDS[kind])).items()}
-    network = SoftmaxHead(config, model.manifest.dialect, fold(config, state))
+    network = Softmax(config, model.manifest.dialect, fold(config, state))
     features = hidden(model, 20)
     expected = network.logprobs(torch.from_numpy(features).double()).numpy()
     found = logprobs(split(model)[0], features, model.vocab_size)

@@ -25,7 +25,7 @@ from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.ring import RingStep
 from txl_export.families.transformer_xl.sensitivity import layer_sensitivity
 from txl_export.families.transformer_xl.settings import Sizes
-from txl_export.families.transformer_xl.softmax import SoftmaxHead, SoftmaxTail
+from txl_export.families.transformer_xl.softmax import Softmax
 from txl_export.families.transformer_xl.step import Step, StepShape
 from txl_export.families.transformer_xl.weights import Weights, layer_name, model_id, parameter_count
 from txl_export.graphs.checking import check_graph
@@ -95,9 +95,8 @@ class Builder:
         stored = WeightFile(path, tied_rows(self.config, folded))
         for file, program in graphs.items():
             heard.stage(f"trace and check {file.removesuffix('.onnx')}")
-            facts = {"txl-deploy.program": msgspec.json.encode(program).decode()}
             opset = 24 if program.update == "ring" else 18
-            write_graph(networks.pop(file), program, stored, folder / file, facts, opset, parts)
+            write_graph(networks.pop(file), program, stored, folder / file, opset, parts)
             check_graph(folder / file, program, opset)
         return list(programs), parts if self.precision in QUANTISED else {}
 
@@ -135,16 +134,15 @@ class Builder:
 
     def _network(self, program: Program, folded: Weights) -> Network:
         """What computes a program."""
-        if program.kind == "head":
-            return SoftmaxHead(self.config, self.dialect, folded)
-        if program.kind.startswith("tail."):
-            return SoftmaxTail(self.config, self.dialect, folded, int(program.kind.removeprefix("tail.")))
+        kind, _, cluster = program.kind.partition(".")
+        if kind in ("head", "tail"):
+            return Softmax(self.config, self.dialect, folded, int(cluster or 0))
         sizes = self.sizes
-        length = sizes.segment_lengths[0] if program.update == "ring" else program.segment_length
-        shape = StepShape(sizes.batch_size, length, sizes.memory_length, self.memory)
+        longest = StepShape(sizes.batch_size, sizes.segment_lengths[0], sizes.memory_length, self.memory)
         if program.update == "ring":
-            return RingStep(self.config, self.dialect, shape, folded)  # open: the longest segment makes the ring
-        distances = count_distances(self.config, self.dialect, sizes.memory_length + sizes.segment_lengths[0])
+            return RingStep(self.config, self.dialect, longest, folded)  # open: the longest segment makes the ring
+        shape = longest._replace(segment_length=program.segment_length)
+        distances = count_distances(self.config, self.dialect, longest.slots)
         return Step(self.config, self.dialect, shape, folded, distances)
 
     def _states(self) -> tuple[StateTensor, ...]:

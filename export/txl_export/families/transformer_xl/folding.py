@@ -18,12 +18,8 @@ from txl_export.families.transformer_xl.weights import Weights
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """What the graphs of a precision compute in, where that is half of float32."""
 
-QUANTISABLE = (
-    ".attention.query_key_value.weight",
-    ".attention.output.weight",
-    ".feed_forward.inner.weight",
-    ".feed_forward.outer.weight",
-)
+TRANSPOSED = (".attention.output.weight", ".feed_forward.inner.weight", ".feed_forward.outer.weight")
+QUANTISABLE = (".attention.query_key_value.weight", *TRANSPOSED)
 """Ends of the names of what int8 and int4 quantise: the matrices that a decode step reads. Embedding, softmax, norms,
 tables of relative positions, attention and memory stay float32."""
 
@@ -48,7 +44,7 @@ def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
             continue
         elif name.endswith(SCALED):
             folded[name] = tensor * scale
-        elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
+        elif name.endswith(TRANSPOSED):
             folded[name] = tensor.T.contiguous()
         else:
             folded[name] = tensor
@@ -101,7 +97,7 @@ def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> Weights:
             weights |= {name.replace("query_key_value", part): rows.contiguous() for part, rows in parts.items()}
         elif name.endswith(SCALED):
             weights[name] = tensor / scale
-        elif ".attention.output.weight" in name or ".feed_forward.inner.weight" in name or ".outer.weight" in name:
+        elif name.endswith(TRANSPOSED):
             weights[name] = tensor.T.contiguous()
         else:
             weights[name] = tensor

@@ -54,7 +54,6 @@ class Network(Traceable):
         super().__init__()
         self.config, self.dialect, self.distances = config, dialect, distances
         self.dtype = folded["embedding.tables.0"].dtype
-        self._buffer_names: dict[str, str] = {}
         for name, tensor in folded.items():
             if ".attention.position." not in name and ".attention.distance." not in name:
                 self._keep(name, tensor)
@@ -65,11 +64,9 @@ class Network(Traceable):
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         """Register a buffer; torch allows no dots in names, so they are written `/` there and back in the graph."""
-        attribute = name.replace(".", "/")
         if tensor.is_floating_point():
             tensor = tensor.to(self.dtype)
-        self._buffer_names[name] = attribute
-        self.register_buffer(attribute, tensor, persistent=False)
+        self.register_buffer(name.replace(".", "/"), tensor, persistent=False)
 
     def _fold_positions(self, rows: int, folded: Mapping[str, Tensor]) -> None:
         """Keep what positions come to for distances 0 … rows-1, one table per layer (attn_type 2: one)."""
@@ -95,17 +92,16 @@ class Network(Traceable):
         return f"{layer_name(i)}.attention.position.table.{part}{self.distances:05d}"
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = getattr(self, self._buffer_names[name])
-        assert isinstance(tensor, Tensor)
-        return tensor
+        return self.get_buffer(name.replace(".", "/"))
 
     def get(self, name: str) -> Tensor | None:
         """The parameter of that name, or None."""
-        return self[name] if name in self._buffer_names else None
+        return getattr(self, name.replace(".", "/"), None)
 
     def position_tables(self) -> Weights:
         """The tables of positions: parameters that only networks of as many distances share."""
-        return {name: self[name] for name in self._buffer_names if ".table." in name}
+        names = (attribute.replace("/", ".") for attribute, _ in self.named_buffers())
+        return {name: self[name] for name in names if ".table." in name}
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids, any, clipped into the vocabulary: int [B, L] → [B, L, D]."""

@@ -70,7 +70,8 @@ class Reference:
         after: Memory = []
         for i, before in enumerate(memory):
             hidden, remembered = self._add_positions(i, hidden, before)
-            after.append(self._remember(remembered, hidden))
+            rows = torch.cat([remembered, hidden], dim=1)
+            after.append(rows[:, max(0, rows.shape[1] - self.memory_length) :])
             hidden = self._layer(i, hidden, remembered)
         if self.config.final_norm:
             hidden = self._norm("final_norm", hidden)
@@ -93,12 +94,10 @@ class Reference:
         rows, first = remembered.shape[1] + hidden.shape[1], remembered.shape[1]
         learned = self._weights.get(f"{layer_name(i)}.positions")
         table = sinusoid(rows, self.config.d_model) if learned is None else learned
-        positions = table[self._distances(rows)].to(self.dtype).flip(0)  # [rows, D], oldest row first
+        last = last_distance(self.config, self.dialect)
+        distances = torch.arange(rows).clamp(max=rows if last is None else last)
+        positions = table[distances].to(self.dtype).flip(0)  # [rows, D], oldest row first
         return hidden + positions[first:], remembered + positions[:first]
-
-    def _remember(self, remembered: Tensor, hidden: Tensor) -> Tensor:
-        rows = torch.cat([remembered, hidden], dim=1)
-        return rows[:, max(0, rows.shape[1] - self.memory_length) :].detach()
 
     def _embed(self, tokens: Tensor) -> Tensor:
         c = self.config
@@ -159,11 +158,6 @@ class Reference:
         table = sinusoid(count, self.config.d_model).to(self.dtype)
         relative = self._heads(f"{name}.position", table)  # R of the paper, [distances, H, d_head]
         return torch.einsum("bthd,rhd->bhtr", query + self._weights[f"{name}.position_bias"], relative)
-
-    def _distances(self, rows: int) -> Tensor:
-        """Which distance's position stands for distances 0 … rows-1."""
-        distances, last = torch.arange(rows), last_distance(self.config, self.dialect)
-        return distances if last is None else distances.clamp(max=last)
 
     def _feed_forward(self, i: int, hidden: Tensor) -> Tensor:
         name = f"{layer_name(i)}.feed_forward"

@@ -74,14 +74,9 @@ class RingStep(Network):
         slot = torch.arange(self.columns, dtype=torch.int32)
         self._keep("slot", slot)
         self._keep("lap", torch.where(slot < self.ring, self.ring, FAR).to(torch.int32))
-
-    @property
-    def dynamic_shapes(self) -> Any:
-        """What `torch.export` may not take for fixed: L."""
-        if self.shape.segment_length == 1:
-            return None
-        length = torch.export.Dim("segment", min=1, max=self.shape.segment_length)
-        return ({1: length}, {}, {}, {}, tuple({} for _ in range(2 * self.config.n_layer)))
+        if shape.segment_length > 1:
+            length = torch.export.Dim("segment", min=1, max=shape.segment_length)
+            self.dynamic_shapes = ({1: length}, {}, {}, {}, tuple({} for _ in range(2 * config.n_layer)))
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Arguments of the right shapes and dtypes, to trace with."""

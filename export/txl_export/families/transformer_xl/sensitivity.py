@@ -12,7 +12,7 @@ from txl_runtime.types import Ids
 from txl_export.families.transformer_xl.folding import unfold
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.weights import Weights, layer_name
-from txl_export.graphs.quantising import dequantise, is_quantised
+from txl_export.graphs.quantising import codes_in, dequantise
 
 SEGMENTS = 4
 
@@ -44,7 +44,7 @@ def layer_sensitivity(
     found: dict[str, float] = {}
     for layer in layers:
         mine = {name: tensor for name, tensor in parts.items() if name.startswith(f"{layer}.")}
-        if any(is_quantised(name, mine) for name in mine):
+        if any(codes_in(mine)):
             changed = weights | unfold(reference.config, dequantise(mine))
             other = _logprobs(make({name: changed[name] for name in weights}), segments)
             found[layer] = float((truth.exp() * (truth - other)).sum(dim=-1).mean())

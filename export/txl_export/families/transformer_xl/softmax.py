@@ -9,7 +9,6 @@ log p(word of c) = head[n, words of cluster 0 + c - 1] + tail.<c>[n, word]. A mo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +17,14 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_export.families.transformer_xl.network import Network
 
 
-class SoftmaxHead(Network):
-    """The first cluster, and the clusters themselves."""
+class Softmax(Network):
+    """The tail of a cluster, or the head for cluster 0."""
 
-    def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor]) -> None:
+    dynamic_shapes = ({0: torch.export.Dim("rows", min=1)},)
+
+    def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], cluster: int = 0) -> None:
         super().__init__(config, dialect, folded, 0)
-
-    @property
-    def dynamic_shapes(self) -> Any:
-        """Any number of rows."""
-        return ({0: torch.export.Dim("rows", min=1)},)
+        self.cluster = cluster
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Two rows, to trace with."""
@@ -35,16 +32,5 @@ class SoftmaxHead(Network):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """See the module's table."""
-        return (self.head_logprobs(hidden.to(self.dtype)),)
-
-
-class SoftmaxTail(SoftmaxHead):
-    """One further cluster."""
-
-    def __init__(self, config: ModelConfig, dialect: Dialect, folded: Mapping[str, Tensor], cluster: int) -> None:
-        super().__init__(config, dialect, folded)
-        self.cluster = cluster
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """See the module's table."""
-        return (self.tail_logprobs(self.cluster, hidden.to(self.dtype)),)
+        rows = hidden.to(self.dtype)
+        return (self.tail_logprobs(self.cluster, rows) if self.cluster else self.head_logprobs(rows),)

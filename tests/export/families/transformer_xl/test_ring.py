@@ -19,7 +19,7 @@ from txl_export.families.transformer_xl.folding import fold
 from txl_export.families.transformer_xl.positions import sinusoid
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.ring import RingStep, tensor_scatter
-from txl_export.families.transformer_xl.softmax import SoftmaxHead
+from txl_export.families.transformer_xl.softmax import Softmax
 from txl_export.families.transformer_xl.step import Step, StepShape
 from txl_export.families.transformer_xl.weights import canonical_shapes
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
@@ -95,7 +95,7 @@ class Rings:
         self.reference = Reference(self.config, self.dialect, self.memory_length, state, torch.float64)
         shape = StepShape(BATCH, self.length, self.memory_length, "kv")
         self.step = RingStep(self.config, self.dialect, shape, self.folded)
-        self.softmax = SoftmaxHead(self.config, self.dialect, self.folded)
+        self.softmax = Softmax(self.config, self.dialect, self.folded)
         self.ring, self.slots = ring_slots(self.memory_length, self.length)
         self.head = torch.tensor(heads or [0] * BATCH, dtype=torch.int32)
         self.truth = [self.reference.initial_memory(1) for _ in range(BATCH)]
