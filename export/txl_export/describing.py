@@ -98,9 +98,5 @@ def _tensors(content: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
     """Every tensor of nested mappings, with its path."""
     if isinstance(content, Tensor):
         return [(prefix, content)]
-    if not isinstance(content, Mapping):
-        return []
-    found: list[tuple[str, Tensor]] = []
-    for key, value in content.items():
-        found += _tensors(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
+    inside = content.items() if isinstance(content, Mapping) else ()
+    return [found for key, value in inside for found in _tensors(value, f"{prefix}.{key}" if prefix else str(key))]

@@ -59,13 +59,13 @@ def run(
             print_parity(error.parity.document())
         raise
     size = sum(record.size for record in result.manifest.files.values())
+    parity = None if result.parity is None else result.parity.document()
     if json:
-        parity = None if result.parity is None else result.parity.document()
         print_json({"bundle": str(result.path), "bytes": size, "model_id": result.manifest.model_id, "parity": parity})
         return
-    if result.parity is not None:
-        print_parity(result.parity.document())
-    verified = "NOT verified" if result.parity is None else "verified"
+    if parity is not None:
+        print_parity(parity)
+    verified = "NOT verified" if parity is None else "verified"
     stdout.print(f"{result.path}: {quantity(size)}, {verified}", soft_wrap=True)
 
 

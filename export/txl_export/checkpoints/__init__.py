@@ -99,9 +99,7 @@ def read_checkpoint(
         source = Source(Path(checkpoint).name, loaded.sha256, loaded.container)
     found, unwrapped = identify(content, family, name)
     imported = import_model(found, unwrapped, config, name)
-    before: dict[str, Any] = {}
-    if overrides is not None:
-        imported, before = apply_overrides(imported, overrides)
+    imported, before = apply_overrides(imported, overrides or Overrides())
     recognised = f"{found}: {unwrapped.reason}"
     if family == "auto":
         imported = replace(imported, notes=(f"recognised as {recognised}", *imported.notes))

@@ -50,16 +50,11 @@ class FastaiConfig(Struct, kw_only=True):
         Raises:
             CheckpointError: a setting this version cannot express.
         """
-        refused = {
-            "scale": not self.scale,
-            "mask": not self.mask,
-            "learned_pos_enc": self.learned_pos_enc,
-            "encode_position": self.encode_position,
-        }
-        if names := [name for name, present in refused.items() if present]:
+        expected = {"scale": True, "mask": True, "learned_pos_enc": False, "encode_position": False}
+        if wrong := [name for name, value in expected.items() if getattr(self, name) != value]:
             raise CheckpointError(
-                f"{source}: {names[0]} is {getattr(self, names[0])}, expected {not getattr(self, names[0])}; only "
-                "causal attention over relative positions of a single token input can be exported"
+                f"{source}: {wrong[0]} is {getattr(self, wrong[0])}, expected {expected[wrong[0]]}; only causal "
+                "attention over relative positions of a single token input can be exported"
             )
         return ModelConfig(
             vocab_size=vocab_size,

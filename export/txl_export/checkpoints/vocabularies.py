@@ -14,7 +14,7 @@ import msgspec
 from txl_runtime.bundle.vocabulary import Words, split_lines
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.loading import load_file, load_pickle
+from txl_export.checkpoints.files.loading import load_plain
 from txl_export.checkpoints.files.pickle_names import Stub
 
 
@@ -62,7 +62,7 @@ def read_vocabulary_file(path: Path) -> bytes:
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: {error}, expected one symbol per line; check the file") from None
         return word_vocabulary({"idx2sym": [line.split(" ")[0] for line in symbols if line]}, str(path))
-    content = load_pickle(path) if _is_plain_pickle(path) else load_file(path).content
+    content = load_plain(path)
     if isinstance(content, Stub):
         content = content.state
     if isinstance(content, Mapping) and isinstance(content.get("vocab"), Stub):
@@ -70,13 +70,3 @@ def read_vocabulary_file(path: Path) -> bytes:
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, expected a vocabulary; check the file")
     return word_vocabulary(content, str(path))
-
-
-def _is_plain_pickle(path: Path) -> bool:
-    """Whether a file is a pickle of its own rather than one of torch's containers."""
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(64)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}, expected a vocabulary; check the path") from None
-    return head[:1] == b"\x80" and b"\x6c\xfc\x9c\x46\xf9" not in head

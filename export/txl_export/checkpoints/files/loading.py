@@ -46,7 +46,6 @@ class Loaded:
     """What a file holds.
 
     Attributes:
-        path: the file.
         container: "torch zip", "torch legacy" or "safetensors".
         content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`, nothing
             else. Ordered dictionaries and counters are dicts, sets are lists, parameters are tensors. Tensors over the
@@ -56,7 +55,6 @@ class Loaded:
         notes: what was translated on the way, for people.
     """
 
-    path: Path
     container: str
     content: Any
     global_names: tuple[str, ...]
@@ -76,11 +74,9 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
         CheckpointError: there is no such file, it is something else, damaged, or refers to names that are not known.
     """
     aliases = dict(aliases or {})
-    with _reading(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(READ_SIZE)
+    with _reading(path) as (file, size, head):
         if _is_safetensors(head, size):
-            return Loaded(path, "safetensors", load_safetensors(path), (), _sha256(file))
+            return Loaded("safetensors", load_safetensors(path), (), _sha256(file))
         zipped = head.startswith(b"PK\x03\x04")
         if not zipped and MAGIC_BYTES not in head[:40]:
             raise CheckpointError(_what_else(path, head, file, size))
@@ -89,17 +85,20 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
         content = container.load(unpickler)
         names = tuple(sorted(unpickler.names))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
-        return Loaded(path, container.name, content, names, _sha256(file), notes)
+        return Loaded(container.name, content, names, _sha256(file), notes)
 
 
-def load_pickle(path: Path) -> Any:
-    """The content of a plain pickle without tensors, such as a vocabulary; nothing it names is imported or run.
+def load_plain(path: Path) -> Any:
+    """The content of a pickle without tensors, such as a vocabulary, or of what `load_file` reads.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, too large, or refers to names that are not known.
     """
-    with _reading(path) as file:
-        return Unpickler().load(io.BytesIO(file.read(PROGRAM_LIMIT)))
+    with _reading(path) as (file, _, head):
+        if head.startswith(b"\x80") and MAGIC_BYTES not in head[:40]:
+            file.seek(0)
+            return Unpickler().load(io.BytesIO(file.read(PROGRAM_LIMIT)))
+    return load_file(path).content
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:
@@ -110,9 +109,7 @@ def scan_globals(path: Path) -> tuple[str, ...]:
     Raises:
         CheckpointError: the file cannot be read, or is no such file.
     """
-    with _reading(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(READ_SIZE)
+    with _reading(path) as (file, size, head):
         names: set[str] = set()
         if head.startswith(b"PK\x03\x04"):
             names = names_in(ZipFile(file, size).program())
@@ -210,30 +207,26 @@ def _is_safetensors(head: bytes, size: int) -> bool:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[io.BufferedReader]:
-    """The file, open; what goes wrong inside becomes one line that names it."""
+def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
+    """The file, open, its size and how it begins; what goes wrong inside becomes one line that names it."""
     try:
-        _check_path(path)
+        if path.is_dir():
+            raise CheckpointError(
+                "this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json"
+            )
+        if not path.exists():
+            raise CheckpointError("no such file; check the path")
+        if not path.is_file():
+            raise CheckpointError("not a regular file, expected a checkpoint; copy it to a file first")
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pickletools warns of odd names, torch of old tensors
-            yield file
+            yield file, os.fstat(file.fileno()).st_size, file.read(READ_SIZE)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check the file") from None
     except MemoryError:
         raise CheckpointError(f"{path}: needs more memory than there is; load it on a larger machine") from None
-
-
-def _check_path(path: Path) -> None:
-    if path.is_dir():
-        raise CheckpointError(
-            "this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json"
-        )
-    if not path.exists():
-        raise CheckpointError("no such file; check the path")
-    if not path.is_file():
-        raise CheckpointError("not a regular file, expected a checkpoint; copy it to a file first")
 
 
 def _sha256(file: io.BufferedReader) -> str:
@@ -250,8 +243,7 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
         return "the file is empty; copy it again"
     file.seek(max(0, size - 8))
     tail = file.read(8)
-    tensorflow = re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
-    if tensorflow:
+    if re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
         return "this is a TensorFlow checkpoint, expected PyTorch; convert it first"
     if head[257:262] == b"ustar":
         return f"this is a tar archive; if torch < 0.4 wrote it, load it there and {SAVE_AGAIN}; otherwise unpack it"

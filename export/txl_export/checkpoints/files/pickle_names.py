@@ -138,10 +138,6 @@ def _mapping(args: tuple[Any, ...]) -> dict[Any, Any]:
     raise CheckpointError("a mapping is not made of pairs; the file is damaged")
 
 
-def _default_dict(args: tuple[Any, ...]) -> dict[Any, Any]:
-    return {}
-
-
 def _sequence(args: tuple[Any, ...]) -> list[Any]:
     """set(list), frozenset(list): a list."""
     (items,) = args or ([],)
@@ -224,7 +220,7 @@ def _nested_file(args: tuple[Any, ...]) -> Any:
 FUNCTIONS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
-    "collections.defaultdict": _default_dict,
+    "collections.defaultdict": lambda args: {},
     "builtins.set": _sequence,
     "builtins.frozenset": _sequence,
     "torch.Size": _size,

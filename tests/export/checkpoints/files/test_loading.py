@@ -263,7 +263,8 @@ def test_a_fork_that_renamed_its_modules_needs_aliases(tmp_path):
 
 @pytest.mark.parametrize("case", WHOLE_MODELS)
 def test_the_original_whole_module_files(case):
-    loaded = watched_load(ORACLE / "kimiyoung" / f"{case}.model.zip213.pt")
+    path = ORACLE / "kimiyoung" / f"{case}.model.zip213.pt"
+    loaded = watched_load(path)
     about = json.loads((ORACLE / "kimiyoung" / f"{case}.json").read_text())
     state, plain = module_state(loaded.content)
     assert list(state) == about["sd_keys"]
@@ -279,7 +280,7 @@ def test_the_original_whole_module_files(case):
     assert submodule(loaded.content, "layers.0.pos_ff").state["d_inner"] == about["ctor"]["d_inner"]
     assert submodule(loaded.content, "layers.0.dec_attn").state["pre_lnorm"] == about["ctor"]["pre_lnorm"]
     assert submodule(loaded.content, "word_emb").state["div_val"] == about["ctor"]["div_val"]
-    assert loaded.global_names == scan_globals(loaded.path)
+    assert loaded.global_names == scan_globals(path)
 
 
 @pytest.mark.parametrize("case", WHOLE_MODELS)
@@ -298,7 +299,8 @@ def test_the_original_optimizer_files_are_legacy_files(case):
 
 @pytest.mark.parametrize("case", NVIDIA)
 def test_the_original_checkpoint_dictionaries(case):
-    loaded = watched_load(ORACLE / "nvidia" / f"{case}.checkpoint_best.pt")
+    path = ORACLE / "nvidia" / f"{case}.checkpoint_best.pt"
+    loaded = watched_load(path)
     about = json.loads((ORACLE / "nvidia" / f"{case}.json").read_text())
     assert loaded.content["model_config"] == about["model_config"]
     assert list(loaded.content["model_state"]) == about["sd_keys"]
@@ -311,7 +313,7 @@ def test_the_original_checkpoint_dictionaries(case):
     symbols = vocabulary.state["idx2sym"]
     assert vocabulary.state["sym2idx"] == {symbol: i for i, symbol in enumerate(symbols)}
     assert type(vocabulary.state["counter"]) is dict
-    assert loaded.global_names == scan_globals(loaded.path)
+    assert loaded.global_names == scan_globals(path)
 
 
 @pytest.mark.parametrize("case", HUGGING_FACE)
@@ -323,9 +325,10 @@ def test_the_original_state_dicts(case):
     for first, *others in about["ties"]:
         for name in others:
             assert loaded.content[name] is loaded.content[first]
-    kept = watched_load(ORACLE / "hf" / f"{case}.safetensors" / "model.safetensors")
+    lean = ORACLE / "hf" / f"{case}.safetensors" / "model.safetensors"
+    kept = watched_load(lean)
     assert kept.container == "safetensors"
-    assert kept.global_names == scan_globals(kept.path) == ()
+    assert kept.global_names == scan_globals(lean) == ()
     assert set(kept.content) < set(loaded.content)
     assert all(torch.equal(tensor, loaded.content[name]) for name, tensor in kept.content.items())
 
