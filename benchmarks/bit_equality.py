@@ -1,6 +1,6 @@
 """Prove that a refactoring changes no bit: record what two checkouts compute, then compare the records.
 
-    python benchmarks/bit_equality.py record OLD --oracle tests/fixtures/oracle --demo demo/model.pt --source ../old-checkout
+    python benchmarks/bit_equality.py record OLD --oracle tests/fixtures/oracle --demo demo/model.pt --source ../old
     python benchmarks/bit_equality.py record NEW --oracle tests/fixtures/oracle --demo demo/model.pt --snapshots OLD
     python benchmarks/bit_equality.py compare OLD NEW
 

@@ -26,9 +26,8 @@ from gpu_competitors import TorchOnGpu
 from txl_engines import build_bundle
 from txl_engines.recording import record_pass
 from txl_export.verifying import verify
-from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.choosing import NO_GPU, missing
+from txl_runtime.device.choosing import DEVICES, NO_GPU, missing
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model

@@ -39,14 +39,13 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "listener": set(),
-    "backends": ANYWHERE,
     "update_rules": ANYWHERE,
     "ladder": ANYWHERE,
     "bundle": ANYWHERE,
     "streaming": {"bundle"} | ANYWHERE,
     "host": {"streaming", "bundle", "update_rules"} | ANYWHERE,
-    "device": {"streaming", "bundle", "update_rules", "backends"} | ANYWHERE,
-    "model": {"streaming", "bundle", "backends", "host", "device"} | ANYWHERE,
+    "device": {"streaming", "bundle", "update_rules"} | ANYWHERE,
+    "model": {"streaming", "bundle", "host", "device"} | ANYWHERE,
     "selftest": {"model", "ladder"} | ANYWHERE,
 }
 """Which room of the runtime may import which: streaming knows no engine, host and device do not know each other."""
@@ -59,7 +58,7 @@ THIRD_PARTIES = {
 """What some packages and rooms import of others, wherever in a module; tensorrt and cuda are looked up by name."""
 
 FED = """
-backends bundle bundle.bindings bundle.encoding bundle.format1 bundle.manifest bundle.reading bundle.tables errors host
+bundle bundle.bindings bundle.encoding bundle.format1 bundle.manifest bundle.reading bundle.tables errors host
 host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model streaming streaming.checks
 streaming.loop streaming.memory streaming.outputs streaming.snapshot streaming.stream types update_rules
 """

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from txl_runtime.backends import check_choice
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, Held, open_bundle
-from txl_runtime.errors import BundleError, TxlError, UsageError
+from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.memory import initial_rows
 from txl_runtime.streaming.stream import Stream
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+BACKENDS = ("auto", "cpu", "rtx", "tensorrt", "cuda")
 ATTEMPTS = 5
 """How often a bundle is loaded anew that was replaced while it was being loaded."""
 
@@ -43,7 +43,7 @@ class Model:
         update: str | None = None,
         lean: bool = False,
     ) -> None:
-        check_choice(backend, threads)
+        _check_choice(backend, threads)
         _check_update(bundle.manifest, update)
         self.bundle = bundle
         self._initial = initial_rows(bundle)
@@ -183,6 +183,13 @@ def _open(
     from txl_runtime.host.backend import open_host
 
     return open_host(bundle, update, threads, lean), notes
+
+
+def _check_choice(name: str, threads: int | None) -> None:
+    if name not in BACKENDS:
+        raise BackendError(f"backend {name!r} is unknown, expected one of {', '.join(BACKENDS)}")
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
 
 
 def _check_update(manifest: Manifest, asked: str | None) -> None:

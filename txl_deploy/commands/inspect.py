@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from txl_export.options import Family
-from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
-from txl_runtime.device.choosing import missing
+from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts, engine_names
 from txl_runtime.device.engines.sidecar import ANYWHERE, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from txl_runtime.backends import DEVICES
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import BackendError, BundleError
@@ -18,6 +17,8 @@ from txl_runtime.errors import BackendError, BundleError
 if TYPE_CHECKING:
     from txl_runtime.device.backend import DeviceBackend
 
+DEVICES = ("rtx", "tensorrt", "cuda")
+"""Backends that keep the memory on a device, the best first."""
 PACKAGES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
 NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver"
 LEFT_OUT = {

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from txl_runtime import BackendError, Stream, TxlError, UsageError, load
-from txl_runtime.backends import DEVICES
 from txl_runtime.device import choosing
+from txl_runtime.device.choosing import DEVICES
 
 B, L, V = 3, 4, 60
 GOOD = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
