@@ -23,8 +23,7 @@ from txl_export.families.transformer_xl.weights import Weights, check_weights, m
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
 from txl_export.options import ExportOptions
-from txl_export.parity.bisecting import Bisection, bisect_against_reference
-from txl_export.parity.bisecting_engines import bisect_engine
+from txl_export.parity.bisecting import Bisection, bisect_against_reference, bisect_engine
 from txl_export.parity.report import Parity
 from txl_export.parity.verification import openers, verify_models
 from txl_export.token_files import read_tokens

@@ -21,10 +21,10 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch import Tensor, nn
 from txl_runtime.bundle.tables import Program
+from txl_runtime.bundle.weight_header import read_header
 from txl_runtime.errors import TxlError
 
 from txl_export.graphs.quantised_matmul import has_many_rows, initializer, multiply_quantised
-from txl_export.graphs.weight_file import WeightFile
 
 IR_VERSIONS = {18: 10, 24: 12}
 """The oldest that an opset can be written in: readers refuse what is newer than they are."""
@@ -48,6 +48,37 @@ class Traceable(nn.Module):
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Arguments of the right shapes and dtypes, to trace with."""
         raise NotImplementedError
+
+
+class WeightFile:
+    """The bundle's weight file as graphs refer to it: their parameters are byte ranges of it, not copies.
+
+    Args:
+        path: a safetensors file.
+        parts: further tensors that are rows [first, last) of one of the file's: name → (that one, first, last).
+    """
+
+    def __init__(self, path: Path, parts: Mapping[str, tuple[str, int, int]]) -> None:
+        stored = read_header(path)
+        self._path = path
+        self._ranges = {name: (tensor.offset, tensor.length) for name, tensor in stored.items()}
+        for name, (table, first, last) in parts.items():
+            row = stored[table].length // stored[table].shape[0]
+            self._ranges[name] = (stored[table].offset + first * row, (last - first) * row)
+
+    def point_into(self, graph: ir.Graph) -> None:
+        """Let the graph's parameters be ranges of the file. They get the file's names: the graph has "/" for "."."""
+        for value in list(graph.initializers.values()):
+            assert value.name is not None
+            name = value.name.replace("/", ".")
+            if name in self._ranges:
+                assert value.dtype is not None
+                assert value.shape is not None
+                file, folder, where = self._path.name, self._path.parent, self._ranges[name]
+                value.const_value = ir.ExternalTensor(
+                    file, *where, value.dtype, shape=value.shape, name=name, base_dir=folder
+                )
+                value.name = name
 
 
 def write_graph(

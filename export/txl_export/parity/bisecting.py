@@ -1,16 +1,25 @@
-"""Where does a bundle first differ from the reference? Layer by layer, its graph run by ONNX Runtime."""
+"""Where do two sides first differ, layer by layer? A bundle's graph from the reference, or an engine from the graph.
+
+ONNX Runtime runs the graph. Polygraphy makes the engine, of the graph with its layers' results marked. So the engine
+that is looked into is not quite the one that was built: a marked result has to be kept, and attention may be fused in
+another way. A wrong kernel shows all the same.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
-from txl_runtime.errors import BackendError
+from txl_runtime.errors import BackendError, one_line
 from txl_runtime.host.memory import open_memory
 from txl_runtime.ladder import BISECT
 from txl_runtime.streaming.memory import initial_rows, open_counters
@@ -56,7 +65,7 @@ class Bisection:
         return asdict(self) | {"first": self.first}
 
 
-def bisect_against_reference(bundle: Bundle, reference: Reference, seed: int = 0) -> Bisection:
+def bisect_against_reference(bundle: Bundle, reference: Reference) -> Bisection:
     """Run some segments through one of the bundle's graphs and through the reference, from empty memory on.
 
     Raises:
@@ -65,8 +74,8 @@ def bisect_against_reference(bundle: Bundle, reference: Reference, seed: int = 0
     """
     program, manifest = segment_of(bundle), bundle.manifest
     session, names = _session(bundle, program)
-    draws = np.random.default_rng(seed)
-    memory, feeds = reference.initial_memory(manifest.batch_size), first_feeds(bundle, program)
+    draws = np.random.default_rng(0)
+    memory, feeds = reference.initial_memory(manifest.batch_size), _first_feeds(bundle, program)
     places = tuple(Place(point, 0.0, 0.0) for point in names)
     for _ in range(SEGMENTS):
         tokens = draws.integers(0, manifest.config.vocab_size, program.inputs[0].fixed).astype(np.int32)
@@ -79,6 +88,34 @@ def bisect_against_reference(bundle: Bundle, reference: Reference, seed: int = 0
             break
     limit = BISECT[manifest.precision]
     return Bisection(f"ONNX Runtime, {program.name}", f"the reference in {reference.dtype}", limit, places)
+
+
+def bisect_engine(bundle: Bundle, target: str) -> Bisection:
+    """Build an engine, run it and ONNX Runtime on the same segment, and compare.
+
+    Raises:
+        BackendError: Polygraphy or the library is not installed, or it cannot build or run.
+    """
+    module = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}[target]
+    for name, extra in (("polygraphy", "debug"), (module, target)):
+        if find_spec(name) is None:
+            raise BackendError(f"{name} is not installed, verify --bisect needs it; pip install 'txl-deploy[{extra}]'")
+    if target == "rtx":
+        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # read when it is imported
+    program = segment_of(bundle)
+    data, names = mark(bundle, program)
+    draws = np.random.default_rng(0)
+    shape = program.inputs[0].fixed
+    tokens = draws.integers(0, bundle.manifest.config.vocab_size, shape).astype(np.int32)
+    feeds = {**_first_feeds(bundle, program), "tokens": tokens}
+    try:
+        theirs, ours = _run_both(bundle, data, feeds, target)
+    except Exception as error:  # Polygraphy raises its own kind, TensorRT none
+        raise BackendError(
+            f"{program.name}: Polygraphy with {module} failed: {one_line(error)}; see docs/engines.md"
+        ) from None
+    places = compare(*({point: side[name] for point, name in names.items()} for side in (ours, theirs)))
+    return Bisection(f"{module}, {program.name}", "ONNX Runtime on the CPU", BISECT[bundle.manifest.precision], places)
 
 
 def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Place, ...]:
@@ -108,7 +145,7 @@ def _session(bundle: Bundle, program: Program) -> tuple[Any, dict[str, str]]:
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), names
 
 
-def first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
+def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
     """A program's inputs, tokens aside, before anything was seen: memory as it starts, and all rows counting."""
     manifest, every = bundle.manifest, np.arange(bundle.manifest.batch_size)
     counters = open_counters(program.update, manifest)
@@ -130,3 +167,32 @@ def _carry(bundle: Bundle, program: Program, feeds: dict[str, Array], results: M
         return True
     feeds["head"] = (feeds["head"] + length).astype(np.int32)
     return bool(states[0].slots is not None and int(feeds["head"][0]) + length <= states[0].slots)
+
+
+def _run_both(
+    bundle: Bundle, data: bytes, feeds: dict[str, Array], target: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every output of the marked graph, by ONNX Runtime and by the engine.
+
+    The graph is read from a folder of its own, beside a link to the bundle's weights.
+    """
+    from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+    from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+    with tempfile.TemporaryDirectory(prefix="txl-bisect-") as folder:
+        path = Path(folder) / "marked.onnx"
+        path.write_bytes(data)
+        (Path(folder) / bundle.manifest.weights).symlink_to(bundle.file(bundle.manifest.weights).resolve())
+        network = NetworkFromOnnxPath(str(path), strongly_typed=True)
+        config: Any = CreateConfig(tf32=False)
+        if target == "rtx":
+            from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+
+            config = CreateConfigRTX()
+        results = []
+        session = SessionFromOnnx(str(path), providers=["CPUExecutionProvider"])
+        for runner in (OnnxrtRunner(session), TrtRunner(EngineFromNetwork(network, config))):
+            with runner:
+                outputs = runner.infer(feed_dict=feeds)
+                results.append({name: np.array(array) for name, array in outputs.items()})
+    return results[0], results[1]

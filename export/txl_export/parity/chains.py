@@ -44,12 +44,12 @@ class Plan:
     calls: Sequence[tuple[Ids, Ids]]
 
 
-def plans(model: Model, segments: int | None, text: Ids | None, seed: int, brief: bool) -> Iterator[Plan]:
+def plans(model: Model, segments: int | None, text: Ids | None, brief: bool) -> Iterator[Plan]:
     """Full segments of every program, mixed partial ones, and one stream alone where the batch is larger.
 
     Brief plans fill the memory and roll it over, but leave the judgement of drift to the others.
     """
-    draws, batch, longest = np.random.default_rng(seed), model.batch_size, model.segment_lengths[0]
+    draws, batch, longest = np.random.default_rng(0), model.batch_size, model.segment_lengths[0]
     tokens = _TokenSource(model.vocab_size, text, draws)
     to_fill = math.ceil(model.memory_length / longest)
     to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))

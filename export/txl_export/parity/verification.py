@@ -45,7 +45,6 @@ def verify_models(
     text: Ids | None = None,
     segments: int | None = None,
     listener: Listener | None = None,
-    seed: int = 0,
     stand_in_for: str | None = None,
 ) -> Parity:
     """Run the chains and the text, and judge them by the ladder.
@@ -58,7 +57,6 @@ def verify_models(
         text: token ids [T] of real text; without it tokens are random and distribution gates are not judged.
         segments: of the longest chain; None for enough to roll the memory over.
         listener: hears of progress.
-        seed: of random tokens and lengths.
         stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
     """
     listener = listener or Silent()
@@ -69,7 +67,7 @@ def verify_models(
             listener.stage("load the bundle")
             give_back()
             model = opener()
-            planned = list(plans(model, segments, text, seed, brief=number > 0))
+            planned = list(plans(model, segments, text, brief=number > 0))
             listener.stage(f"verify against PyTorch, {model.update} memory", sum(len(plan.calls) for plan in planned))
             chains += [run_chain(model, reference, plan, listener) for plan in planned]
             if not number:

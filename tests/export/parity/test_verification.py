@@ -17,13 +17,13 @@ import torch
 import txl_export
 from support import random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.building import reference_for
-from txl_export.graphs.weight_file import WeightFile
 from txl_export.parity.comparing import CHUNK, ChainComparison
 from txl_export.parity.report import ChainResult, Parity, TextResult
 from txl_export.parity.verification import _judge, openers, verify_models
 from txl_runtime import ladder
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import MANIFEST, WEIGHTS, open_bundle
+from txl_runtime.bundle.weight_header import read_header
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.model import Model
 from txl_runtime.streaming.stream import Stream
@@ -104,7 +104,8 @@ def edit_graphs(folder: Path, output: str, change: Callable[[onnx.GraphProto], N
 
 def scale_weight(folder: Path, name: str, factor: float) -> None:
     """Multiply one tensor of the weight file, where it lies."""
-    offset, length = WeightFile(folder / WEIGHTS).ranges[name]
+    stored = read_header(folder / WEIGHTS)[name]
+    offset, length = stored.offset, stored.length
     data = bytearray((folder / WEIGHTS).read_bytes())
     values = np.frombuffer(data, np.float32, length // 4, offset) * np.float32(factor)
     data[offset : offset + length] = values.tobytes()

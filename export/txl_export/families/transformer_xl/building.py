@@ -31,8 +31,7 @@ from txl_export.families.transformer_xl.weights import Weights, layer_name, mode
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.quantised_matmul import apart, has_many_rows
 from txl_export.graphs.quantising import QUANTISED, gain_error, quantise
-from txl_export.graphs.tracing import write_graph
-from txl_export.graphs.weight_file import WeightFile
+from txl_export.graphs.tracing import WeightFile, write_graph
 
 FOLDED = (".attention.position.",)
 """Parameters that graphs do not read: what they read is computed from these, in float32."""
@@ -133,7 +132,6 @@ class Builder:
         return ("ring", "rolled") if self.memory == "kv" and self.sizes.memory_length else ("rolled",)
 
     def _network(self, program: Program, folded: Weights) -> Network:
-        """What computes a program."""
         kind, _, cluster = program.kind.partition(".")
         if kind in ("head", "tail"):
             return Softmax(self.config, self.dialect, folded, int(cluster or 0))

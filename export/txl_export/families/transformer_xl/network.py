@@ -221,9 +221,9 @@ class Network(Traceable):
 
     def _project(self, name: str, rows: Tensor) -> Tensor:
         projection = self.get(name)
-        return (
-            rows if projection is None else F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
-        )
+        if projection is None:
+            return rows
+        return F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """X @ W (+ b)."""

@@ -79,7 +79,6 @@ class RingStep(Network):
             self.dynamic_shapes = ({1: length}, {}, {}, {}, tuple({} for _ in range(2 * config.n_layer)))
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Arguments of the right shapes and dtypes, to trace with."""
         c, batch = self.config, self.shape.batch_size
         counts = torch.zeros(3, batch, dtype=torch.int32)
         tokens = torch.zeros(batch, self.shape.segment_length, dtype=torch.int32)

@@ -27,7 +27,6 @@ class Softmax(Network):
         self.cluster = cluster
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Two rows, to trace with."""
         return (torch.zeros(2, self.config.d_model),)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:

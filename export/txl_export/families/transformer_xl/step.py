@@ -17,6 +17,7 @@ segment. The memory keeps the sums, so these models can only have hidden memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -99,7 +100,6 @@ class Step(Network):
             self._keep("distance", distance.clamp(0, self.distances - 1))
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Arguments of the right shapes and dtypes, to trace with."""
         batch, length = self.shape.batch_size, self.shape.segment_length
         counts = torch.zeros(2, batch, dtype=torch.int32)
         tokens = torch.zeros(batch, length, dtype=torch.int32)
@@ -179,9 +179,7 @@ class Step(Network):
     def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:
         """Rows `keep` [B, M] of [B, (H,) K, width], as one gather over all rows of all streams and heads."""
         *outer, slots, width = rows.shape
-        groups = 1
-        for size in outer:
-            groups *= size
+        groups = math.prod(outer)
         start = torch.arange(groups, dtype=torch.int32).reshape(outer)[..., None] * slots
         index = start + keep.reshape(keep.shape[0], *[1] * (len(outer) - 1), keep.shape[1])
         flat = rows.reshape(groups * slots, width).index_select(0, index.flatten())
