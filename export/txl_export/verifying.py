@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.bundle.vocabulary import read_vocabulary
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.listener import Listener, Silent
 
@@ -60,9 +59,7 @@ def verify(
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
     opened = open_bundle(bundle)
     manifest = opened.manifest
-    words = (
-        read_vocabulary(opened.file(manifest.vocabulary), manifest.config.vocab_size) if manifest.vocabulary else None
-    )
+    words = opened.vocabulary()
     ids = read_tokens(text, tokens, words, manifest.config.vocab_size)
     if checkpoint is None:
         heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")

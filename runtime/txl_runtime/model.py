@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, Held, open_bundle
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+from txl_runtime.streaming.checks import is_whole
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.memory import initial_rows
 from txl_runtime.streaming.stream import Stream
@@ -43,8 +42,13 @@ class Model:
         update: str | None = None,
         lean: bool = False,
     ) -> None:
-        _check_choice(backend, threads)
-        _check_update(bundle.manifest, update)
+        if backend not in BACKENDS:
+            raise BackendError(f"backend {backend!r} is unknown, expected one of {', '.join(BACKENDS)}")
+        if threads is not None and (not is_whole(threads) or threads < 1):
+            raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
+        held = bundle.manifest.updates
+        if update is not None and update not in held:
+            raise UsageError(f"update is {update!r}, this bundle has programs for {', '.join(held)}; use one")
         self.bundle = bundle
         self._initial = initial_rows(bundle)
         self.backend: Backend
@@ -88,17 +92,8 @@ class Model:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """Text to token ids and back, if the checkpoint came with a vocabulary.
-
-        Raises:
-            BundleError: its file is no longer the one that the model was loaded with.
-        """
-        name = self.manifest.vocabulary
-        if name is None:
-            return None
-        from txl_runtime.bundle.vocabulary import decode_vocabulary
-
-        return decode_vocabulary(self.bundle.read(name), self.vocab_size, str(self.bundle.file(name)))
+        """See `Bundle.vocabulary`."""
+        return self.bundle.vocabulary()
 
     def stream(self, batch_size: int | None = None) -> Stream:
         """Open b sequences with fresh memory; B of them unless said otherwise.
@@ -107,7 +102,7 @@ class Model:
             UsageError: more sequences than the bundle was exported for.
         """
         b = self.batch_size if batch_size is None else batch_size
-        if isinstance(b, bool) or not isinstance(b, int | np.integer) or not 1 <= b <= self.batch_size:
+        if not is_whole(b) or not 1 <= b <= self.batch_size:
             raise UsageError(
                 f"batch_size is {b}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
             )
@@ -183,15 +178,3 @@ def _open(
     from txl_runtime.host.backend import open_host
 
     return open_host(bundle, update, threads, lean), notes
-
-
-def _check_choice(name: str, threads: int | None) -> None:
-    if name not in BACKENDS:
-        raise BackendError(f"backend {name!r} is unknown, expected one of {', '.join(BACKENDS)}")
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
-
-
-def _check_update(manifest: Manifest, asked: str | None) -> None:
-    if asked is not None and asked not in manifest.updates:
-        raise UsageError(f"update is {asked!r}, this bundle has programs for {', '.join(manifest.updates)}; use one")

@@ -22,7 +22,7 @@ import numpy as np
 from txl_runtime.errors import BundleError, CheckError
 from txl_runtime.ladder import FURTHER, rung
 from txl_runtime.model import Model
-from txl_runtime.types import Array, Floats, Ids
+from txl_runtime.types import Array, Floats
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def _replay(model: Model, vectors: dict[str, Array], b: int) -> tuple[float, flo
     for name, rows in memory.items():
         expected = vectors[f"memory/{name}"][:b]
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
-        ends = np.stack([_oldest(rows, stream.fill), rows[:, -1]], axis=1)
+        oldest = rows[np.arange(len(rows)), rows.shape[1] - stream.fill]  # filled rows stand at the end
+        ends = np.stack([oldest, rows[:, -1]], axis=1)
         worst_memory = max(worst_memory, _largest(ends, expected) / scale)
     return worst, worst_memory
 
@@ -129,12 +130,6 @@ def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) 
         found = model.open_loop().run({"tokens": tokens.astype(np.int32)}, counts, "last").last()
         worst = max(worst, _largest(found, model.stream().step(tokens)[:, -1]))
     return worst
-
-
-def _oldest(rows: Floats, fill: Ids) -> Floats:
-    """The oldest filled row of each sequence; rows stand at the end."""
-    oldest: Floats = rows[np.arange(len(rows)), rows.shape[1] - fill]
-    return oldest
 
 
 def _largest(found: Floats, expected: Floats) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.errors import BundleError
+
+if TYPE_CHECKING:
+    from txl_runtime.bundle.vocabulary import Vocabulary
 
 MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.npz", "report.json"
 WEIGHTS = "weights.safetensors"
@@ -65,6 +69,17 @@ class Bundle:
                 "manifest's SHA-256; load the bundle again"
             )
         return data
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Text to token ids and back, if the checkpoint came with a vocabulary.
+
+        Raises:
+            BundleError: its file is no vocabulary, or no longer the one that the bundle was opened with.
+        """
+        from txl_runtime.bundle.vocabulary import decode_vocabulary
+
+        name = self.manifest.vocabulary
+        return decode_vocabulary(self.read(name), self.manifest.vocab_size, str(self.file(name))) if name else None
 
     def weights(self, *names: str) -> dict[str, NDArray[np.float32]]:
         """Tensors of the weight file by name.
@@ -118,7 +133,9 @@ class Held:
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
-        self._descriptor = _open_folder(path)
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):  # no folder, or Windows
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         self._before = _identity_of(path if self._descriptor is None else self._descriptor)
 
     @property
@@ -132,14 +149,6 @@ class Held:
     def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
-
-
-def _open_folder(path: str | Path) -> int | None:
-    """A descriptor of a folder; None where there is none or where the system opens no folders (Windows)."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except (OSError, AttributeError, TypeError, ValueError):
-        return None
 
 
 def _identity_of(place: str | Path | int) -> tuple[int, int, int] | None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Protocol
 
 import msgspec
@@ -159,11 +158,3 @@ def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
             f"expected at most {vocab_size} symbols and ids among them; export the model again"
         )
     return found
-
-
-def read_vocabulary(path: Path, vocab_size: int) -> Vocabulary:
-    """A vocabulary from a file of a bundle; errors as `decode_vocabulary`."""
-    try:
-        return decode_vocabulary(path.read_bytes(), vocab_size, str(path))
-    except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}; expected a vocabulary; export the model again") from None

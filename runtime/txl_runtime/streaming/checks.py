@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -65,10 +65,7 @@ def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
 def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[int]:
     """The ids that end a sequence."""
     found = tuple(stop_tokens) if isinstance(stop_tokens, Iterable) else None
-    if found is None or not all(
-        isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < vocab_size
-        for token in found
-    ):
+    if found is None or not all(is_whole(token) and 0 <= token < vocab_size for token in found):
         raise UsageError(f"stop_tokens is {stop_tokens!r}, expected a list of ids, 0 … {vocab_size - 1} each")
     return frozenset(int(token) for token in found)
 
@@ -93,3 +90,8 @@ def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
         advice = "encode text with model.vocabulary.encode" if text else "convert them with astype('int32')"
         raise UsageError(f"{what} are {found.dtype}, expected whole numbers; {advice}")
     return found
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

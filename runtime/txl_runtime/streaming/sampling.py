@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.streaming.checks import is_whole
 from txl_runtime.streaming.outputs import DrawCount, Output
 
 Floats = NDArray[np.float64]
@@ -98,11 +99,11 @@ class Sampler:
         number = isinstance(temperature, int | float | np.number)
         if not number or not np.isfinite(temperature) or temperature < 0:
             raise UsageError(f"temperature is {temperature}, expected a number of at least 0; 0 is greedy")
-        if top_k is not None and (not _whole(top_k) or top_k < 1):
+        if top_k is not None and (not is_whole(top_k) or top_k < 1):
             raise UsageError(f"top_k is {top_k}, expected a whole number of at least 1, or None to keep every token")
         if top_p is not None and (not isinstance(top_p, int | float | np.number) or not 0 < top_p <= 1):
             raise UsageError(f"top_p is {top_p}, expected more than 0 and at most 1, or None to keep every token")
-        if seed is not None and (not _whole(seed) or seed < 0):
+        if seed is not None and (not is_whole(seed) or seed < 0):
             raise UsageError(f"seed is {seed}, expected a whole number of at least 0, or None for a fresh one")
         self.temperature, self.top_k, self.top_p = float(temperature), top_k, top_p
         self._draws = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(streams)]
@@ -258,7 +259,3 @@ def _place(cumulative: Floats, uniform: float) -> int:
 def _refuse_nan(stream: int, values: NDArray[Any]) -> None:
     if np.isnan(values).any():
         raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import as_array, check_lengths, check_rows, check_stop_tokens, check_tokens
+from txl_runtime.streaming.checks import as_array, check_lengths, check_rows, check_stop_tokens, check_tokens, is_whole
 from txl_runtime.streaming.loop import Loop, Resident
 from txl_runtime.streaming.memory import RowState
 from txl_runtime.streaming.outputs import DrawCount
@@ -148,8 +148,7 @@ class Stream:
         ids, counts = check_tokens(found, self._b, self._vocab_size, lengths, "prompt tokens")
         if (counts < 1).any():
             raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
-        whole = isinstance(max_new_tokens, int | np.integer) and not isinstance(max_new_tokens, bool)
-        if not whole or max_new_tokens < 0:
+        if not is_whole(max_new_tokens) or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {max_new_tokens}, expected a whole number of at least 0")
         from txl_runtime.streaming.sampling import Sampler  # whoever only feeds or scores needs none
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from txl_runtime import BundleError, UsageError, load
-from txl_runtime.bundle.vocabulary import Bytes, Words, decode_vocabulary, read_vocabulary
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.vocabulary import Bytes, Words, decode_vocabulary
 
 
 def test_every_byte_is_the_token_of_its_value():
@@ -57,12 +60,18 @@ def test_a_byte_vocabulary_is_for_256_ids(size):
         decode_vocabulary(b'{"kind": "bytes"}', size, "vocabulary.json")
 
 
-def test_a_vocabulary_is_read_from_its_file(tmp_path):
-    path = tmp_path / "vocabulary.json"
-    with pytest.raises(BundleError, match="No such file or directory; expected a vocabulary"):
-        read_vocabulary(path, 256)
-    path.write_bytes(b'{"kind": "bytes", "from the future": 1}')
-    assert read_vocabulary(path, 256).encode(b"a").tolist() == [97]
+def test_a_vocabulary_is_read_from_its_file(make_bundle, tmp_path):
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(config={"vocab_size": 256}, vocabulary=True), path)
+    bundle = open_bundle(path)
+    assert bundle.vocabulary().encode(b"a").tolist() == [97]
+    (path / "vocabulary.json").unlink()
+    with pytest.raises(BundleError, match="No such file or directory; expected a readable file"):
+        bundle.vocabulary()
+
+
+def test_what_a_newer_version_added_to_a_vocabulary_is_ignored():
+    assert decode_vocabulary(b'{"kind": "bytes", "from the future": 1}', 256, "here").encode(b"a").tolist() == [97]
 
 
 def test_lines_end_where_a_file_ends_them_and_nowhere_else():
