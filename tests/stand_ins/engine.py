@@ -66,9 +66,16 @@ class StandInQueue:
         self.bytes_copied = 0
         self.captured = self.replayed = 0
 
-    def push(self, name: str, work: Work) -> None:
+    def push(self, name: str, work: Work, *addresses: int) -> None:
+        """Put work in; what it reads and writes of the device must not have been given back when its turn comes."""
+        there = [weakref.ref(block) for address in addresses for block in self._device.around(address)]
+
+        def checked() -> None:
+            assert all(block() is not None for block in there), "work on memory that was given back"
+            work()
+
         with self._lock:
-            (self._waiting if self._recording is None else self._recording).append((name, work))
+            (self._waiting if self._recording is None else self._recording).append((name, checked))
 
     def copy(self, to: int, source: int, width: int, rows: int = 1, to_pitch: int = 0, source_pitch: int = 0) -> None:
         if rows > 1:
@@ -86,7 +93,7 @@ class StandInQueue:
                 ctypes.memmove(to + row * to_pitch, source + row * source_pitch, width)
             self.bytes_copied += rows * width
 
-        self.push("copy", work)
+        self.push("copy", work, to, source)
 
     def zero(self, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
         assert self._device.holds(to), "only memory of the device is set"
@@ -96,7 +103,7 @@ class StandInQueue:
             for row in range(rows):
                 ctypes.memset(to + row * pitch, 0, width)
 
-        self.push("zero", work)
+        self.push("zero", work, to)
 
     def record(self) -> StandInEvent:
         with self._lock:
@@ -148,8 +155,11 @@ class StandInDevice:
     def queue(self) -> StandInQueue:
         return StandInQueue(self)
 
+    def around(self, address: int) -> list[StandInBlock]:
+        return [block for block in self.blocks if block.address <= address < block.address + block.size]
+
     def holds(self, address: int) -> bool:
-        return any(block.address <= address < block.address + block.size for block in self.blocks)
+        return bool(self.around(address))
 
     def check(self, address: int, size: int) -> None:
         """A range has to lie in one block of the device, or outside of all."""

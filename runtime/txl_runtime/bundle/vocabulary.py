@@ -23,11 +23,9 @@ class Vocabulary(Protocol):
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
         """Token ids int32 [T] of a text; a str stands for its UTF-8."""
-        ...
 
     def decode(self, tokens: ArrayLike) -> bytes:
         """The text of token ids, one or many."""
-        ...
 
 
 class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):

@@ -34,7 +34,6 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Return when the work before it is done."""
-        ...
 
 
 class Queue(Protocol):
@@ -51,19 +50,15 @@ class Queue(Protocol):
 
         Host memory has to be left alone until the copy is done.
         """
-        ...
 
     def zero(self, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
         """Set rows of bytes on the device to 0."""
-        ...
 
     def record(self) -> Event:
         """A place after everything that was asked for."""
-        ...
 
     def wait(self) -> None:
         """Return when everything is done."""
-        ...
 
     def capture(self, work: Launch) -> Launch:
         """Record what `work` would put into the queue, without doing it; the result does all of it at once.
@@ -71,7 +66,6 @@ class Queue(Protocol):
         Raises:
             BackendError: some of it cannot be recorded.
         """
-        ...
 
 
 class Device(Protocol):
@@ -87,15 +81,12 @@ class Device(Protocol):
 
     def allocate(self, size: int) -> Block:
         """Memory on the device, zeroed and aligned."""
-        ...
 
     def staging(self, size: int) -> NDArray[np.uint8]:
         """Memory on the host that the device can copy from and to without help (page-locked)."""
-        ...
 
     def queue(self) -> Queue:
         """A new queue."""
-        ...
 
 
 class Executable(Protocol):
@@ -113,7 +104,6 @@ class Executable(Protocol):
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
         """Tie it to memory for good; what it needs to work in is its own, so different ties may be run in turns."""
-        ...
 
 
 def aligned(size: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -137,6 +138,7 @@ class DeviceLoop(LoopState, Loop):
             kind = DeviceRing if update == "ring" else DeviceRolled
             self.memory: DeviceMemory = kind(device, queue, manifest, initial, self.counters)
         self.clear(np.arange(manifest.batch_size))
+        weakref.finalize(self, queue.wait).atexit = False  # work nobody waited for, a reset say, still needs the memory
 
     @property
     def recorded(self) -> dict[str, str]:

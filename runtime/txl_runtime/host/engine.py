@@ -29,8 +29,6 @@ class Engine(Protocol):
         Arrays of a softmax program may have any number of rows. Outputs may not overlap inputs, but for the state of
         a ring: there one array is both.
         """
-        ...
 
     def release_pages(self) -> None:
         """See `Backend.release_pages`."""
-        ...

@@ -25,11 +25,9 @@ class Resident(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """B and T."""
-        ...
 
     def __getitem__(self, key: tuple[slice, slice]) -> Resident:
         """Some columns of all rows; nothing is copied."""
-        ...
 
 
 class Result(Protocol):
@@ -37,15 +35,12 @@ class Result(Protocol):
 
     def rows(self) -> Floats:
         """What the program returned for every position, [b, T, F]: what `Loop.output` takes."""
-        ...
 
     def last(self) -> Floats:
         """The same for the last position that counts in each sequence, [b, F]; of an idle sequence, for its first."""
-        ...
 
     def nll(self) -> Floats:
         """Negative log-likelihoods in nats of the targets that were among the inputs, [b, T]."""
-        ...
 
 
 class Loop(Protocol):
@@ -62,12 +57,10 @@ class Loop(Protocol):
     @property
     def fill(self) -> Ids:
         """Memory rows that exist, [B]."""
-        ...
 
     @property
     def heads(self) -> Ids:
         """Where each sequence stands in a ring, [B]: rounding depends on it, so a snapshot keeps it. Else zeros."""
-        ...
 
     def resident(self, tokens: Any) -> Resident | None:
         """The tokens, if they lie in this loop's memory already; None for everything else.
@@ -75,11 +68,9 @@ class Loop(Protocol):
         Raises:
             UsageError: they do, but not as int32 [b, T].
         """
-        ...
 
     def fetch(self, tokens: Resident) -> Ids:
         """A copy on the host of tokens that `resident` found."""
-        ...
 
     def run(
         self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
@@ -99,23 +90,18 @@ class Loop(Protocol):
         Raises:
             BackendError: the engine failed; the state is what it was.
         """
-        ...
 
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen."""
-        ...
 
     def reorder(self, rows: Indices) -> None:
         """Make sequence i what sequence rows[i] was; those behind the last are cleared."""
-        ...
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
         """A copy of one sequence's state: of all its tensors, or of those named."""
-        ...
 
     def put(self, row: int, state: RowState) -> None:
         """Give a cleared sequence a state that was taken."""
-        ...
 
 
 class Backend(Protocol):
@@ -139,8 +125,6 @@ class Backend(Protocol):
             manifest: of the bundle that was opened.
             initial: what a memory row is before anything was seen, from `initial_rows`.
         """
-        ...
 
     def release_pages(self) -> None:
         """Let go of pages of the weight file that are mapped into memory; they come back as they are needed."""
-        ...

@@ -122,19 +122,15 @@ class Tensors(Protocol):
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
         """Copies of the newest rows of one sequence, oldest first, [count, ...] per tensor, of some or of all."""
-        ...
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
         """Make rows [count, ...] per tensor the newest of one cleared sequence, where its counters say."""
-        ...
 
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen."""
-        ...
 
     def reorder(self, rows: Indices) -> None:
         """Make sequence i what sequence rows[i] was; those behind the last are cleared."""
-        ...
 
 
 class LoopState:

@@ -27,19 +27,15 @@ class Output(Protocol):
 
     def logprobs(self, features: Floats, out: Floats) -> None:
         """Log-probabilities of the vocabulary, [n, F] → out [n, V], which may be a strided view."""
-        ...
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
         """Negative log-likelihoods of one target per row, [n, F] and [n] → [n]."""
-        ...
 
     def head(self, features: Floats) -> Floats:
         """[n, F] → [n, words of cluster 0 + further clusters]; good until the next call."""
-        ...
 
     def tail(self, features: Floats, cluster: int) -> Floats:
         """[n, F] → [n, words of the cluster], given the cluster."""
-        ...
 
 
 class WholeOutput(Output):

@@ -357,3 +357,13 @@ def test_a_result_outlives_its_loop(opened):
     kept = model.open_loop()
     expected = kept.run({"tokens": tokens_of(4)}, counts).rows()
     assert model.open_loop().run({"tokens": tokens_of(4)}, counts).rows().tobytes() == expected.tobytes()
+
+
+@both
+def test_a_stream_that_goes_leaves_no_work_on_its_memory(opened, update):
+    model = opened(update)
+    stream = model.stream(1)
+    stream.feed(tokens_of(6, rows=1))
+    stream.reset([0])  # put into the queue, and nobody waits for it
+    del stream
+    model.stream().feed(tokens_of(3))
