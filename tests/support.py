@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
 import torch
+import txl_runtime
 from txl_export.checkpoints.txl import FORMAT, TxlConfig
 from txl_export.families.transformer_xl.weights import canonical_shapes
 from txl_runtime.bundle.format1 import ModelConfig
@@ -75,3 +78,33 @@ def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subproce
         check=False,
         **options,
     )
+
+
+def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
+    """Run a call and interrupt it before the n-th line of the runtime that it runs; whether it came that far.
+
+    Only lines of the rooms or modules named count, where some are: "streaming", "device/loop".
+    """
+    left = line
+    runtime = Path(txl_runtime.__file__).parent
+    inside = tuple(str(runtime / place) for place in places or ("",))
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(inside):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

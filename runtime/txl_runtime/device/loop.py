@@ -171,15 +171,19 @@ class DeviceLoop(LoopState, Loop):
         values: dict[str, Array] = {name: value for name, value in read.items() if isinstance(value, np.ndarray)}
         columns = 0 if kind == "last" else length
         self.valid[:b] = counts
-        with self._lock:
-            event = call.step(values | self.counts, resident, b, columns)
-            if commit:
-                self.advance()
         given = result.host[:b, :columns] if columns else result.host[:b]
         targets = inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
-        done = self._settled if call.steps == 2 else None
-        self._latest = _Pending(kind, given, counts, targets, self.output, event, done, (call, self.memory))
+        try:
+            with self._lock:
+                event = call.step(values | self.counts, resident, b, columns)
+                if commit:
+                    self.advance()
+            done = self._settled if call.steps == 2 else None
+            self._latest = _Pending(kind, given, counts, targets, self.output, event, done, (call, self.memory))
+        except BaseException:  # an interrupt, say: what is on its way still reads what the next step will overwrite
+            self._queue.wait()
+            raise
         return self._latest
 
     def _call(self, executable: Executable) -> tuple[DeviceCall, ResultBlock]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_ins.engine import DeviceArray, open_stand_in, refuse
+from support import interrupted
 from txl_runtime import BackendError, Model, UsageError, load
 from txl_runtime.device import choosing
 from txl_runtime.device.dtypes import from_float32, to_float32
@@ -367,3 +368,26 @@ def test_a_stream_that_goes_leaves_no_work_on_its_memory(opened, update):
     stream.reset([0])  # put into the queue, and nobody waits for it
     del stream
     model.stream().feed(tokens_of(3))
+
+
+@both
+def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, update):
+    """The stand-in does nothing before somebody waits: what is overwritten too early is found out."""
+    model = opened(update)
+    stream, tokens = model.stream(), tokens_of(4, 1)
+    stream.feed(tokens_of(7))
+    start, further = stream.snapshot(), tokens_of(3, 2)
+    before = stream.step(further).tobytes()
+    stream.restore(start)
+    stream.step(tokens)
+    after = stream.step(further).tobytes()
+    seen, line = set(), 0
+    while True:
+        line += 1
+        stream.restore(start)
+        if not interrupted(lambda: stream.step(tokens), line, "streaming", "device/loop"):
+            break
+        found = stream.step(further).tobytes()
+        assert found in (before, after), f"neither before nor after the step, interrupted at line {line}"
+        seen.add(found)
+    assert seen == {before, after}

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
-import txl_runtime
+from support import interrupted
 from txl_runtime import Stream, StreamState, UsageError, load
 
 B, V = 3, 60
-PACKAGE = str(Path(txl_runtime.__file__).parent)
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
@@ -23,31 +18,6 @@ def open_stream(make_bundle) -> Callable[[str], Stream]:
     path = make_bundle(batch_size=B, config={})
     models = {update: load(path, backend="cpu", threads=1, update=update) for update in ("ring", "rolled")}
     return lambda update: models[update].stream()
-
-
-def interrupted(call: Callable[[], Any], line: int) -> bool:
-    """Run a call and interrupt it before the n-th line of the runtime that it runs; whether it came that far."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def bits(state: StreamState) -> tuple[bytes, ...]:
