@@ -91,10 +91,7 @@ class Runner:
         for name, array in {self.program.outputs[0].name: result, **after}.items():
             binding.bind_ortvalue_output(name, wrap(array))
         self.session.run_with_iobinding(binding)
-        step = self.counters.after(valid)
-        for row, count in self.counters.spills(step):
-            self.memory.move_to_front(row, count)
-        self.counters.commit(step)
+        self.counters.advance(valid, self.memory.move_to_front)
         return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class HostLoop(LoopState, Loop):
         self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
     ) -> RowsResult:
         """See `Loop`. The rows are a view of what the program returned."""
-        given = cast("Mapping[str, Ids]", inputs)  # `resident` finds nothing, so there is nothing else
+        given: Mapping[str, Any] = inputs  # arrays alone, since `resident` finds nothing
         side, b = self.counters.side, len(counts)
         length = next(iter(given.values())).shape[1]
         bound = self._bound.get((length, side))

@@ -26,7 +26,7 @@ def check_tokens(
             "one row per stream, `tokens[None]` for a single one"
         )
     counts = check_lengths(lengths, batch_size, found.shape[1])
-    counted = np.arange(found.shape[1]) < counts[:, None]
+    counted = True if lengths is None else np.arange(found.shape[1]) < counts[:, None]
     bad = counted & ((found < 0) | (found >= vocab_size))
     if bad.any():
         row, column = np.argwhere(bad)[0]
@@ -34,7 +34,8 @@ def check_tokens(
             f"{what} hold id {found[row, column]} at [{row}, {column}], expected 0 … {vocab_size - 1}; "
             "check the vocabulary the ids come from"
         )
-    return np.where(counted, found, 0).astype(np.int32), counts
+    kept = found if lengths is None else np.where(counted, found, 0)
+    return kept.astype(np.int32), counts
 
 
 def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDArray[np.int32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,7 +46,9 @@ class Counters:
     def __init__(self, batch_size: int, memory_length: int, fresh_fill: int, ring: int | None) -> None:
         self._now = np.zeros((2, batch_size), np.int32)
         self.fill, self.head = self._now
-        self._most, self._fresh, self._ring = memory_length, fresh_fill, ring
+        self._next = np.zeros_like(self._now)
+        self._next_fill, self._next_head = self._next
+        self._most, self._fresh, self._ring = np.array(memory_length, np.int32), fresh_fill, ring
 
     @property
     def side(self) -> int:
@@ -58,29 +60,23 @@ class Counters:
         """A copy of the heads, [B]; zeros where rows move instead."""
         return np.zeros_like(self.head) if self._ring is None else self.head.copy()
 
-    def after(self, valid: Ids) -> Ids:
-        """What stands after a step of `valid` [B] rows, to be given to `spills` and then to `commit`."""
-        after: Ids = self._now + valid
-        np.minimum(after[0], self._most, out=after[0])
-        if self._ring is None:
-            after[1] = 1 - self._now[1]
-        return after
+    def advance(self, valid: Ids, spill: Callable[[int, int], None]) -> None:
+        """Let a step of `valid` [B] rows be done, in one assignment.
 
-    def spills(self, after: Ids) -> list[tuple[int, int]]:
-        """Sequences whose step ended beyond the ring, and how many rows each spilled; `after` gets their new heads.
-
-        The spilled rows are to be copied to the front before the step is committed. The slots there hold no row that
-        can be seen before the step, since a ring has R >= M + L slots.
+        Before that, `spill` is called with every sequence whose step ended beyond the ring and the number of its rows
+        that did: it copies them to the front. The slots there hold no row that can be seen before the step, since a
+        ring has R >= M + L slots.
         """
-        if self._ring is None or max(after[1].tolist()) < self._ring:  # numpy takes longer over so few
-            return []
-        rows = np.flatnonzero(after[1] >= self._ring)
-        after[1, rows] -= self._ring
-        return [(row, int(after[1, row])) for row in rows.tolist()]
-
-    def commit(self, after: Ids) -> None:
-        """Let a step be done."""
-        self._now[...] = after
+        fill, head = self._next_fill, self._next_head
+        np.add(self._now, valid, out=self._next)
+        np.minimum(fill, self._most, out=fill)
+        if self._ring is None:
+            head[:] = 1 - self._now[1]
+        elif max(head.tolist()) >= self._ring:  # numpy takes longer over so few
+            for row in np.flatnonzero(head >= self._ring).tolist():
+                head[row] -= self._ring
+                spill(row, int(head[row]))
+        np.copyto(self._now, self._next)
 
     def turn(self) -> None:
         """Change sides, after all of a rolled memory was copied to the other one."""
@@ -170,10 +166,7 @@ class LoopState:
 
     def advance(self) -> None:
         """Make a segment whose rows `valid` counts part of the state, in one assignment."""
-        after = self.counters.after(self.valid)
-        for row, count in self.counters.spills(after):
-            self.memory.move_to_front(row, count)
-        self.counters.commit(after)
+        self.counters.advance(self.valid, self.memory.move_to_front)
 
     def clear(self, rows: Indices) -> None:
         """See `Loop`."""

@@ -50,7 +50,7 @@ def opened(path: Path, update: str | None = None) -> DeviceBackend:
     bundle, device = open_bundle(path), StandInDevice()
     sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, [CPU], "cpu")
     queue = device.queue()
-    queue.push = lambda name, work: work()  # its work is done at once, as ONNX Runtime waits for its own
+    queue.push = lambda name, work, *_: work()  # its work is done at once, as ONNX Runtime waits for its own
     return onnxruntime_cuda.load_onnxruntime(sessions, bundle, device, queue, update, CPU)
 
 
