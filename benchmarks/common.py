@@ -85,7 +85,7 @@ class Table:
         self.rows.append(cells)
 
     def markdown(self) -> str:
-        """The table as it stands in docs/performance.md."""
+        """The table as it stands in docs/measurements."""
         lines = [f"**{self.title}**", ""] if self.title else []
         lines += [_line(self.columns), _line(["---"] * len(self.columns))]
         return "\n".join([*lines, *(_line([_cell(cell) for cell in row]) for row in self.rows)])

@@ -23,7 +23,7 @@ PACKAGES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"
 NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver"
 LEFT_OUT = {
     "cuda": (
-        "it computes wrong numbers on a GPU (ONNX Runtime has no CUDA kernel for one of the operators and copies "
+        "it would compute wrong numbers on a GPU (ONNX Runtime has no CUDA kernel for one of the operators and copies "
         "its inputs to the CPU only once), so auto leaves it out until that is mended; --backend cuda runs "
         "it all the same"
     )
