@@ -1,0 +1,117 @@
+"""Runs the user's own file and takes the specification that its function returns. The file runs on this machine only."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import linecache
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.own_code import own_code
+from txl_export.families.own_module.spec import StepSpec
+
+EXPECTED = "expected FILE.py:FUNCTION, a function build(weights) that returns a StepSpec"
+
+
+def load_spec(target: str, weights: str | None) -> StepSpec:
+    """What FUNCTION of FILE.py returns for a path of weights; `target` is cut at its last colon.
+
+    The file is imported under its own name, with its folder first on the path as long as it runs.
+
+    Raises:
+        UsageError: there is no such file or function, or it takes or returns something else.
+        OwnCodeError: the user's code raised an exception.
+    """
+    file, _, name = target.rpartition(":")
+    if not file or not name:
+        raise UsageError(f"{target} names no function; {EXPECTED}")
+    path = Path(file)
+    if not path.is_file():
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise UsageError(f"{file}: {found}; {EXPECTED}")
+    with _folder_on_path(path.resolve().parent):
+        module = _imported(path)
+        call = _call(_function(module, name, path), weights, f"{path.name}:{name}")
+        with own_code(f"{path.name}:{name} failed"):
+            spec = call()
+    if not isinstance(spec, StepSpec):
+        raise UsageError(f"{path.name}:{name} returned a {type(spec).__name__}, expected a txl_export.StepSpec")
+    return spec
+
+
+def _imported(path: Path) -> ModuleType:
+    """The file as a module under its own name: torch.export asks for its source by that."""
+    path = path.resolve()
+    name = path.stem if path.stem.isidentifier() else "own_module"
+    taken = sys.modules.get(name)
+    if taken is not None and getattr(taken, "__file__", None) != str(path):
+        name = f"{name}_{zlib.crc32(str(path).encode()):08x}"  # the other module keeps its name
+    source = importlib.util.spec_from_file_location(name, path)
+    if source is None or source.loader is None:
+        raise UsageError(f"{path.name} is no Python file; {EXPECTED}")
+    linecache.checkcache(str(path))
+    module = importlib.util.module_from_spec(source)
+    sys.modules[name] = module
+    try:
+        with own_code(f"{path.name} cannot be imported"):
+            source.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if found is not None:
+        raise UsageError(f"{name} of {path.name} is a {type(found).__name__}, {EXPECTED}")
+    own = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
+    ]
+    raise UsageError(f"{path.name} has no {name}; its functions are {', '.join(own) or 'none'}; {EXPECTED}")
+
+
+def _call(function: Callable[..., Any], weights: str | None, name: str) -> Callable[[], Any]:
+    """The call with weights, or without where the function takes none."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return lambda: function(weights)
+    with_weights, without = _takes(signature, weights), _takes(signature)
+    if with_weights:
+        return lambda: function(weights)
+    if not without:
+        raise UsageError(f"{name} needs the arguments {signature}, expected one: {name.rpartition(':')[2]}(weights)")
+    if weights is not None:
+        raise UsageError(f"{name} takes no weights, and {weights} was given; leave out --weights or take them")
+    return function
+
+
+def _takes(signature: inspect.Signature, *arguments: Any) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+@contextmanager
+def _folder_on_path(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))

@@ -1,0 +1,100 @@
+"""What goes wrong inside the user's own code, told in one line with its place; their frames are kept beside it."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from txl_runtime.errors import TxlError, UsageError, one_line
+
+_OURS = Path(__file__).resolve().parents[2]
+_PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Where Python's own modules and installed packages are."""
+_NAMED_KEYS = 3
+"""So many names of weights stand in a message."""
+
+
+class OwnCodeError(UsageError):
+    """The user's own code failed.
+
+    Attributes:
+        frames: the user's part of the traceback, several lines, for whoever looks for the cause.
+    """
+
+    def __init__(self, message: str, frames: str = "") -> None:
+        super().__init__(message)
+        self.frames = frames
+
+
+@contextmanager
+def own_code(doing: str) -> Iterator[None]:
+    """Whatever the user's code raises in here becomes one line: what was being done, the exception, the place.
+
+    Errors of this project and interrupts pass.
+
+    Raises:
+        OwnCodeError: in place of what was raised.
+    """
+    try:
+        yield
+    except TxlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure(error, doing) from error
+
+
+def failure(error: BaseException, doing: str) -> OwnCodeError:
+    """An exception of the user's code as an error of this project: "DOING: EXCEPTION (FILE:LINE: SOURCE)"."""
+    frames = users_frames(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{Path(error.filename).name}:{error.lineno}: {(error.text or '').strip()}"
+    else:
+        place = described(frames[-1]) if frames else ""
+    shown = _misfit(error) or f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
+    message = f"{doing}: {shown}" + (f" ({place})" if place else "")
+    return OwnCodeError(message, "".join(traceback.format_list(frames)))
+
+
+def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    """The frames that are the user's: not Python's, not an installed package's where others are left, never ours."""
+    found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
+    found = [frame for frame in found if not Path(frame.filename).resolve().is_relative_to(_OURS)]
+    return [frame for frame in found if is_users(frame.filename)] or found
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
+    path = Path(file).resolve()
+    return not file.startswith("<") and not any(path.is_relative_to(place) for place in (_OURS, *_PYTHONS))
+
+
+def described(frame: traceback.FrameSummary) -> str:
+    """A place in the user's code, in one line."""
+    return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line or ''}".removesuffix(": ")
+
+
+def _misfit(error: BaseException) -> str | None:
+    """What `load_state_dict` complains of, shortened; None where something else failed."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or "loading state_dict" not in text:
+        return None
+    found = []
+    for kind, what in (("Missing", "missing"), ("Unexpected", "unexpected")):
+        if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", text):
+            found.append(f"{what} {_few(re.findall(r'"([^"]*)"', listed[1]))}")
+    sizes = re.findall(
+        r"size mismatch for ([^:]*): .*?Size\((\[[^]]*\])\) from checkpoint.*?Size\((\[[^]]*\])\)", text, re.DOTALL
+    )
+    if sizes:
+        found.append(_few([f"{name} is {theirs}, expected {ours}" for name, theirs, ours in sizes]))
+    return f"the weights do not fit: {'; '.join(found) or one_line(error)}; give this module's own weights"
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - _NAMED_KEYS
+    return ", ".join(names[:_NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")
