@@ -10,18 +10,38 @@ import typing
 
 from txl_runtime.listener import Listener
 
+from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_export.options import ExportOptions
 
 if typing.TYPE_CHECKING:
+    from txl_export.checkpoints.plain_weights import read_weights
     from txl_export.exporting import ExportResult, export
     from txl_export.verifying import verify
 
-__all__ = ["ExportOptions", "ExportResult", "Listener", "export", "verify"]
+__all__ = [
+    "ExportOptions",
+    "ExportResult",
+    "InputSpec",
+    "Listener",
+    "OutputSpec",
+    "StateSpec",
+    "StepSpec",
+    "export",
+    "read_weights",
+    "verify",
+]
+
+HOMES = {
+    "ExportResult": "exporting",
+    "export": "exporting",
+    "verify": "verifying",
+    "read_weights": "checkpoints.plain_weights",
+}
+"""The modules that need torch, by what they offer."""
 
 
 def __getattr__(name: str) -> object:
     """Import what needs torch when it is asked for: the command line reads the options where torch is missing."""
-    if name not in __all__:
+    if name not in HOMES:
         raise AttributeError(f"module 'txl_export' has no attribute {name!r}")
-    module = "txl_export.verifying" if name == "verify" else "txl_export.exporting"
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(f"txl_export.{HOMES[name]}"), name)

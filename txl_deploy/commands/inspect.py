@@ -86,7 +86,7 @@ def describe_bundle(manifest: Manifest) -> dict[str, Any]:
         "segment_lengths": manifest.segment_lengths,
         "memory_length": manifest.memory_length,
         "bytes_per_stream": manifest.state_bytes,
-        "effective_context": manifest.context,
+        "effective_context": manifest.reach,
         "bytes": sum(record.size for record in manifest.files.values()),
         "precision": manifest.precision,
         "parity": manifest.parity,
@@ -111,9 +111,9 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         "positions": f"{POSITIONS[config.attn_type]}, {norm}-norm, window {window}, clamp {clamp}",
         "dialect": f"{dialect.family}, memory starts {dialect.memory_start}",
         "shapes": f"B {manifest.batch_size}, L {lengths}, M {manifest.memory_length}",
-        "memory": f"{manifest.memory}, {quantity(manifest.state_bytes)} per stream",
+        "memory": f"{manifest.transformer_xl.memory}, {quantity(manifest.state_bytes)} per stream",
         "backends": "\n".join(could_run),
-        "effective context": f"{manifest.context} tokens (layers × memory + segment)",
+        "effective context": f"{manifest.reach} tokens (layers × memory + segment)",
         "vocabulary": manifest.vocabulary or "none: token ids only",
     }
     source = manifest.provenance.get("source")

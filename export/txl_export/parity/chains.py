@@ -111,7 +111,7 @@ def run_chain(model: Model, reference: Reference, plan: Plan, listener: Listener
             model.backend.release_pages()  # the reference needs the room
         _run_segment(comparison, truth, stream, tokens, counts)
         if number % every == 0 or number == len(plan.calls) - 1:
-            comparison.memory(truth, stream, model.manifest.memory)
+            comparison.memory(truth, stream, model.manifest.transformer_xl.memory)
         listener.advance()
     return result
 

@@ -43,7 +43,7 @@ def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDAr
         vectors["tokens"][step, :, :length] = tokens
         vectors["counts"][step], vectors["positions"][step] = counts, positions
         vectors["logprobs"][step] = np.take_along_axis(expected, positions[..., None], axis=1)[..., columns]
-    for name, rows in truth.memory(manifest.memory) if manifest.memory_length else ():
+    for name, rows in truth.memory(manifest.transformer_xl.memory) if manifest.memory_length else ():
         oldest = [rows[row, rows.shape[1] - memory[0].shape[1]] for row, memory in enumerate(truth.memories)]
         vectors[f"memory/{name}"] = np.stack([np.stack(oldest), rows[:, -1]], axis=1).astype(np.float32)
     return vectors

@@ -1,28 +1,32 @@
-"""Format 1 of a bundle: a Transformer-XL's config, and the states and programs that follow from it.
+"""A Transformer-XL's config, and the adapter for bundles of format 1, which described every bundle by such a config.
 
 This is the one module of the runtime that knows what a Transformer-XL is. Its config and dialect serve every checkpoint
-family, so that reference, graph and runtime never ask which code trained a model (Dai et al. 2019, arXiv 1901.02860;
-attention types as in kimiyoung/transformer-xl). Everything else in the runtime reads tables (`tables`), and the few
-facts that `TransformerXL` derives from the config for them.
+family, so that reference and graph never ask which code trained a model (Dai et al. 2019, arXiv 1901.02860; attention
+types as in kimiyoung/transformer-xl). Everything else in the runtime reads tables (`tables`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.tables import (
-    STATE_DTYPES,
     Count,
+    Counter,
+    DType,
+    FileRecord,
     Index,
+    Input,
+    Output,
     Precision,
     Program,
+    Sha256,
+    Size,
     StateTensor,
-    Tables,
-    TensorSpec,
-    ring_slots,
 )
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -108,169 +112,132 @@ class Dialect(Struct, frozen=True, kw_only=True):
     clamp_length: Index | None = None
 
 
-class TransformerXL(Tables):
-    """What follows from a manifest's config and dialect, for readers that know neither."""
+class TransformerXL(Struct, frozen=True, kw_only=True):
+    """What the family block of a Transformer-XL's manifest holds.
 
-    __slots__ = ()
+    Attributes:
+        name: of the model family.
+        config, dialect: the model.
+        memory: "kv" keeps keys and values, "hidden" the layers' inputs.
+    """
+
+    name: Literal["transformer_xl"] = "transformer_xl"
     config: ModelConfig
     dialect: Dialect
-    memory_length: int
     memory: Literal["kv", "hidden"]
-    precision: Precision
 
-    @property
-    def vocab_size(self) -> int:
-        """V, the number of token ids."""
-        return self.config.vocab_size
+    def block(self) -> dict[str, Any]:
+        """All of it as plain JSON has it."""
+        block: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return block
 
-    @property
-    def clusters(self) -> tuple[tuple[int, int], ...]:
-        """Token id ranges [first, last) of the softmax's clusters; one range where the softmax has a head alone."""
-        return self.config.clusters
-
-    @property
-    def fresh_fill(self) -> int:
-        """Memory rows that exist before anything was seen: 0, or M where memory starts as rows that are attended."""
-        return self.memory_length if self.dialect.memory_start == "zeros" else 0
-
-    @property
-    def softmax_products(self) -> int:
-        """Multiplications per row of the whole softmax, by which an engine may choose its threads."""
-        return self.config.d_model * self.config.vocab_size
-
-    @property
-    def context(self) -> int:
-        """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it."""
-        window = self.segment_lengths[0] if self.dialect.segment_window else self.dialect.window
-        reach = self.memory_length if window is None else min(self.memory_length, window - 1)
-        return self.config.n_layer * reach + self.segment_lengths[0]
-
-    def config_problems(self) -> list[str]:
-        """What in the config cannot be true; to be empty before anything is derived from it."""
-        config, found = self.config, []
-        bounds = (0, *config.cutoffs, config.vocab_size)
-        if any(first >= last for first, last in pairwise(bounds)):
-            found.append(f"cutoffs {list(config.cutoffs)} do not ascend within the vocabulary of {config.vocab_size}")
-        if config.n_layer > max(len(self.states), 1) and self.memory_length:
-            found.append(f"n_layer is {config.n_layer}, but the state table has {len(self.states)} tensors")
-        return found
-
-    def implied_states(self) -> tuple[StateTensor, ...]:
-        """The state table that the config implies, every initial value left out."""
-        return expected_states(
-            self.config,
-            self.memory,
-            self.batch_size,
-            self.memory_length,
-            self.updates,
-            self.segment_lengths[0],
-            self.precision,
+    def inputs(self, updates: tuple[str, ...]) -> tuple[Input, ...]:
+        """What its programs read beside the memory, for some update rules."""
+        counts: tuple[Literal["valid", "fill", "head"], ...] = (
+            ("valid", "fill", "head") if "ring" in updates else ("valid", "fill")
+        )
+        return (
+            Input(name="tokens", dtype="int32", shape=("B", "L"), role="tokens", vocab=self.config.vocab_size),
+            *(Input(name=count, dtype="int32", shape=("B",), role=count) for count in counts),
         )
 
-    def implied_programs(self) -> tuple[Program, ...]:
-        """The programs that the config and the state table imply."""
-        return expected_programs(self.config, self.states, self.batch_size, self.segment_lengths, self.updates)
+    def output(self, softmax: bool) -> Output:
+        """What it returns; `softmax` says whether there are programs of the softmax alone."""
+        return Output(
+            name="logprobs",
+            dtype="float32",
+            shape=("B", "L", self.config.vocab_size),
+            role="logprobs",
+            clusters=self.config.clusters if softmax else (),
+            width=self.config.d_model,
+        )
+
+    def counters(self, memory_length: int) -> dict[str, Counter]:
+        """The fill of its memory; rows of zeros that are attended exist from the beginning."""
+        start = memory_length if self.dialect.memory_start == "zeros" else 0
+        return {"fill": Counter(start=start, most=memory_length)}
+
+    def reach(self, memory_length: int, longest: int) -> int:
+        """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it."""
+        window = longest if self.dialect.segment_window else self.dialect.window
+        rows = memory_length if window is None else min(memory_length, window - 1)
+        return self.config.n_layer * rows + longest
 
 
-def expected_states(
-    config: ModelConfig,
-    memory: str,
-    batch_size: int,
-    memory_length: int,
-    updates: tuple[str, ...],
-    longest: int,
-    precision: str = "fp32",
-) -> tuple[StateTensor, ...]:
-    """The state table that a config implies, for some update rules and a longest segment; none when M is 0."""
-    if not memory_length:
-        return ()
-    ring, columns = ring_slots(memory_length, longest)
-    table = []
-    for update in updates:
-        slots = columns if update == "ring" else memory_length
-        roles, axis = (("key", "value"), 2) if memory == "kv" else (("hidden",), 1)
-        kv_shape = (batch_size, config.n_head, slots, config.d_head)
-        shape = kv_shape if memory == "kv" else (batch_size, slots, config.d_model)
-        names = [f"layers.{i:02d}.{role}" for i in range(config.n_layer) for role in roles]
-        table += [
-            StateTensor(
-                name=name,
-                input=f"memory.{name}",
-                output=f"new_memory.{name}",
-                dtype=STATE_DTYPES.get(precision, "float32"),
-                shape=shape,
-                axis=axis,
-                update=update,
-                slots=ring if update == "ring" else None,
-            )
-            for name in names
-        ]
-    return tuple(table)
+class _State(Struct, frozen=True, kw_only=True):
+    """A row of the state table of format 1: memory rows of every sequence, the batch first."""
+
+    name: str
+    input: str
+    output: str
+    dtype: DType = "float32"
+    shape: tuple[Count, ...]
+    axis: Index
+    initial: str | None = None
+    update: str = "rolled"
+    slots: Count | None = None
+
+    def row(self) -> StateTensor:
+        """The same in the tables of format 2."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "axis"}
+        return StateTensor(row_axis=self.axis, **fields)
 
 
-def segment_program(
-    config: ModelConfig, states: tuple[StateTensor, ...], batch_size: int, length: int, kind: str, update: str
-) -> Program:
-    """A program of segments: "logprobs" or "hidden", or an engine's "last" or "score"; rolled or ring.
+class Format1(Struct, frozen=True, kw_only=True):
+    """A manifest of format 1; the fields that format 2 has too are those of `manifest.Manifest`."""
 
-    What the softmax takes and what it returns is float32 in every precision.
+    format: str
+    model_id: Sha256
+    config: ModelConfig
+    dialect: Dialect
+    memory_length: Index
+    batch_size: Count
+    memory: Literal["kv", "hidden"]
+    precision: Precision
+    states: tuple[_State, ...]
+    programs: Annotated[tuple[Program, ...], Meta(min_length=1)]
+    weights: str
+    files: dict[str, FileRecord]
+    vocabulary: str | None = None
+    parameters: Size = 0
+    parity: dict[str, Any] = msgspec.field(default_factory=dict)
+    provenance: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def problem(self) -> str | None:
+        """What in the config cannot be true, if anything: format 2 reads no config."""
+        c, bounds = self.config, (0, *self.config.cutoffs, self.config.vocab_size)
+        if any(first >= last for first, last in pairwise(bounds)):
+            return f"cutoffs {list(c.cutoffs)} do not ascend within the vocabulary of {c.vocab_size}"
+        kept = [state.name for state in self.states if state.update == self.states[0].update]
+        expected = c.n_layer * (2 if self.memory == "kv" else 1) if self.memory_length else 0
+        if len(kept) != expected:
+            return f"n_layer is {c.n_layer}, but the state table has {len(kept)} tensors of {self.memory} memory"
+        return None
+
+    def upgraded(self) -> dict[str, Any]:
+        """The fields of a manifest of format 2 that says the same."""
+        model = TransformerXL(config=self.config, dialect=self.dialect, memory=self.memory)
+        updates = tuple({state.update for state in self.states} | {program.update for program in self.programs})
+        softmax = any(program.kind == "head" for program in self.programs)
+        longest = max(program.segment_length for program in self.programs)
+        given = ("format", "model_id", "batch_size", "precision", "programs", "weights", "files", "vocabulary")
+        return {
+            **{name: getattr(self, name) for name in (*given, "parameters", "parity", "provenance")},
+            "inputs": model.inputs(updates),
+            "outputs": (model.output(softmax),),
+            "states": tuple(state.row() for state in self.states),
+            "counters": model.counters(self.memory_length),
+            "streams": "independent",
+            "lengths": "valid",
+            "reach": model.reach(self.memory_length, longest),
+            "family": model.block(),
+        }
+
+
+def transformer_xl(family: Mapping[str, Any]) -> TransformerXL:
+    """A Transformer-XL's family block, typed.
+
+    Raises:
+        msgspec.ValidationError: it is another model family, or its fields are not those of a Transformer-XL.
     """
-    mine = [state for state in states if state.update == update]
-    counts = ("valid", "fill", "head") if update == "ring" else ("valid", "fill")
-    results = {
-        "logprobs": TensorSpec(name="logprobs", dtype="float32", shape=(batch_size, length, config.vocab_size)),
-        "hidden": TensorSpec(name="hidden", dtype="float32", shape=(batch_size, length, config.d_model)),
-        "last": TensorSpec(name="logprobs", dtype="float32", shape=(batch_size, config.vocab_size)),
-        "score": TensorSpec(name="nll", dtype="float32", shape=(batch_size, length)),
-    }
-    read = ("tokens", "targets") if kind == "score" else ("tokens",)
-    name = f"{kind}-{length}" if update == "rolled" else f"{kind}-{update}-{length}"
-    return Program(
-        name=name,
-        kind=kind,
-        segment_length=length,
-        update=update,
-        file=f"{name}.onnx" if update == "rolled" else f"{kind}-{update}.onnx",
-        inputs=(
-            *(TensorSpec(name=ids, dtype="int32", shape=(batch_size, length)) for ids in read),
-            *(TensorSpec(name=count, dtype="int32", shape=(batch_size,)) for count in counts),
-            *(TensorSpec(name=state.input, dtype=state.dtype, shape=state.shape) for state in mine),
-        ),
-        outputs=(
-            results[kind],
-            *(TensorSpec(name=state.output, dtype=state.dtype, shape=state.shape) for state in mine),
-        ),
-    )
-
-
-def softmax_program(config: ModelConfig, cluster: int) -> Program:
-    """The program of a cluster's words; cluster 0 is the head, which holds the further clusters as well."""
-    first, last = config.clusters[cluster]
-    columns = last - first + (0 if cluster else len(config.clusters) - 1)
-    name = f"tail.{cluster}" if cluster else "head"
-    return Program(
-        name=name,
-        kind=name,
-        segment_length=0,
-        update="none",
-        file=f"{name}.onnx",
-        inputs=(TensorSpec(name="hidden", dtype="float32", shape=("rows", config.d_model)),),
-        outputs=(TensorSpec(name="logprobs", dtype="float32", shape=("rows", columns)),),
-    )
-
-
-def expected_programs(
-    config: ModelConfig,
-    states: tuple[StateTensor, ...],
-    batch_size: int,
-    lengths: tuple[int, ...],
-    updates: tuple[str, ...],
-) -> tuple[Program, ...]:
-    """The programs of a bundle: whole ones that are rolled; for the ring, and for engines, layers and softmax apart."""
-    programs = []
-    if "ring" in updates:
-        programs += [segment_program(config, states, batch_size, length, "hidden", "ring") for length in lengths]
-    programs += [softmax_program(config, cluster) for cluster in range(len(config.clusters))]
-    if "rolled" in updates:
-        programs += [segment_program(config, states, batch_size, length, "logprobs", "rolled") for length in lengths]
-    return tuple(programs)
+    return msgspec.convert(family, TransformerXL)

@@ -1,7 +1,7 @@
-"""The tables that every bundle has, whatever its model: tensors, states, programs, files.
+"""The tables that every bundle has, whatever its model: inputs, outputs, states, programs, files.
 
 A program's graph has exactly the inputs and outputs that its row says. A state is what a step carries: each update rule
-has its own tensors of it.
+has its own tensors of it. Nothing here knows a model family.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-UPDATE_RULES = ("ring", "rolled")
-"""How a step updates the memory, the fastest first."""
+UPDATE_RULES = ("ring", "rolled", "replace")
+"""How a step updates the state; of the two that know memory rows, the faster one first."""
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -19,7 +19,7 @@ Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Floating = Literal["float32", "float16", "bfloat16"]
-DType = Literal["int32", "float32", "float16", "bfloat16"]
+DType = Literal["bool", "int32", "float32", "float16", "bfloat16"]
 STATE_DTYPES: dict[str, Floating] = {"fp16": "float16", "bf16": "bfloat16"}
 """What memory is kept in, where it is not float32."""
 
@@ -37,34 +37,109 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
         return tuple(int(size) for size in self.shape)
 
 
+class Input(Struct, frozen=True, kw_only=True):
+    """What a step reads beside its state, whatever the program.
+
+    Attributes:
+        name: of the graphs' input.
+        dtype: of its values.
+        shape: "B" is the batch size, "L" the program's segment length, to which a program adds `lookahead`.
+        role: "tokens": ids 0 … vocab-1. "feature": any values. "valid": rows of the segment that count, int32 [B];
+            0 leaves a sequence idle. "fill", "head": counters of memory rows and of a ring. "targets": ids whose
+            likelihood is asked for; only engines have programs that read them.
+        vocab: V of tokens.
+        lookahead: positions behind the segment that the step sees and that the next step sees again.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Count | Literal["B", "L"], ...]
+    role: Literal["tokens", "feature", "valid", "fill", "head", "targets"]
+    vocab: Count | None = None
+    lookahead: Index = 0
+
+    def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
+        """The shape in a program of segments of `length`."""
+        return sizes_of(self.shape, batch_size, length + self.lookahead)
+
+
+class Output(Struct, frozen=True, kw_only=True):
+    """What a step returns beside its state.
+
+    Attributes:
+        name: of the graphs' output.
+        dtype: of its values.
+        shape: as `Input.shape`.
+        role: "logprobs": natural log-probabilities of the next token. "hidden", "feature", "value" or any other word
+            says what else it is; only log-probabilities mean something to the runtime.
+        clusters: of log-probabilities: token id ranges [first, last) that the programs "head" and "tail.<c>" compute;
+            one range where a softmax has a head alone, none where there are no such programs.
+        width: of log-probabilities: how wide the rows are that those programs take.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Count | Literal["B", "L"], ...]
+    role: str = "feature"
+    clusters: tuple[tuple[Index, Count], ...] = ()
+    width: Count | None = None
+
+    def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
+        """The shape in a program of segments of `length`."""
+        return sizes_of(self.shape, batch_size, length)
+
+
+class Counter(Struct, frozen=True, kw_only=True):
+    """A number per sequence that the runtime keeps: what it starts as, and the most it can be."""
+
+    start: Index
+    most: Index
+
+
 class StateTensor(Struct, frozen=True, kw_only=True):
     """One tensor of the recurrent state, as the programs see it.
 
     Attributes:
-        name: as `Stream.memory()` calls it, e.g. "layers.00.key".
+        name: as `Stream.state()` calls it, e.g. "layers.00.key".
         input, output: the names in the graphs; they sort alike, and none is a prefix of another.
-        shape: with the batch first; `axis` is the one whose rows are memory rows, oldest first.
-        initial: the weight file's tensor that every row starts as; None for zeros.
-        update: "rolled": the graph returns the whole new memory; filled rows stand last. "ring": rows stand in slots
-            0 … slots-1, the next one goes to slot `head`; what lies behind those slots is for rows to spill into.
-            A tensor of one name stands in the table once for each rule that the bundle has programs of.
+        shape: its sizes; where its rows become more from step to step, with the most that there can be.
+        batch_axis: the axis with one entry per sequence; None for a tensor that all sequences share.
+        row_axis: the axis along which memory rows stand, oldest first; None where the runtime knows of none.
+        rows: the fewest and the most rows, where a step may return another number of them than it was given. A state
+            starts with the fewest. None where their number is fixed.
+        absent: whether there is no such tensor before the first step.
+        initial: what a sequence starts as: a number, or a tensor of the weight file, which broadcasts: over the
+            row's shape where there are memory rows that the runtime knows, else over the shape without the batch.
+            None for zeros.
+        update: "replace": the graph returns the whole new tensor. "rolled": it does, of memory rows of which the filled
+            ones stand last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`; what lies behind
+            those slots is for rows to spill into. A tensor of one name stands in the table once for each rule that the
+            bundle has programs of.
         slots: of the ring.
     """
 
     name: str
     input: str
     output: str
-    dtype: Floating = "float32"
+    dtype: DType = "float32"
     shape: tuple[Count, ...]
-    axis: Index
-    initial: str | None = None
-    update: str = "rolled"
+    batch_axis: Index | None = 0
+    row_axis: Index | None = None
+    rows: tuple[Index, Count] | None = None
+    absent: bool = False
+    initial: float | str | None = None
+    update: str
     slots: Count | None = None
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row of one sequence."""
-        return tuple(size for axis, size in enumerate(self.shape) if axis not in (0, self.axis))
+        return tuple(size for axis, size in enumerate(self.shape) if axis not in (self.batch_axis, self.row_axis))
+
+    @property
+    def sequence_shape(self) -> tuple[int, ...]:
+        """The shape of one sequence's part; all of a tensor that is shared."""
+        return tuple(size for axis, size in enumerate(self.shape) if axis != self.batch_axis)
 
 
 class Program(Struct, frozen=True, kw_only=True):
@@ -72,13 +147,16 @@ class Program(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of the program; unique.
-        kind: what it computes. "logprobs": log-probabilities of a segment. "hidden": what the softmax takes, of a
-            segment. "head", "tail.<c>": parts of the softmax, of any number of rows (`softmax`). Only
-            engines have "last", log-probabilities after a stream's last valid row, and "score", those of targets.
+        kind: what it computes. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden":
+            what the softmax takes, of a segment. "head", "tail.<c>": parts of the softmax, of any number of rows
+            (`softmax`). Only engines have "last", log-probabilities after a stream's last valid row, and "score", those
+            of targets.
         segment_length: L; 0 for the softmax programs, which know no segments.
-        update: what becomes of the memory, "rolled" or "ring"; "none" for the softmax programs.
+        update: what becomes of the state, one of `UPDATE_RULES`; "none" for the softmax programs.
         file: the graph. Programs that differ in L alone may share one.
-        inputs, outputs: of the graph, in its order.
+        inputs, outputs: of the graph, in its order. Of one state, a program takes the shape that it says: several
+            programs of one length serve a state that grows. A state that is not among the inputs has to be absent or
+            without any rows.
     """
 
     name: str
@@ -102,8 +180,14 @@ class Tables:
 
     __slots__ = ()
     batch_size: int
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
     states: tuple[StateTensor, ...]
     programs: tuple[Program, ...]
+    counters: dict[str, Counter]
+    streams: Literal["independent", "lockstep"]
+    lengths: Literal["exact", "valid"]
+    boundary_token: int | None
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:
@@ -119,6 +203,43 @@ class Tables:
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
         """The state as the programs of one update rule see it."""
         return tuple(state for state in self.states if state.update == update)
+
+    @property
+    def tokens(self) -> Input | None:
+        """The input that takes token ids, if the model has one and no other input but counts."""
+        read = [entry for entry in self.inputs if entry.role in ("tokens", "feature")]
+        return read[0] if len(read) == 1 and read[0].role == "tokens" else None
+
+    @property
+    def logprobs(self) -> Output | None:
+        """The output of log-probabilities, if the model has one."""
+        return next((output for output in self.outputs if output.role == "logprobs"), None)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of token ids; 0 for a model that reads none."""
+        return next((entry.vocab for entry in self.inputs if entry.vocab), 0)
+
+    @property
+    def clusters(self) -> tuple[tuple[int, int], ...]:
+        """Token id ranges [first, last) of the softmax's programs; none without such programs."""
+        return () if self.logprobs is None else self.logprobs.clusters
+
+    @property
+    def memory_length(self) -> int:
+        """M, memory rows that the runtime counts; 0 for a model without."""
+        return self.counters["fill"].most if "fill" in self.counters else 0
+
+    @property
+    def fresh_fill(self) -> int:
+        """Memory rows that exist before anything was seen."""
+        return self.counters["fill"].start if "fill" in self.counters else 0
+
+
+def sizes_of(shape: tuple[int | str, ...], batch_size: int, length: int) -> tuple[int, ...]:
+    """A shape with numbers for "B" and "L"."""
+    known = {"B": batch_size, "L": length}
+    return tuple(known[size] if isinstance(size, str) else size for size in shape)
 
 
 def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:

@@ -32,7 +32,9 @@ class DeviceMemory(Tensors):
         first = self._states[0] if self._states else None
         self._dtype: str = first.dtype if first is not None else "float32"
         self._row_shape = first.shape[1:] if first is not None else (0,)
-        self._axis = first.axis if first is not None else 1  # of the memory rows, in [states, ...] of one sequence
+        axis = first.row_axis if first is not None else 1
+        assert axis is not None
+        self._axis = axis  # of the memory rows, in [states, ...] of one sequence
         self._row_bytes = int(np.prod(self._row_shape)) * stored_type(self._dtype).itemsize
         self._pitch = aligned(self._row_bytes * self._batch)  # from one state to the next
         self._fresh = np.zeros((len(self._states), *self._row_shape), stored_type(self._dtype))

@@ -25,7 +25,7 @@ class RolledMemory(Tensors):
         self._states = manifest.states_of("rolled")
         self._initial, self._counters, self._batch = initial, counters, manifest.batch_size
         self.sides = tuple({s.name: np.zeros(s.shape, np.dtype(s.dtype)) for s in self._states} for _ in range(2))
-        self._axes = {state.name: state.axis for state in self._states}
+        self._axes = {s.name: s.row_axis for s in self._states if s.row_axis is not None}
 
     def bound(self, side: int) -> tuple[Arrays, Arrays]:
         """The arrays to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""

@@ -124,7 +124,7 @@ def check_fits(state: StreamState, manifest: Manifest, states: Sequence[StateTen
         if found is None or spec is None or _shown(found) != expected:
             raise UsageError(
                 f"the state's {name} is {_shown(found)}, expected {expected}; "
-                f"this bundle keeps {manifest.memory} memory, restore a state of the same form"
+                "restore a state of a bundle that keeps the same form of memory"
             )
 
 

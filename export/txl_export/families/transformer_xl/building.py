@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from txl_runtime.bundle.format1 import Dialect, ModelConfig, expected_programs, expected_states
+from txl_runtime.bundle.format1 import Dialect, ModelConfig, TransformerXL
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Precision, Program, StateTensor
@@ -27,6 +27,7 @@ from txl_export.families.transformer_xl.sensitivity import layer_sensitivity
 from txl_export.families.transformer_xl.settings import Sizes
 from txl_export.families.transformer_xl.softmax import Softmax
 from txl_export.families.transformer_xl.step import Step, StepShape
+from txl_export.families.transformer_xl.tables import expected_programs, expected_states
 from txl_export.families.transformer_xl.weights import Weights, layer_name, model_id, parameter_count
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.quantised_matmul import apart, has_many_rows
@@ -101,18 +102,22 @@ class Builder:
 
     def manifest(self, programs: Sequence[Program], vocabulary: str | None) -> Manifest:
         """The manifest, but for files and provenance."""
+        model, rows = TransformerXL(config=self.config, dialect=self.dialect, memory=self.memory), self.sizes
         return Manifest(
             format=FORMAT,
             format_version=FORMAT_VERSION,
-            model_id=model_id(self.config, self.dialect, self.sizes.memory_length, self.weights),
-            config=self.config,
-            dialect=self.dialect,
-            memory_length=self.sizes.memory_length,
-            batch_size=self.sizes.batch_size,
-            memory=self.memory,
+            model_id=model_id(self.config, self.dialect, rows.memory_length, self.weights),
+            batch_size=rows.batch_size,
             precision=self.precision,
+            inputs=model.inputs(self._updates),
+            outputs=(model.output(softmax=True),),
             states=self._states(),
             programs=tuple(programs),
+            counters=model.counters(rows.memory_length),
+            streams="independent",
+            lengths="valid",
+            reach=model.reach(rows.memory_length, rows.segment_lengths[0]),
+            family=model.block(),
             weights=WEIGHTS,
             files={},
             vocabulary=vocabulary,

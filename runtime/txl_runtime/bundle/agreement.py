@@ -1,0 +1,263 @@
+"""What the tables of a bundle have to agree on, so that whoever runs it can believe them without opening a graph.
+
+Ranges, uniqueness and sizes are checked here, and that every program has exactly the inputs and outputs that follow
+from the tables. That a graph is what its program says is checked when it is opened (`bindings`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from txl_runtime.bundle.tables import (
+    UPDATE_RULES,
+    Output,
+    Program,
+    StateTensor,
+    Tables,
+    TensorSpec,
+    ring_slots,
+)
+
+SEGMENT_KINDS = ("step", "logprobs", "hidden")
+"""Kinds of programs that run segments in a bundle; engines have further ones."""
+MOST_VALUES = 2**40
+"""Of one tensor; more is no model but a mistake."""
+
+
+def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) -> Iterator[str]:
+    """What in a manifest cannot be true, one sentence each; nothing when all is well.
+
+    Args:
+        tables: of the manifest.
+        used: the files that it names.
+        files: those that it lists.
+    """
+    yield from (f"{path} is used but not in the list of files" for path in used if path not in files)
+    yield from (f"file name {path!r} leaves the bundle" for path in files if not _inside(path))
+    found = [*_rules(tables), *_interface(tables)]
+    yield from found
+    if not found:  # what follows is derived from tables that have to be sound
+        for state in tables.states:
+            yield from _state(tables, state)
+        yield from _memory(tables)
+        yield from _programs(tables)
+
+
+def _rules(m: Tables) -> Iterator[str]:
+    """Update rules and kinds that this version knows."""
+    known = ", ".join(UPDATE_RULES)
+    for state in m.states:
+        if state.update not in UPDATE_RULES:
+            yield f"{state.name} has update rule {state.update!r}, this version knows {known}"
+    for program in m.programs:
+        softmax = _is_softmax(program.kind)
+        if program.update not in (("none",) if softmax else UPDATE_RULES):
+            yield f"program {program.name} has update rule {program.update!r}, this version knows {known}"
+        if not softmax and program.kind not in SEGMENT_KINDS:
+            yield f"program {program.name} is {program.kind!r}, known: {', '.join(SEGMENT_KINDS)}, head, tail.<c>"
+        if softmax != (program.segment_length == 0):
+            yield f"program {program.name} of kind {program.kind} has segments of {program.segment_length}"
+    if not any(program.segment_length for program in m.programs):
+        yield "no program runs segments"
+
+
+def _interface(m: Tables) -> Iterator[str]:
+    """Names, roles, counters, and the columns of log-probabilities."""
+    names = [("input", [entry.name for entry in m.inputs]), ("output", [entry.name for entry in m.outputs])]
+    names += [(f"state of rule {rule}", [state.name for state in m.states_of(rule)]) for rule in UPDATE_RULES]
+    names += [("program", [program.name for program in m.programs])]
+    for kind, listed in names:
+        for name in sorted({name for name in listed if listed.count(name) > 1}):
+            yield f"two {kind}s are called {name}"
+    read = {entry.name for entry in m.inputs}
+    carried = {state.input for state in m.states}
+    yield from (f"{name} is an input and a state" for name in sorted(read & carried))
+    for entry in m.inputs:
+        if (entry.role == "tokens") != (entry.vocab is not None):
+            yield f"input {entry.name} of role {entry.role} has vocab {entry.vocab}, expected one for tokens alone"
+        if entry.role in ("valid", "fill", "head") and (entry.dtype, entry.shape) != ("int32", ("B",)):
+            yield f"input {entry.name} is {entry.dtype} {list(entry.shape)}, expected a count, int32 ['B']"
+    roles = {entry.role for entry in m.inputs}
+    if "fill" in roles and "fill" not in m.counters:
+        yield "the programs read a fill, but no counter is called fill"
+    for name, counter in m.counters.items():
+        if name != "fill":
+            yield f"counter {name!r} is not known to this version, expected fill"
+        if counter.start > counter.most:
+            yield f"counter {name} starts at {counter.start}, expected at most {counter.most}"
+    if m.lengths == "valid" and "valid" not in roles:
+        yield "lengths are 'valid', but the programs read no valid"
+    alone = [s for s in m.states if s.update == "replace" and (s.batch_axis is None or s.rows or s.absent)]
+    if m.streams == "independent" and alone:
+        yield f"sequences are independent, but {alone[0].name} is shared, grows or is absent at first"
+    if m.streams == "independent" and "valid" not in roles:
+        yield "sequences are independent, but the programs read no valid"
+    if m.boundary_token is not None and not 0 <= m.boundary_token < m.vocab_size:
+        yield f"boundary_token is {m.boundary_token}, expected an id below {m.vocab_size}"
+    if m.logprobs is not None:
+        yield from _columns(m.logprobs, m.vocab_size)
+
+
+def _columns(output: Output, vocab_size: int) -> Iterator[str]:
+    """The vocabulary of log-probabilities, and its clusters."""
+    if vocab_size and output.shape[-1] != vocab_size:
+        yield f"{output.name} has {output.shape[-1]} columns, expected the {vocab_size} of the vocabulary"
+    edges = [0, *(last for _, last in output.clusters)]
+    if output.clusters and (
+        output.clusters != tuple(pairwise(edges))
+        or any(first >= last for first, last in output.clusters)
+        or edges[-1] != vocab_size
+        or output.width is None
+    ):
+        yield f"clusters {[list(pair) for pair in output.clusters]} do not ascend within the vocabulary of {vocab_size}"
+
+
+def _state(m: Tables, state: StateTensor) -> Iterator[str]:
+    """One row of the state table."""
+    where, axes = f"the state table does not fit: {state.name}", range(len(state.shape))
+    if state.batch_axis is not None and (state.batch_axis not in axes or state.shape[state.batch_axis] != m.batch_size):
+        yield f"{where} is {list(state.shape)} with batch axis {state.batch_axis}, expected B {m.batch_size} there"
+    if state.row_axis is not None and (state.row_axis not in axes or state.row_axis == state.batch_axis):
+        yield f"{where} is {list(state.shape)} with row axis {state.row_axis}, expected another of its axes"
+    elif state.rows is not None and (
+        state.row_axis is None or not state.rows[0] <= state.rows[1] == state.shape[state.row_axis]
+    ):
+        yield f"{where} has {list(state.rows)} rows, expected at most those of its shape {list(state.shape)}"
+    if math.prod(state.shape) > MOST_VALUES:
+        yield f"{where} is {list(state.shape)}, expected at most {MOST_VALUES} values"
+    if isinstance(state.initial, float) and not math.isfinite(state.initial):
+        yield f"{where} starts as {state.initial}, expected a finite number"
+    if state.update != "replace" and (
+        state.batch_axis != 0 or state.row_axis is None or state.rows or state.absent or "float" not in state.dtype
+    ):
+        yield f"{where} has rule {state.update}, expected floating memory rows of every sequence, the batch first"
+    if state.update != "ring" and state.slots is not None:
+        yield f"{where} has {state.slots} slots, expected them of a ring alone"
+
+
+def _memory(m: Tables) -> Iterator[str]:
+    """The memory rows that the runtime moves: all tensors of a rule are alike, and all rules keep the same rows."""
+    rows = {state.name: (state.row_shape, state.dtype) for state in m.states}
+    initial = {state.name: state.initial for state in m.states}
+    for state in m.states:
+        if state.initial != initial[state.name]:
+            yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
+    longest = m.segment_lengths[0]
+    ring, columns = ring_slots(m.memory_length, longest)
+    for rule, slots, size in (("ring", ring, columns), ("rolled", None, m.memory_length)):
+        states = m.states_of(rule)
+        if not states:
+            continue
+        first = states[0]
+        for state in states:
+            assert state.row_axis is not None
+            alike = (state.shape, state.row_axis, state.dtype) == (first.shape, first.row_axis, first.dtype)
+            if (state.shape[state.row_axis], state.slots) != (size, slots) or not alike:
+                yield (
+                    f"the state table does not fit memory of {m.memory_length} rows and segments of {longest}: "
+                    f"{state.name} of rule {rule} is {state.dtype} {list(state.shape)} with {state.slots} slots"
+                )
+        if {(state.name, (state.row_shape, state.dtype)) for state in states} != rows.items():
+            yield f"the state table does not fit: rule {rule} keeps other tensors than the bundle's other rules"
+    for rule in m.updates:
+        sides = ([s.input for s in m.states_of(rule)], [s.output for s in m.states_of(rule)])
+        for names in sides:
+            ordered = sorted(names)
+            for before, after in pairwise(ordered):
+                if after.startswith(before):
+                    yield f"the state table does not fit: {before} is a prefix of {after}, expected names that are none"
+        if [name for _, name in sorted(zip(*sides, strict=True))] != sorted(sides[1]):
+            yield f"the state table does not fit: inputs and outputs of rule {rule} sort differently"
+
+
+def _programs(m: Tables) -> Iterator[str]:
+    """Every program that the tables need is there, and reads and returns what they say."""
+    for rule in m.updates:
+        mine = [program for program in m.programs if program.update == rule]
+        kind = mine[0].kind
+        if len({program.kind for program in mine}) > 1 or (kind == "step") != (rule == "replace"):
+            yield f"the programs of rule {rule} are of kinds {sorted({program.kind for program in mine})}"
+        for length in m.segment_lengths:
+            if not any(program.segment_length == length for program in mine):
+                yield f"program {kind}{'-ring' if rule == 'ring' else ''}-{length} is missing"
+    softmax = ["head", *(f"tail.{cluster}" for cluster in range(1, len(m.clusters)))] if m.clusters else []
+    held = [program.kind for program in m.programs if _is_softmax(program.kind)]
+    if held or any(program.kind == "hidden" for program in m.programs):
+        yield from (f"program {kind} is missing" for kind in softmax or ["head"] if kind not in held)
+    for program in m.programs:
+        if _is_softmax(program.kind):
+            if program.kind not in softmax:
+                yield f"program {program.name} is {program.kind!r}, known: {', '.join(softmax) or 'no softmax'}"
+            elif (program.inputs, program.outputs) != _softmax_tensors(m, program.kind):
+                yield f"the inputs or outputs of program {program.name} do not fit the output table"
+        else:
+            yield from _segment_program(m, program)
+
+
+def _segment_program(m: Tables, program: Program) -> Iterator[str]:
+    """What a program of segments reads and returns."""
+    length, states = program.segment_length, m.states_of(program.update)
+    read = [
+        TensorSpec(name=entry.name, dtype=entry.dtype, shape=entry.sizes(m.batch_size, length))
+        for entry in m.inputs
+        if entry.role != "targets" and (entry.role != "head" or program.update == "ring")
+    ]
+    returned = [
+        TensorSpec(name=entry.name, dtype=entry.dtype, shape=entry.sizes(m.batch_size, length)) for entry in m.outputs
+    ]
+    if program.kind == "hidden":
+        width = None if m.logprobs is None else m.logprobs.width
+        if width is None:
+            yield f"program {program.name} is 'hidden', but no output says how wide its rows are"
+            return
+        returned = [TensorSpec(name="hidden", dtype="float32", shape=(m.batch_size, length, width))]
+    taken = {spec.name: spec for spec in program.inputs}
+    carried = [state for state in states if state.input in taken]
+    missing = [state for state in states if state.input not in taken]
+    fits = all(_takes(taken[state.input], state) for state in carried)
+    may_lack = all(state.absent or (state.rows is not None and state.rows[0] == 0) for state in missing)
+    if [*program.inputs] != [*read, *(taken[state.input] for state in carried)] or not fits or not may_lack:
+        yield f"the inputs of program {program.name} do not fit the state table"
+    given = {spec.name: spec for spec in program.outputs}
+    whole = all(state.output in given and _takes(given[state.output], state) for state in states)
+    if not whole or [*program.outputs] != [*returned, *(given[state.output] for state in states)]:
+        yield f"the outputs of program {program.name} do not fit the state table"
+
+
+def _takes(spec: TensorSpec, state: StateTensor) -> bool:
+    """Whether a program's tensor is the state, or one of the sizes that a growing state has."""
+    if spec.dtype != state.dtype or len(spec.shape) != len(state.shape):
+        return False
+    for axis, (size, most) in enumerate(zip(spec.shape, state.shape, strict=True)):
+        if axis == state.row_axis and state.rows is not None:
+            if size != "rows" and not state.rows[0] <= int(size) <= state.rows[1]:
+                return False
+        elif size != most:
+            return False
+    return True
+
+
+def _softmax_tensors(m: Tables, kind: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """What the head or a tail reads and returns; the head's last columns are the further clusters."""
+    assert m.logprobs is not None
+    assert m.logprobs.width is not None
+    cluster = int(kind.partition(".")[2] or 0)
+    first, last = m.clusters[cluster]
+    columns = last - first + (0 if cluster else len(m.clusters) - 1)
+    return (
+        (TensorSpec(name="hidden", dtype="float32", shape=("rows", m.logprobs.width)),),
+        (TensorSpec(name="logprobs", dtype="float32", shape=("rows", columns)),),
+    )
+
+
+def _is_softmax(kind: str) -> bool:
+    return kind == "head" or kind.startswith("tail.")
+
+
+def _inside(path: str) -> bool:
+    parts = PurePosixPath(path)
+    plain = not parts.is_absolute() and ".." not in parts.parts and path == parts.as_posix()
+    return bool(path) and path != "." and plain and "\\" not in path and ":" not in path and "\0" not in path
