@@ -36,11 +36,13 @@ class Rung:
     """Limits of one precision on one kind of backend; None where the ladder sets none.
 
     Attributes:
-        logprobs: largest |Δ| of a log-probability, in nats.
-        memory: largest |Δ| of a memory value, relative to max(1, largest |value| of the reference).
+        logprobs: largest |Δ| of a log-probability, in nats; of any other output relative to max(1, largest |value|).
+        memory: largest |Δ| of a value of memory or state, relative to max(1, largest |value| of the reference).
         kl: mean Kullback-Leibler divergence from the reference, in nats.
         top1: share of positions, near-ties aside, whose most probable token agrees.
         perplexity: relative difference of the perplexity on real text.
+        deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
+            standard deviation of its values.
     """
 
     logprobs: float | None
@@ -48,13 +50,14 @@ class Rung:
     kl: float
     top1: float | None
     perplexity: float
+    deviation: float | None = None
 
 
 LADDER: dict[tuple[str, str], Rung] = {
     ("fp32", "cpu"): Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4),
     ("fp32", "device"): Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4),
-    ("fp16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3),
-    ("bf16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3),
+    ("fp16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=1e-2),
+    ("bf16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=5e-2),
     ("int8", "any"): Rung(logprobs=None, memory=None, kl=5e-3, top1=0.97, perplexity=5e-3),
     ("int4", "any"): Rung(logprobs=None, memory=None, kl=3e-2, top1=0.92, perplexity=3e-2),
 }
