@@ -12,7 +12,7 @@ from txl_runtime.bundle.reading import Bundle, Held, open_bundle
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.streaming.checks import is_whole
 from txl_runtime.streaming.loop import Backend, Loop
-from txl_runtime.streaming.memory import initial_rows
+from txl_runtime.streaming.memory import initial_values
 from txl_runtime.streaming.stream import Stream
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Model:
         if update is not None and update not in held:
             raise UsageError(f"update is {update!r}, this bundle has programs for {', '.join(held)}; use one")
         self.bundle = bundle
-        self._initial = initial_rows(bundle)
+        self._initial = initial_values(bundle)
         self.backend: Backend
         self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean)
         for name, note in self.backend_notes.items():

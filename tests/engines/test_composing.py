@@ -22,7 +22,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.device.engines.facts import find_facts
 from txl_runtime.errors import BundleError
 from txl_runtime.host.memory import open_memory
-from txl_runtime.streaming.memory import initial_rows, open_counters
+from txl_runtime.streaming.memory import initial_values, open_counters
 
 B, L = 3, 4
 ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])
@@ -65,7 +65,7 @@ class Runner:
         path = folder / f"composed-{program.file}"
         path.write_bytes(compose(bundle, program))
         self.program, self.counters = program, open_counters(program.update, bundle.manifest)
-        self.memory = open_memory(program.update, bundle.manifest, initial_rows(bundle), self.counters)
+        self.memory = open_memory(program.update, bundle.manifest, initial_values(bundle), self.counters)
         self.memory.clear(np.arange(B))
         self.counters.clear(np.arange(B))
         options = onnxruntime.SessionOptions()

@@ -39,7 +39,7 @@ TOKENS = np.random.default_rng(0).integers(0, V, (2, 9)).astype(np.int32)
 
 
 @linux
-@pytest.mark.parametrize("where", ["initial_rows", "_open"])
+@pytest.mark.parametrize("where", ["initial_values", "_open"])
 def test_a_load_that_spans_a_replacement_is_of_the_new_bundle(different, monkeypatch, caplog, where):
     path, other = different
     expected = load(other).stream().feed(TOKENS).tobytes()
@@ -63,13 +63,13 @@ def test_a_load_that_spans_a_replacement_is_of_the_new_bundle(different, monkeyp
 @linux
 def test_a_bundle_that_is_replaced_again_and_again_is_refused(different, monkeypatch):
     path, other = different
-    real = models.initial_rows
+    real = models.initial_values
 
     def replacing(bundle: Any) -> Any:
         exchange(path, other)
         return real(bundle)
 
-    monkeypatch.setattr(models, "initial_rows", replacing)
+    monkeypatch.setattr(models, "initial_values", replacing)
     with pytest.raises(BundleError, match="was replaced 5 times while it was being loaded, expected it to stay"):
         load(path)
 

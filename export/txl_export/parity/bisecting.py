@@ -22,7 +22,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, one_line
 from txl_runtime.host.memory import open_memory
 from txl_runtime.ladder import BISECT
-from txl_runtime.streaming.memory import initial_rows, open_counters
+from txl_runtime.streaming.memory import initial_values, open_counters
 from txl_runtime.types import Array
 
 from txl_export.families.transformer_xl.points import mark, segment_of, traced
@@ -149,7 +149,7 @@ def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
     """A program's inputs, tokens aside, before anything was seen: memory as it starts, and all rows counting."""
     manifest, every = bundle.manifest, np.arange(bundle.manifest.batch_size)
     counters = open_counters(program.update, manifest)
-    memory = open_memory(program.update, manifest, initial_rows(bundle), counters)
+    memory = open_memory(program.update, manifest, initial_values(bundle), counters)
     counters.clear(every)
     memory.clear(every)
     valid = np.full(len(every), program.segment_length, np.int32)

@@ -123,7 +123,7 @@ class Backend(Protocol):
 
         Args:
             manifest: of the bundle that was opened.
-            initial: what a memory row is before anything was seen, from `initial_rows`.
+            initial: what states are before anything was seen, from `initial_values`.
         """
 
     def release_pages(self) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import BundleError
-from txl_runtime.types import Floats, Ids, Indices
+from txl_runtime.types import Array, Arrays, Floats, Ids, Indices
 
-Initial = Mapping[str, Floats]
-"""What a memory row is before anything was seen, by state; each broadcasts over sequences and rows."""
+Initial = Arrays
+"""What a state is before anything was seen, by its name; a memory row's broadcasts over sequences and rows."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,13 @@ class RowState:
     Attributes:
         fill: memory rows that exist.
         head: the ring's slot for the next row: rounding depends on it, the function does not. 0 for rolled memory.
-        tensors: the rows, oldest first, float32 [fill, ...] each.
+        tensors: the rows, oldest first, float32 [fill, ...] each; whole tensors of any dtype, without the axis of
+            sequences, where a step returns them whole.
     """
 
     fill: int
     head: int
-    tensors: Mapping[str, Floats]
+    tensors: Arrays
 
 
 class Counters:
@@ -199,21 +200,34 @@ def ring_rows(head: int, count: int, ring: int) -> Indices:
     return np.arange(head - count, head) % ring
 
 
-def initial_rows(bundle: Bundle) -> Initial:
-    """One row per state: zero, or what the weight file says.
+def initial_values(bundle: Bundle) -> Initial:
+    """What each state starts as: a number, or what the weight file says.
 
     Raises:
-        BundleError: a stored row does not have the shape of the state's rows.
+        BundleError: a stored tensor does not have the shape of the state's rows, or does not broadcast over a state
+            that has none.
     """
     states = bundle.manifest.states
-    stored = {state.initial for state in states if state.initial}
-    rows = bundle.weights(*stored) if stored else {}
-    initial: dict[str, Floats] = {}
-    for state in states:  # a state has the same row in every update rule
-        row = initial[state.name] = rows[state.initial] if state.initial else np.zeros((), np.float32)
-        if state.initial and (row.dtype != np.float32 or row.shape != state.row_shape):
+    stored = {state.initial for state in states if isinstance(state.initial, str)}
+    tensors: Arrays = bundle.weights(*stored) if stored else {}
+    initial: dict[str, Array] = {}
+    for state in states:  # a state starts as the same in every update rule
+        if not isinstance(state.initial, str):
+            exact = np.float64 if state.update == "replace" else np.float32
+            initial[state.name] = np.asarray(state.initial or 0, exact)
+            continue
+        found = initial[state.name] = tensors[state.initial]
+        whole = state.update == "replace"
+        dtype, shape = (state.dtype, state.sequence_shape) if whole else ("float32", state.row_shape)
+        if found.dtype != dtype or not (_broadcasts(found.shape, shape) if whole else found.shape == shape):
+            what = "which broadcasts over" if whole else "one row of"
             raise BundleError(
-                f"{bundle.path}: {state.initial} is {row.dtype} {list(row.shape)}, expected float32 "
-                f"{list(state.row_shape)}, one row of {state.name}; export the model again"
+                f"{bundle.path}: {state.initial} is {found.dtype} {list(found.shape)}, expected {dtype} "
+                f"{list(shape)}, {what} {state.name}; export the model again"
             )
     return initial
+
+
+def _broadcasts(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+    fit = all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(over), strict=False))
+    return fit and len(shape) <= len(over)
