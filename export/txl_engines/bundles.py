@@ -65,7 +65,8 @@ def build_bundle(
         path: the bundle.
         target: "rtx", "tensorrt" or "cuda".
         gpus: compute capabilities, e.g. (86, 89, 120), for rtx; empty for its default list.
-        update: "ring" or "rolled"; None for the better one that target and bundle have.
+        update: "ring" or "rolled"; None for the better one that target and bundle have, and the only one where a bundle
+            has one that is neither.
         force: build again what is there.
         listener: hears of progress and warnings.
 
@@ -107,7 +108,11 @@ def choose_update(held: Sequence[str], update: str | None, ring: bool, title: st
         BackendError: the engines cannot have it.
     """
     if update is not None and update not in UPDATE_RULES:
-        raise UsageError(f"--update is {update!r}, expected {' or '.join(UPDATE_RULES)}")
+        raise UsageError(f"--update is {update!r}, expected ring or rolled")
+    if update is not None and "replace" in held and update not in held:
+        raise UsageError(
+            f"--update is {update}, but the steps of this bundle return their whole state (replace); leave --update out"
+        )
     if update == "ring" and not ring:
         raise BackendError(
             f"--update is ring, which {title} cannot do in place, expected TensorRT 10.15 or TensorRT-RTX; "
@@ -117,7 +122,7 @@ def choose_update(held: Sequence[str], update: str | None, ring: bool, title: st
         raise UsageError(
             f"--update is {update}, but the bundle's programs are {', '.join(held)}; leave --update out or export again"
         )
-    usable = [rule for rule in UPDATE_RULES if rule in held and (rule == "rolled" or ring)]
+    usable = [rule for rule in UPDATE_RULES if rule in held and (rule != "ring" or ring)]
     if not usable:
         raise BackendError(
             f"the bundle's programs are {', '.join(held)}, expected an update rule that {title} has; "

@@ -17,10 +17,15 @@ from txl_runtime.errors import BackendError
 
 
 class NodeError(NamedTuple):
-    """One complaint of the parser; `node` counts the graph's nodes, and is -1 where none is meant."""
+    """One complaint of the parser.
+
+    `node` counts the graph's nodes, and is -1 where the parser does not tell. `function` is the parser's own that found
+    it: "importScatterElements" reads the nodes of that operator.
+    """
 
     node: int
     text: str
+    function: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Compiler:
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse(data, path):
             errors = [parser.get_error(i) for i in range(parser.num_errors)]
-            return Network(builder, network, tuple(NodeError(int(error.node()), str(error.desc())) for error in errors))
+            told = tuple(NodeError(int(error.node()), str(error.desc()), str(error.func())) for error in errors)
+            return Network(builder, network, told)
         layers = [network.get_layer(i) for i in range(network.num_layers)]
         return Network(
             builder,

@@ -1,4 +1,7 @@
-"""Whole programs for engines, composed of a bundle's graphs: layers for one segment length, followed by the softmax.
+"""Whole programs for engines: those of a bundle that are whole, and those that its graphs are composed to.
+
+A program of kind "step" returns all that its model returns, so an engine is built of it as it is. Where a bundle has
+layers and softmax apart, layers for one segment length are followed by the softmax:
 
     logprobs   float32 [B, L, V]: of all positions
     last       float32 [B, V]: of each sequence's last valid position; what an idle sequence gets means nothing
@@ -12,7 +15,7 @@ as a vocabulary of several clusters, and there is no control flow.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,12 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from txl_runtime.bundle.format1 import segment_program
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES, Program, TensorSpec
-from txl_runtime.errors import BundleError
+from txl_runtime.errors import BundleError, UsageError
 
-from txl_engines.checking import check_graph, import_onnx, load_graph
+from txl_engines.checking import ADVICE, check_graph, import_onnx, load_graph
 from txl_engines.shapes import fix_sizes
 
 HIDDEN = "hidden"
@@ -34,18 +36,65 @@ HIDDEN = "hidden"
 
 
 def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
-    """The programs that engines are built of: log-probabilities for every L, and last and score for the longest L.
+    """The programs that engines are built of.
 
-    With L = 1 there is no `last`: the last position is the only one, so it would be `logprobs` again.
+    These are the steps of a bundle that has steps; of others, log-probabilities for every L, and last and score for the
+    longest L. With L = 1 there is no `last`: the last position is the only one, so it would be `logprobs` again.
+
+    Raises:
+        UsageError: a step takes a state whose rows are of any number.
     """
+    steps = tuple(program for program in manifest.programs if program.update == update and program.kind == "step")
+    if steps:
+        _check_sizes(steps)
+        return steps
     lengths = manifest.segment_lengths
     wanted = [("logprobs", length) for length in lengths]
     if any(program.kind == "head" for program in manifest.programs):  # bundles of format 1.0 may have no head
         wanted += [(kind, lengths[0]) for kind in ("last", "score") if kind == "score" or lengths[0] > 1]
-    return tuple(
-        segment_program(manifest.config, manifest.states, manifest.batch_size, length, kind, update)
-        for kind, length in wanted
+    return tuple(_whole_program(manifest, kind, length, update) for kind, length in wanted)
+
+
+def _check_sizes(programs: Sequence[Program]) -> None:
+    for program in programs:
+        for spec in program.inputs:
+            if "rows" in spec.shape:
+                raise UsageError(
+                    f"program {program.name} takes {spec.name} of any number of rows, expected fixed sizes: no engine "
+                    "takes sizes that change; export again with --growth stages"
+                )
+
+
+def _whole_program(manifest: Manifest, kind: str, length: int, update: str) -> Program:
+    """The program of a kind; where the bundle has none, what the one of its layers becomes with that kind's result."""
+    layers = _layers(manifest, length, update)
+    if layers.kind == kind:
+        return layers
+    logprobs = manifest.logprobs
+    if logprobs is None:
+        raise BundleError(f"{layers.name} has no log-probabilities to end with, expected an output of them; {ADVICE}")
+    batch, vocabulary = manifest.batch_size, int(logprobs.shape[-1])
+    result = {
+        "logprobs": TensorSpec(name=logprobs.name, dtype="float32", shape=(batch, length, vocabulary)),
+        "last": TensorSpec(name=logprobs.name, dtype="float32", shape=(batch, vocabulary)),
+        "score": TensorSpec(name="nll", dtype="float32", shape=(batch, length)),
+    }[kind]
+    tokens, *others = layers.inputs
+    targets = (msgspec.structs.replace(tokens, name="targets"),) if kind == "score" else ()
+    return Program(
+        name=f"{kind}{layers.name.removeprefix(layers.kind)}",
+        kind=kind,
+        segment_length=length,
+        update=update,
+        file=f"{kind}{layers.file.removeprefix(layers.kind)}",
+        inputs=(tokens, *targets, *others),
+        outputs=(result, *layers.outputs[1:]),
     )
+
+
+def _layers(manifest: Manifest, length: int, update: str) -> Program:
+    """The bundle's own program of segments of a length."""
+    return next(p for p in manifest.programs if (p.update, p.segment_length) == (update, length))
 
 
 def compose(bundle: Bundle, program: Program) -> bytes:
@@ -55,17 +104,15 @@ def compose(bundle: Bundle, program: Program) -> bytes:
         BundleError: a graph of the bundle is not what the manifest says.
         BackendError: onnx is not installed.
     """
-    held = {(p.kind, p.update, p.segment_length): p for p in bundle.manifest.programs}
-    whole = held.get((program.kind, program.update, program.segment_length))
-    if whole is not None:
-        return bundle.file(whole.file).read_bytes()
-    kind = "hidden" if program.update == "ring" else "logprobs"
-    source = held[kind, program.update, program.segment_length]
+    held = {other.name: other for other in bundle.manifest.programs}
+    if program.name in held:
+        return bundle.file(held[program.name].file).read_bytes()
+    source = _layers(bundle.manifest, program.segment_length, program.update)
     path = bundle.file(source.file)
     model = fix_sizes(load_graph(path), {"segment": program.segment_length})
     check_graph(model, path, source)
     if not any(HIDDEN in node.output for node in model.graph.node):
-        raise BundleError(f"{path}: no value is called {HIDDEN}, expected what the softmax takes; export again")
+        raise BundleError(f"{path}: no value is called {HIDDEN}, expected what the softmax takes; {ADVICE}")
     weaver = _Weaver(model, path, {HIDDEN, *(spec.name for spec in program.outputs[1:])})
     _Softmax(bundle, program, weaver).add()
     return weaver.finish(program)
@@ -78,7 +125,7 @@ class _Softmax:
         self._bundle, self._program, self._weaver = bundle, program, weaver
         self._batch, self._length = program.inputs[0].fixed
         self._half = bundle.manifest.precision in STATE_DTYPES
-        self._width, self._clusters = bundle.manifest.config.d_model, bundle.manifest.config.clusters
+        self._clusters = bundle.manifest.clusters
 
     def add(self) -> None:
         """Add it to the graph."""
@@ -86,7 +133,7 @@ class _Softmax:
         hidden = HIDDEN
         if self._half and self._program.update == "rolled":
             hidden = weaver.add("Cast", HIDDEN, to=weaver.onnx.TensorProto.FLOAT)
-        rows = weaver.reshape(hidden, batch * length, self._width)
+        rows = weaver.reshape(hidden, batch * length, self._width())
         if self._program.kind == "score":
             weaver.reshape(self._nll(rows), batch, length, out="nll")
         elif self._program.kind == "last":
@@ -132,9 +179,17 @@ class _Softmax:
             found = weaver.add("Where", mine, weaver.add("Add", found, given), found)
         return weaver.add("Neg", found)
 
+    def _width(self) -> int:
+        """D, of the rows that the softmax takes."""
+        return int(self._find("head").inputs[0].shape[-1])
+
+    def _find(self, kind: str) -> Program:
+        """The bundle's program of a part of the softmax."""
+        return next(program for program in self._bundle.manifest.programs if program.kind == kind)
+
     def _part(self, kind: str, rows: str) -> str:
         """The result of the bundle's program of a kind, given rows."""
-        found = next(program for program in self._bundle.manifest.programs if program.kind == kind)
+        found = self._find(kind)
         path = self._bundle.file(found.file)
         model = load_graph(path)
         check_graph(model, path, found)

@@ -53,6 +53,10 @@ KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (r"libnvinfer\w*\.so|builder_resource", "expected the whole library; install it again, all parts of one version"),
     (r"must be a network output", "expected the updated memory as an output; export the model again"),
+    (
+        r"plugin registry|Unsupported (?:reduction|attribute|node)|^not supported$",
+        "expected operators that this library has; write the step with others, or run it with --backend cpu",
+    ),
     # Last, because on a machine without a driver this is said along with every other complaint.
     (
         r"cudaError 35|CUDA initialization failure|CUDA driver version is insufficient",
@@ -70,10 +74,14 @@ def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
         return f"{graph.path}: {title} cannot read it and does not say why; {UNKNOWN}"
     error = errors[0]
     text = _plain(error.text)
-    where = ""
+    if text == "false":  # the condition that did not hold, and nothing more
+        text = "not supported"
+    where, operator = "", re.sub("^(?:import|check)", "", error.function)
     if 0 <= error.node < len(graph.nodes):
         name, kind = graph.nodes[error.node]
         where = f"node {error.node} {name!r} ({kind}): "
+    elif operator in {kind for _, kind in graph.nodes}:
+        where = f"a node of operator {operator}: "
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{graph.path}: {where}{text}{more}; {_telling([text])[1]}"
 
