@@ -68,4 +68,7 @@ def check_bindings(
 
 def _fits(has: Binding, wants: Binding, open_size: str | None) -> bool:
     same = has[:2] == wants[:2] and len(has.shape) == len(wants.shape)
-    return same and all(size in (wanted, open_size) for size, wanted in zip(has.shape, wants.shape, strict=True))
+    return same and all(
+        size in (wanted, open_size) or (wanted == "rows" and not isinstance(size, int))
+        for size, wanted in zip(has.shape, wants.shape, strict=True)
+    )

@@ -10,7 +10,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
-from txl_runtime.streaming.loop import Backend
+from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.memory import Initial
 from txl_runtime.update_rules import usable_updates
 
@@ -30,7 +30,11 @@ class HostBackend(Backend):
     description: str
     name: str = "cpu"
 
-    def open_loop(self, manifest: Manifest, initial: Initial) -> HostLoop:
+    def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
+        if self.update == "replace":
+            from txl_runtime.host.step_loop import StepLoop  # a Transformer-XL does not carry it
+
+            return StepLoop(manifest, self.engine, self.programs, initial)
         return HostLoop(manifest, self.engine, self.update, self.programs, initial)
 
     def release_pages(self) -> None:

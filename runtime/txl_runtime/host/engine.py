@@ -1,4 +1,4 @@
-"""What the loop on the CPU asks of an engine: programs bound to arrays."""
+"""What loops on the CPU ask of an engine: programs bound to arrays, or run on arrays of any size."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ class Engine(Protocol):
 
         Arrays of a softmax program may have any number of rows. Outputs may not overlap inputs, but for the state of
         a ring: there one array is both.
+        """
+
+    def run(self, program: Program, inputs: Arrays) -> Arrays:
+        """Run a program that leaves sizes open; what it returns is in new arrays, by the names of its outputs.
+
+        Raises:
+            BackendError: the engine failed.
         """
 
     def release_pages(self) -> None:

@@ -55,7 +55,8 @@ class SplitOutput(Output):
     """For programs that return hidden rows."""
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
-        self.clusters = manifest.clusters
+        assert manifest.logprobs is not None
+        self.name, self.clusters = manifest.logprobs.name, manifest.clusters
         programs = {program.kind: program for program in manifest.programs}
         self._head = _Rows(engine, programs["head"])
         self._tails = {c: _Rows(engine, programs[f"tail.{c}"]) for c in range(1, len(self.clusters))}

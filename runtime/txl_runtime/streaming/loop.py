@@ -13,7 +13,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
 from txl_runtime.streaming.memory import Initial, RowState
 from txl_runtime.streaming.outputs import Output
-from txl_runtime.types import Floats, Ids, Indices
+from txl_runtime.types import Array, Floats, Ids, Indices
 
 Want = Literal["rows", "last", "nll"]
 """What a caller will ask a result for: an engine may have a program that computes just that."""
@@ -41,6 +41,9 @@ class Result(Protocol):
 
     def nll(self) -> Floats:
         """Negative log-likelihoods in nats of the targets that were among the inputs, [b, T]."""
+
+    def outputs(self) -> Mapping[str, Array]:
+        """Copies of all outputs as the output table declares them, with b and T; zero where nothing counts."""
 
 
 class Loop(Protocol):
@@ -73,7 +76,7 @@ class Loop(Protocol):
         """A copy on the host of tokens that `resident` found."""
 
     def run(
-        self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
+        self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
     ) -> Result:
         """Run one segment in the smallest program that holds it.
 
@@ -81,8 +84,8 @@ class Loop(Protocol):
         the segment or the one after it.
 
         Args:
-            inputs: by the programs' names, [b, T] each; checked, with zeros in the padding. "targets" may be among
-                them whether or not a program reads them.
+            inputs: by the programs' names, with b and T for "B" and "L" of the input table (and look-ahead); checked,
+                with zeros in the padding. "targets" [b, T] may be among them whether or not a program reads them.
             counts: int32 [b], the positions that count; 0 leaves a sequence idle.
             want: what the result will be asked for.
             commit: whether the segment becomes part of the state.

@@ -13,20 +13,28 @@ from typing import Protocol
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Array, Floats, Ids
 
 
 class Output(Protocol):
     """The softmax of a stream; F is the width of what segment programs return, a "feature" row per position.
 
     Attributes:
+        name: what the table calls its log-probabilities.
         clusters: first and one past the last word of each cluster; the head's own words are the first.
     """
 
+    name: str
     clusters: tuple[tuple[int, int], ...]
 
     def logprobs(self, features: Floats, out: Floats) -> None:
         """Log-probabilities of the vocabulary, [n, F] → out [n, V], which may be a strided view."""
+
+    def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
+        """Log-probabilities of the positions that count, [b, T, F] → out [b, T, V]; the others stay what they are."""
+        for row, count in enumerate(counts.tolist()):
+            if count:
+                self.logprobs(features[row, :count], out[row, :count])
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
         """Negative log-likelihoods of one target per row, [n, F] and [n] → [n]."""
@@ -42,7 +50,9 @@ class WholeOutput(Output):
     """For programs that return log-probabilities: there is nothing left to compute."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self.clusters = ((0, manifest.vocab_size),)
+        found = manifest.logprobs
+        self.name, columns = ("", 0) if found is None else (found.name, int(found.shape[-1]))
+        self.clusters = ((0, columns),)
 
     def logprobs(self, features: Floats, out: Floats) -> None:
         np.copyto(out, features)
@@ -96,3 +106,10 @@ class RowsResult:
         rows, targets = self.rows(), self._targets
         assert targets is not None, "targets are among the inputs of a segment whose nll is asked for"
         return self._output.nll(rows.reshape(targets.size, -1), targets.ravel()).reshape(targets.shape)
+
+    def outputs(self) -> dict[str, Array]:
+        """See `loop.Result`."""
+        rows, output = self.rows(), self._output
+        logprobs = np.zeros((*rows.shape[:2], output.clusters[-1][1]), np.float32)
+        output.counted(rows, self._counts, logprobs)
+        return {output.name: logprobs}

@@ -37,7 +37,7 @@ def start_shape(state: StateTensor) -> Shape:
     return tuple(state.rows[0] if axis == state.row_axis else size for axis, size in enumerate(state.shape))
 
 
-def shapes_after(program: Program, states: Sequence[StateTensor]) -> Shapes:
+def shapes_after(program: Program, states: Sequence[StateTensor]) -> tuple[tuple[int, ...], ...]:
     """The shapes of the states that a program returns; it may leave no size open."""
     returned = {spec.name: spec for spec in program.outputs}
     return tuple(returned[state.output].fixed for state in states)
