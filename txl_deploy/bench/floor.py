@@ -50,7 +50,7 @@ def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
     m = bundle.manifest
     c, stored = m.config, {name: tensor.length for name, tensor in read_header(bundle.file(m.weights)).items()}
     item = 4 if not m.states or m.states[0].dtype == "float32" else 2
-    width = 2 * c.n_head * c.d_head if m.memory == "kv" else c.d_model
+    width = 2 * c.n_head * c.d_head if m.transformer_xl.memory == "kv" else c.d_model
     memory = m.batch_size * c.n_layer * m.memory_length * width * item
     untied = {name.split(".")[2] for name in stored if name.startswith("softmax.tables.")}
     weights = embedding = 0

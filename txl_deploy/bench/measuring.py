@@ -179,7 +179,7 @@ def bench(
     return Report(
         model_id=m.model_id,
         precision=m.precision,
-        memory_form=m.memory,
+        memory_form=m.transformer_xl.memory,
         machine=_machine(bandwidth, others),
         conditions=Conditions(
             threads=threads,

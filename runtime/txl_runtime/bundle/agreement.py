@@ -54,8 +54,10 @@ def _rules(m: Tables) -> Iterator[str]:
             yield f"{state.name} has update rule {state.update!r}, this version knows {known}"
     for program in m.programs:
         softmax = _is_softmax(program.kind)
-        if program.update not in (("none",) if softmax else UPDATE_RULES):
+        if program.update not in (*UPDATE_RULES, "none"):
             yield f"program {program.name} has update rule {program.update!r}, this version knows {known}"
+        elif softmax != (program.update == "none"):
+            yield f"program {program.name} has update rule {program.update!r}, which its kind {program.kind} has not"
         if not softmax and program.kind not in SEGMENT_KINDS:
             yield f"program {program.name} is {program.kind!r}, known: {', '.join(SEGMENT_KINDS)}, head, tail.<c>"
         if softmax != (program.segment_length == 0):
@@ -67,11 +69,12 @@ def _rules(m: Tables) -> Iterator[str]:
 def _interface(m: Tables) -> Iterator[str]:
     """Names, roles, counters, and the columns of log-probabilities."""
     names = [("input", [entry.name for entry in m.inputs]), ("output", [entry.name for entry in m.outputs])]
-    names += [(f"state of rule {rule}", [state.name for state in m.states_of(rule)]) for rule in UPDATE_RULES]
     names += [("program", [program.name for program in m.programs])]
+    names += [(f"state|of rule {rule}", [state.name for state in m.states_of(rule)]) for rule in UPDATE_RULES]
     for kind, listed in names:
         for name in sorted({name for name in listed if listed.count(name) > 1}):
-            yield f"two {kind}s are called {name}"
+            noun, _, which = kind.partition("|")
+            yield f"two {noun}s {which}{' ' if which else ''}are called {name}"
     read = {entry.name for entry in m.inputs}
     carried = {state.input for state in m.states}
     yield from (f"{name} is an input and a state" for name in sorted(read & carried))
@@ -145,6 +148,8 @@ def _memory(m: Tables) -> Iterator[str]:
     for state in m.states:
         if state.initial != initial[state.name]:
             yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
+    for rule in sorted({state.update for state in m.states} ^ set(m.updates) if m.states else ()):
+        yield f"the state table does not fit: rule {rule} has states or programs, expected both"
     longest = m.segment_lengths[0]
     ring, columns = ring_slots(m.memory_length, longest)
     for rule, slots, size in (("ring", ring, columns), ("rolled", None, m.memory_length)):
@@ -187,14 +192,22 @@ def _programs(m: Tables) -> Iterator[str]:
     held = [program.kind for program in m.programs if _is_softmax(program.kind)]
     if held or any(program.kind == "hidden" for program in m.programs):
         yield from (f"program {kind} is missing" for kind in softmax or ["head"] if kind not in held)
+    seen: dict[object, str] = {}
     for program in m.programs:
         if _is_softmax(program.kind):
             if program.kind not in softmax:
                 yield f"program {program.name} is {program.kind!r}, known: {', '.join(softmax) or 'no softmax'}"
-            elif (program.inputs, program.outputs) != _softmax_tensors(m, program.kind):
-                yield f"the inputs or outputs of program {program.name} do not fit the output table"
+            else:
+                for side, promised in zip(("inputs", "outputs"), _softmax_tensors(m, program.kind), strict=True):
+                    if getattr(program, side) != promised:
+                        yield f"the {side} of program {program.name} do not fit the output table"
         else:
             yield from _segment_program(m, program)
+            if not program.name.partition(".")[0].endswith(f"-{program.segment_length}"):
+                yield f"program {program.name} has segments of {program.segment_length}, expected them in its name"
+            other = seen.setdefault((program.update, program.inputs), program.name)
+            if other != program.name:
+                yield f"program {program.name} takes the same segments as {other}, expected one program for them"
 
 
 def _segment_program(m: Tables, program: Program) -> Iterator[str]:

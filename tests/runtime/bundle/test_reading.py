@@ -268,6 +268,14 @@ def one_more_length(manifest: Manifest) -> None:
     node.append(longer)
 
 
+def rename_input(manifest: Manifest) -> None:
+    manifest["inputs"][0]["name"] = "ids"
+
+
+def input_twice(manifest: Manifest) -> None:
+    manifest["inputs"].append(dict(manifest["inputs"][0]))
+
+
 def swap(*names: str) -> Callable[[Manifest], None]:
     """Let two programs be called by each other's names."""
 
@@ -304,51 +312,67 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ("no format", drop("format"), ["`format`"]),
     ("format is a number", put("format", to=1), ["`str`", "`int`", "$.format"]),
     ("version is a number", put("format_version", to=1.0), ["`str`", "`float`", "$.format_version"]),
-    ("version is no version", put("format_version", to="latest"), ["format_version is 'latest'", "'1.1'"]),
+    ("version is no version", put("format_version", to="latest"), ["format_version is 'latest'", "'2.0'"]),
     ("version is empty", put("format_version", to=""), ["format_version is ''"]),
-    ("newer major version", put("format_version", to="2.0"), ["format 2.0", "up to 1.x", "upgrade txl-deploy"]),
-    ("much newer version", put("format_version", to="10.3.1"), ["format 10.3.1", "up to 1.x"]),
+    ("newer major version", put("format_version", to="3.0"), ["format 3.0", "up to 2.x", "upgrade txl-deploy"]),
+    ("much newer version", put("format_version", to="10.3.1"), ["format 10.3.1", "up to 2.x"]),
     ("B is text", put("batch_size", to="3"), ["`int`", "`str`", "$.batch_size"]),
     ("B is a fraction", put("batch_size", to=3.5), ["$.batch_size"]),
     ("B is negative", put("batch_size", to=-3), [">= 1", "$.batch_size"]),
     ("B is zero", put("batch_size", to=0), [">= 1", "$.batch_size"]),
     ("B is huge", put("batch_size", to=2**40), ["$.batch_size"]),
-    ("B changed", put("batch_size", to=4), ["state table", "B 4, M 7"]),
-    ("M is negative", put("memory_length", to=-1), [">= 0", "$.memory_length"]),
-    ("M is null", put("memory_length", to=None), ["`null`", "$.memory_length"]),
-    ("M changed", put("memory_length", to=8), ["state table", "B 3, M 8"]),
-    ("M is none", put("memory_length", to=0), ["state table", "M 0"]),
+    ("B changed", put("batch_size", to=4), ["state table", "B 4"]),
+    ("M is negative", put("counters", "fill", "most", to=-1), [">= 0", "$.counters[...].most"]),
+    ("M is null", put("counters", "fill", "most", to=None), ["`null`", "$.counters[...].most"]),
+    ("M changed", put("counters", "fill", "most", to=8), ["state table", "8 rows"]),
+    ("M is none", put("counters", "fill", "most", to=0), ["state table", "0 rows"]),
     ("L is negative", put("programs", 0, "segment_length", to=-4), [">= 0", "$.programs[0].segment_length"]),
     (
         "L is zero",
         put("programs", "hidden-ring-4", "segment_length", to=0),
-        ["segment_length of program hidden-ring-4"],
+        ["program hidden-ring-4", "segments of 0"],
     ),
     ("L changed", put("programs", "logprobs-1", "segment_length", to=2), ["program hidden-ring-2 is missing"]),
     ("L is longer", put("programs", "logprobs-4", "segment_length", to=5), ["state table"]),
     (
         "L in a shared file",
         put("programs", "hidden-ring-1", "segment_length", to=4),
-        ["length of program hidden-ring-1"],
+        ["program hidden-ring-1 is missing"],
     ),
     ("L of one rule alone", one_more_length, ["state table"]),
-    ("other form of memory", put("memory", to="hidden"), ["state table", "hidden memory"]),
-    ("unknown form of memory", put("memory", to="both"), ["'both'", "$.memory"]),
+    ("no counter", put("counters", to={}), ["no counter is called fill"]),
+    ("another counter", put("counters", "laps", to={"start": 0, "most": 1}), ["counter 'laps'"]),
+    ("more rows at first than ever", put("counters", "fill", "start", to=8), ["starts at 8"]),
     ("unknown precision", put("precision", to="fp64"), ["'fp64'", "$.precision"]),
     ("model id is no hash", put("model_id", to="the one of last week"), ["$.model_id"]),
-    ("no config", drop("config"), ["`config`"]),
-    ("config is text", put("config", to="small"), ["`object`", "$.config"]),
-    ("more layers", put("config", "n_layer", to=3), ["state table"]),
-    ("no heads", put("config", "n_head", to=0), [">= 1", "$.config.n_head"]),
-    ("larger vocabulary", put("config", "vocab_size", to=61), ["outputs of program head do not fit"]),
-    ("cutoffs out of order", put("config", "cutoffs", to=[30, 20]), ["cutoffs [30, 20]", "vocabulary of 60"]),
-    ("cutoffs too large", put("config", "cutoffs", to=[60]), ["cutoffs [60]", "vocabulary of 60"]),
-    ("unknown start", put("dialect", "memory_start", to="noise"), ["'noise'", "$.dialect.memory_start"]),
-    ("window of nothing", put("dialect", "window", to=0), [">= 1", "$.dialect.window"]),
+    ("no inputs", drop("inputs"), ["`inputs`"]),
+    ("inputs are text", put("inputs", to="tokens"), ["`array`", "$.inputs"]),
+    ("another input", rename_input, ["inputs of program hidden-ring-4"]),
+    ("an input twice", input_twice, ["two inputs are called tokens"]),
+    ("unknown role", put("inputs", "tokens", "role", to="words"), ["'words'", "$.inputs[0].role"]),
+    ("no vocabulary", put("inputs", "tokens", "vocab", to=None), ["input tokens of role tokens has vocab None"]),
+    ("larger vocabulary", put("inputs", "tokens", "vocab", to=61), ["logprobs has 60 columns", "61"]),
+    ("a count of two axes", put("inputs", "fill", "shape", to=["B", "L"]), ["input fill", "expected a count"]),
+    ("a count that is missing", drop("inputs", "valid"), ["valid"]),
+    ("columns", put("outputs", 0, "shape", to=["B", "L", 61]), ["logprobs has 61 columns"]),
+    ("no size", put("outputs", 0, "shape", to=["B", "T", 60]), ["'T'", "$.outputs[0].shape"]),
+    (
+        "clusters out of order",
+        put("outputs", 0, "clusters", to=[[0, 30], [30, 20], [20, 60]]),
+        ["clusters [[0, 30], [30, 20]", "vocabulary of 60"],
+    ),
+    ("clusters too large", put("outputs", 0, "clusters", to=[[0, 61]]), ["clusters [[0, 61]]", "vocabulary of 60"]),
+    ("another cluster", put("outputs", 0, "clusters", to=[[0, 20], [20, 60]]), ["program tail.1 is missing"]),
+    ("another width", put("outputs", 0, "width", to=17), ["program hidden-ring-4 do not fit"]),
+    ("no width", put("outputs", 0, "width", to=None), ["clusters"]),
+    ("unknown lengths", put("lengths", to="any"), ["'any'", "$.lengths"]),
+    ("unknown streams", put("streams", to="some"), ["'some'", "$.streams"]),
+    ("a boundary outside of the vocabulary", put("boundary_token", to=60), ["boundary_token is 60"]),
+    ("family is text", put("family", to="transformer_xl"), ["`object`", "$.family"]),
     ("no states", put("states", to=[]), ["state table"]),
     ("a state missing", drop("states", 1), ["state table"]),
     ("state table shape", put("states", 0, "shape", to=[3, 2, 8, 8]), ["state table"]),
-    ("state table axis", put("states", 0, "axis", to=1), ["state table"]),
+    ("state table axis", put("states", 0, "row_axis", to=1), ["state table"]),
     ("state table name", put("states", 0, "name", to="layers.09.key"), ["state table"]),
     ("state dtype", put("states", 0, "dtype", to="float64"), ["'float64'", "$.states[0].dtype"]),
     ("state of another precision", put("states", 0, "dtype", to="float16"), ["state table"]),
@@ -362,7 +386,15 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ("a ring of no slots", put("states", 3, "slots", to=0), [">= 1", "$.states[3].slots"]),
     ("a ring without room to spill", put("states", 0, "shape", to=[3, 2, 11, 8]), ["state table"]),
     ("slots of what is rolled", put("states", 4, "slots", to=7), ["state table"]),
-    ("a state of both rules twice", put("states", 0, "update", to="rolled"), ["state table"]),
+    ("state table axis beyond", put("states", 0, "row_axis", to=4), ["state table"]),
+    ("state without rows", put("states", 0, "row_axis", to=None), ["state table"]),
+    ("another batch axis", put("states", 0, "batch_axis", to=1), ["state table"]),
+    ("a state that is shared", put("states", 0, "batch_axis", to=None), ["state table"]),
+    ("a memory that grows", put("states", 0, "rows", to=[0, 15]), ["state table"]),
+    ("a memory that is absent at first", put("states", 0, "absent", to=True), ["state table"]),
+    ("a memory of whole numbers", put("states", 0, "dtype", to="int32"), ["state table"]),
+    ("more values than memory has", put("states", 4, "shape", to=[3, 2**30, 7, 2**30]), ["state table", "values"]),
+    ("a state of both rules twice", put("states", 0, "update", to="rolled"), ["two states of rule rolled"]),
     ("no row of that name", start_as("layers.00.key", "initial.nothing"), ["initial.nothing", "weights"]),
     (
         "initial row of one rule alone",
@@ -376,13 +408,21 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ),
     ("programs are no list", put("programs", to={}), ["`array`", "$.programs"]),
     ("no programs", put("programs", to=[]), ["$.programs"]),
-    ("unknown program kind", put("programs", "logprobs-1", "kind", to="tail.3"), ["kind of program logprobs-1"]),
+    ("unknown program kind", put("programs", "logprobs-1", "kind", to="tail.3"), ["program logprobs-1", "kind tail.3"]),
     ("unknown program rule", put("programs", 1, "update", to="spiral"), ["hidden-ring-1", "'spiral'", "ring, rolled"]),
-    ("a program's rule", put("programs", "logprobs-1", "update", to="ring"), ["update of program logprobs-1"]),
-    ("a softmax that keeps memory", put("programs", "head", "update", to="ring"), ["update of program head"]),
-    ("a program twice", same_program_twice, ["program another is 'hidden'", "hidden-ring-4, hidden-ring-1, head"]),
+    ("a program's rule", put("programs", "logprobs-1", "update", to="ring"), ["programs of rule ring are of kinds"]),
+    (
+        "a softmax that keeps memory",
+        put("programs", "head", "update", to="ring"),
+        ["program head has update rule 'ring'"],
+    ),
+    ("a program twice", same_program_twice, ["program another", "segments of 4"]),
     ("a program's name twice", same_name_twice, ["two programs are called logprobs-1"]),
-    ("programs in each other's place", swap("hidden-ring-4", "hidden-ring-1"), ["of program hidden-ring-1 do not fit"]),
+    (
+        "programs in each other's place",
+        swap("hidden-ring-4", "hidden-ring-1"),
+        ["program hidden-ring-1 has segments of 4"],
+    ),
     ("a program missing", drop("programs", "logprobs-1"), ["program logprobs-1 is missing"]),
     ("a program of the ring missing", drop("programs", "hidden-ring-1"), ["program hidden-ring-1 is missing"]),
     ("no softmax", drop("programs", "head"), ["program head is missing"]),
@@ -452,17 +492,17 @@ def test_a_file_outside_is_not_even_looked_at(bundle, tmp_path):
 
 def test_a_newer_major_version_is_named_even_when_nothing_else_is_understood(bundle):
     write_manifest(bundle, {"format": "txl-deploy.bundle", "format_version": "3.1", "everything": "is different"})
-    assert_says(refusal(bundle), "format 3.1", "up to 1.x", "upgrade txl-deploy")
+    assert_says(refusal(bundle), "format 3.1", "up to 2.x", "upgrade txl-deploy")
 
 
 def test_a_newer_minor_version_with_unknown_fields_loads(bundle):
     manifest = read_manifest(bundle)
-    manifest["format_version"] = "1.99"
+    manifest["format_version"] = "2.99"
 
     def add_unknown_fields(node: object) -> None:
         if isinstance(node, dict):
             for name, child in list(node.items()):
-                if name != "files":
+                if name not in ("files", "counters"):
                     add_unknown_fields(child)
             node["from the future"] = {"nested": [1, None]}
         elif isinstance(node, list):

@@ -59,7 +59,7 @@ def why_not(name: str, model: Model) -> str | None:
     if name == "onnx-hidden":
         if m.dialect.segment_window or m.dialect.window not in (None, m.memory_length):
             return f"a window of {m.dialect.window or 'the segment'} cannot be exported from canonical weights"
-        return "the bundle keeps hidden memory itself" if m.memory == "hidden" else None
+        return "the bundle keeps hidden memory itself" if m.transformer_xl.memory == "hidden" else None
     if name == "onnx-rolled":
         kept = {program.update for program in m.programs}
         return None if kept >= {"rolled", "ring"} else f"the bundle has {' and '.join(sorted(kept))} programs only"
