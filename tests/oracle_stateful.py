@@ -1,0 +1,144 @@
+"""Cases of other packages' models with state: their numbers, and how far a module and its bundle are from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from stand_ins.stateful import (
+    adaptive_span,
+    compressive,
+    compressive_labml,
+    emformer,
+    episodic,
+    gtrxl,
+    mamba,
+    memory_tokens_gpt2,
+    nearest_neighbours,
+    recurrent_policy,
+    rwkv,
+    universal,
+    x_transformers,
+    xlnet,
+)
+from support import FIXTURES
+from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.spec import StepSpec
+
+FOLDER = FIXTURES / "oracle_stateful"
+BUILDS: Mapping[str, Callable[..., StepSpec]] = {
+    "as01_adaptive_span": adaptive_span.build,
+    "ct01_base": compressive.build,
+    "ct02_partial_segment": compressive.build,
+    "em01_emformer": emformer.build,
+    "gd01_policy_step": gtrxl.build_di_engine,
+    "gr01_policy_step": gtrxl.build_rllib,
+    "kn01_knnlm": nearest_neighbours.build,
+    "lc01_labml": compressive_labml.build,
+    "ma01_mamba": mamba.build,
+    "mm01_episodic": episodic.build,
+    "rb01_rmt_gpt2": memory_tokens_gpt2.build,
+    "rp01_lstm_policy": recurrent_policy.build,
+    "rw01_rwkv": rwkv.build,
+    "ut01_act": universal.build,
+    "xn01_uni": xlnet.build,
+    "xt01_rotary_shift": x_transformers.build,
+    "xt02_t5_bias": x_transformers.build,
+}
+Arrays = dict[str, Any]
+
+
+class Case:
+    """One case: its facts, its step, and for each segment what goes in and what must come out."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.facts: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+        self._given = dict(np.load(FOLDER / f"{name}.npz", allow_pickle=False))
+        self._exact = dict(np.load(FOLDER / f"{name}.f64.npz", allow_pickle=False))
+        self.batch_size: int = self.facts["batch"]
+        self.resets: list[Any] = [segment["reset"] for segment in self.facts["segments"]]
+        self.lengths: list[int] = [segment["length"] for segment in self.facts["segments"]]
+
+    def build(self) -> StepSpec:
+        """The step with the case's weights."""
+        weights = {name[3:]: torch.from_numpy(self._given[name]) for name in self._given if name.startswith("sd/")}
+        return BUILDS[self.name](weights, self.facts["config"])
+
+    def segment_lengths(self) -> list[int]:
+        """The L's to export, largest first; the stored lengths count what lies ahead as well."""
+        ahead = max(entry.lookahead for entry in self.build().inputs)
+        return sorted({length - ahead for length in self.lengths}, reverse=True)
+
+    def initial(self) -> Arrays:
+        """The states before the first segment."""
+        return _under(self._given, "init/")
+
+    def inputs(self, segment: int) -> Arrays:
+        """What a segment is given."""
+        return _under(self._given, f"in/{segment}/")
+
+    def expected(self, segment: int) -> tuple[Arrays, Arrays]:
+        """The outputs of a segment and the states after it, in float64."""
+        outputs = _under(self._exact, f"out/{segment}/")
+        if self.name == "rw01_rwkv":  # the package returns B positions where L is 1
+            outputs = {name: array[:, -self.lengths[segment] :] for name, array in outputs.items()}
+        return outputs, _under(self._exact, f"state/{segment}/")
+
+
+def _under(arrays: Arrays, prefix: str) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def errors(found: Sequence[tuple[Arrays, Arrays]], case: Case, logits: str | None = None) -> tuple[float, float]:
+    """The largest errors of outputs and of states, each relative to max(1, the largest value of that tensor).
+
+    Args:
+        found: outputs and states of each segment.
+        case: what they must be.
+        logits: an output that has become log-probabilities.
+    """
+    worst = [0.0, 0.0]
+    for segment, parts in enumerate(found):
+        for index, (ours, exact) in enumerate(zip(parts, case.expected(segment), strict=True)):
+            assert set(ours) == set(exact)
+            for name, array in ours.items():
+                wanted = exact[name]
+                if index == 0 and name == logits:
+                    wanted = torch.from_numpy(wanted).log_softmax(-1).numpy()
+                worst[index] = max(worst[index], _apart(np.asarray(array), wanted))
+    return worst[0], worst[1]
+
+
+def _apart(found: Any, wanted: Any) -> float:
+    assert found.shape == wanted.shape, f"{found.shape} in place of {wanted.shape}"
+    largest = max(1.0, float(np.abs(wanted).max(initial=0)))
+    return float(np.abs(found - wanted).max(initial=0)) / largest
+
+
+def run_module(case: Case, forget_resets: bool = False) -> list[tuple[Arrays, Arrays]]:
+    """Outputs and states of every segment by the module itself, in float64."""
+    spec = case.build()
+    spec.module.double()
+    step = Eager(spec, torch.float64)
+    initial = {name: torch.from_numpy(array) for name, array in case.initial().items()}
+    states = dict(initial)
+    axes = {entry.name: entry.shape.index("B") for entry in spec.states}
+    found = []
+    for segment, reset in enumerate(case.resets):
+        if reset == "all" and not forget_resets:
+            states = dict(initial)
+        elif reset and not forget_resets:
+            for name, axis in axes.items():
+                rows = torch.tensor(reset)
+                states[name] = states[name].index_copy(
+                    axis, rows, initial[name].to(states[name]).index_select(axis, rows)
+                )
+        inputs = {name: torch.from_numpy(array) for name, array in case.inputs(segment).items()}
+        outputs, after = step(inputs, states)
+        states = dict(after)
+        found.append(({k: v.numpy() for k, v in outputs.items()}, {k: v.numpy() for k, v in after.items()}))
+    return found
