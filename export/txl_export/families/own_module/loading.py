@@ -1,4 +1,4 @@
-"""Runs the user's own file and takes the specification that its function returns. The file runs on this machine only."""
+"""Runs the user's own file, on this machine only, and takes the specification that its function returns."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def _misfit(error: BaseException) -> str | None:
     found = []
     for kind, what in (("Missing", "missing"), ("Unexpected", "unexpected")):
         if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", text):
-            found.append(f"{what} {_few(re.findall(r'"([^"]*)"', listed[1]))}")
+            names = re.findall(r'"([^"]*)"', listed[1])
+            found.append(f"{what} {_few(names)}")
     sizes = re.findall(
         r"size mismatch for ([^:]*): .*?Size\((\[[^]]*\])\) from checkpoint.*?Size\((\[[^]]*\])\)", text, re.DOTALL
     )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
+from txl_export.families.own_module.attributes import untouched
+from txl_export.families.own_module.checking import check_spec
+from txl_export.families.own_module.probing import Tries, check_pure, dependence, idle_states
+from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.sizes import fresh_states, has_length, in_bundle, output_specs, shown
 from txl_export.families.own_module.spec import OutputSpec, StepSpec
-from txl_export.families.own_module.stages import Transition
+from txl_export.families.own_module.stages import Transition, reached
+
+DEFAULT_LENGTHS = (64, 1)
 
 
 @dataclass(frozen=True)
@@ -17,11 +26,10 @@ class Plan:
     """A step, and what running it has shown.
 
     Attributes:
-        spec: the user's.
+        spec: the user's, its outputs with shapes ("B", "L" and numbers) and roles filled in.
         batch_size: B.
         segment_lengths: every L, largest first; (1,) where no input has an "L".
-        outputs: with shapes ("B", "L" and numbers) and roles filled in.
-        output_dtypes: of a bundle's outputs by name, before log-probabilities are made of logits.
+        output_dtypes: of a bundle's outputs by name.
         transitions: a program each.
         streams: whether sequences are independent of one another, or all run or none.
         reason: why they are not; "" for independent ones.
@@ -31,12 +39,16 @@ class Plan:
     spec: StepSpec
     batch_size: int
     segment_lengths: tuple[int, ...]
-    outputs: tuple[OutputSpec, ...]
     output_dtypes: dict[str, str]
     transitions: tuple[Transition, ...]
     streams: Literal["independent", "lockstep"]
     reason: str
     warnings: tuple[str, ...]
+
+    @property
+    def outputs(self) -> tuple[OutputSpec, ...]:
+        """The outputs, all with a shape and a role."""
+        return output_specs(self.spec)
 
 
 def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], heard: Listener) -> Plan:
@@ -52,4 +64,99 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
         UsageError: the specification and the module do not agree, or the module does what a step must not.
         OwnCodeError: it raised an exception.
     """
-    raise NotImplementedError
+    default = DEFAULT_LENGTHS if isinstance(spec, StepSpec) and has_length(spec) else (1,)
+    check_spec(spec, batch_size, tuple(segment_lengths) or default)
+    heard.stage("run the module")
+    with untouched(spec.module):
+        return _found(spec, batch_size, segment_lengths, heard)
+
+
+def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listener) -> Plan:
+    warnings = []
+    eager = Eager(spec)
+    if asked:
+        lengths = tuple(sorted(set(asked), reverse=True))
+        transitions = reached(eager, batch_size, lengths)
+    else:
+        lengths, transitions, dropped = _taken(eager, batch_size)
+        warnings += dropped
+    outputs, dtypes = _outputs(eager, batch_size, lengths)
+    spec = replace(spec, outputs=outputs)
+    tries = Tries(Eager(spec), batch_size)
+    for length in lengths:
+        check_pure(tries, length)
+    for name in idle_states(tries, lengths[0]):
+        warnings.append(f"state {name} changes no output of the segments that were tried; look whether it is needed")
+    reason = next((found for length in lengths if (found := dependence(tries, length))), "")
+    if reason:
+        warnings.append(f"the sequences run all or none, and are reset together: {reason}")
+    for warning in warnings:
+        heard.warn(warning)
+    streams: Literal["independent", "lockstep"] = "lockstep" if reason else "independent"
+    return Plan(spec, batch_size, lengths, dtypes, transitions, streams, reason, tuple(warnings))
+
+
+def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:
+    """The usual segment lengths that the module takes, their transitions, and why another is not among them."""
+    lengths: tuple[int, ...] = ()
+    transitions: tuple[Transition, ...] = ()
+    errors: list[tuple[int, UsageError]] = []
+    for length in DEFAULT_LENGTHS if has_length(eager.spec) else (1,):
+        try:
+            transitions = reached(eager, batch_size, (*lengths, length))
+            lengths = (*lengths, length)
+        except UsageError as error:
+            errors.append((length, error))
+    if not lengths:
+        raise errors[0][1]
+    return lengths, transitions, [f"no program takes segments of {length}: {error}" for length, error in errors]
+
+
+def _outputs(eager: Eager, batch_size: int, lengths: tuple[int, ...]) -> tuple[tuple[OutputSpec, ...], dict[str, str]]:
+    """The outputs with shapes and roles, and their dtypes in a bundle."""
+    tries = Tries(eager, batch_size)
+    runs = {
+        length: eager(tries.inputs(length), fresh_states(eager.spec, batch_size), tries.valid(length))[0]
+        for length in lengths
+    }
+    filled, dtypes = [], {}
+    for entry in output_specs(eager.spec):
+        sizes = {length: tuple(outputs[entry.name].shape) for length, outputs in runs.items()}
+        dtype = runs[lengths[0]][entry.name].dtype
+        dtypes[entry.name] = in_bundle(str(dtype).removeprefix("torch."))
+        if entry.shape is None:
+            entry = replace(entry, shape=_shape(entry.name, sizes, batch_size, has_length(eager.spec)))
+        if entry.role in ("logits", "logprobs"):
+            _check_logits(entry, dtype)
+        filled.append(replace(entry, role=entry.role or "feature"))
+    return tuple(filled), dtypes
+
+
+def _shape(name: str, sizes: Mapping[int, tuple[int, ...]], batch_size: int, segments: bool) -> tuple[int | str, ...]:
+    """An output's shape with letters: batch first, "L" second where the values have that size."""
+    first = next(iter(sizes.values()))
+    if not first or first[0] != batch_size:
+        raise UsageError(
+            f"output {name} is {shown(first)} for B = {batch_size}, expected the batch first; say where it stands: "
+            f"OutputSpec({name!r}, shape=(…))"
+        )
+    shape: list[int | str] = ["B"]
+    for axis in range(1, len(first)):
+        found = {length: other[axis] if len(other) == len(first) else -1 for length, other in sizes.items()}
+        if axis == 1 and segments and all(size == length for length, size in found.items()):
+            shape.append("L")
+        elif len(set(found.values())) == 1:
+            shape.append(first[axis])
+        else:
+            told = ", ".join(f"{shown(other)} for L = {length}" for length, other in sizes.items())
+            raise UsageError(f"output {name} is {told}; expected another size for another L on axis 1 alone, as L")
+    return tuple(shape)
+
+
+def _check_logits(entry: OutputSpec, dtype: torch.dtype) -> None:
+    shape = entry.shape or ()
+    if dtype != torch.float32 or len(shape) < 2 or shape[-1] in ("B", "L"):
+        raise UsageError(
+            f"output {entry.name} has the role {entry.role} and is {dtype} {shape}, expected float32 with the "
+            "vocabulary last, e.g. ('B', 'L', 1000)"
+        )

@@ -1,3 +1,316 @@
-"""Whether a module is a step: a function of what it is given, which keeps nothing that was not declared."""
+"""Whether a module is a step: a function of what it is given, which keeps nothing that was not declared.
+
+Every check runs the module itself and names what it found. What a user has to change is refused, also where a copy made
+here would hide it: the same module is run elsewhere, too, and then does something else.
+"""
 
 from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.attributes import changed, leaves, same_bits
+from txl_export.families.own_module.own_code import described, is_users
+from txl_export.families.own_module.running import Eager, RawStep, difference
+from txl_export.families.own_module.sizes import (
+    States,
+    batch_axis,
+    fresh_states,
+    output_specs,
+    random_inputs,
+    state_specs,
+)
+from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+
+Entries: TypeAlias = Sequence[InputSpec] | Sequence[StateSpec]
+_NAMED = 3
+"""So many attributes stand in a message."""
+_STEPS = 4
+"""So many segments a state is followed for before it is said that it changes nothing."""
+_PLACES = 1e-4
+"""Relative difference by which a sequence's results may depend on its place in the batch."""
+
+
+class Tries:
+    """Inputs and states to try a module on.
+
+    Args:
+        eager: the module.
+        batch_size: B.
+        seed: of the inputs.
+    """
+
+    def __init__(self, eager: Eager, batch_size: int, seed: int = 2) -> None:
+        self.eager, self.batch_size = eager, batch_size
+        self._generator = np.random.default_rng(seed)
+
+    def inputs(self, length: int) -> dict[str, Tensor]:
+        """Those of one segment."""
+        spec = self.eager.spec
+        return random_inputs(spec, self.batch_size, length, self._generator, spec.samples)
+
+    def valid(self, length: int) -> Tensor:
+        """Every row of a segment counts."""
+        return torch.full((self.batch_size,), length, dtype=torch.int32)
+
+    def states(self, length: int, segments: int = 2) -> States:
+        """Those after some segments from the start."""
+        states = fresh_states(self.eager.spec, self.batch_size, self.eager.dtype)
+        for _ in range(segments):
+            states = dict(self.eager(self.inputs(length), states, self.valid(length))[1])
+        return states
+
+
+def check_pure(tries: Tries, length: int) -> None:
+    """Refuse a module that is no function of its arguments.
+
+    Raises:
+        UsageError: it writes to its arguments, returns one memory twice, keeps what was not declared, or computes
+            something else from the same.
+    """
+    eager, inputs, states, valid = tries.eager, tries.inputs(length), tries.states(length), tries.valid(length)
+    before = leaves(eager.spec.module)
+    first = eager.checked(_copies(inputs), _copies(states), valid)
+    _check_arguments(eager, first, inputs, states)
+    _check_memory(first)
+    one = _results(first)
+    _check_attributes(eager, before)
+    two = _results(eager.checked(_copies(inputs), _copies(states), valid))
+    _check_attributes(eager, before)
+    for what, tensor in one.items():
+        if not same_bits(tensor, two[what]):
+            with _Draws() as draws:
+                eager.checked(_copies(inputs), _copies(states), valid)
+            why = f"random numbers are drawn at {draws.place}" if draws.place else "something outside it has changed"
+            raise UsageError(
+                f"two calls of the module with the same inputs and states differ in {what}: {why}; a step computes the "
+                "same every time, so leave dropout and noise out of it (training=self.training)"
+            )
+    eager.checked(tries.inputs(length), _copies(states), valid)
+    _check_attributes(eager, before)
+
+
+def _copies(tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
+    return {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
+
+
+def _results(step: RawStep) -> dict[str, Tensor]:
+    """Copies of everything that a call returned, by what to call it in a message."""
+    found = {f"output {name}": tensor for name, tensor in step.outputs.items()}
+    found |= {f"state {name}": tensor for name, tensor in step.after.items()}
+    return {what: tensor.clone() for what, tensor in found.items()}
+
+
+def _check_arguments(eager: Eager, step: RawStep, inputs: dict[str, Tensor], states: States) -> None:
+    """What the module was given still holds what it held."""
+    for name, tensor in step.inputs.items():
+        if not same_bits(tensor, inputs[name].to(tensor.dtype)):
+            raise UsageError(
+                f"input {name} is changed in place by the module; clone it first ({name} = {name}.clone())"
+            )
+    for name, entry in state_specs(eager.spec).items():
+        given, was = step.states[name], states[name]
+        if entry.attribute is None and given is not None and was is not None:
+            if given.shape == was.shape and same_bits(given, was.to(given.dtype)):
+                continue
+            raise UsageError(
+                f"state {name} is changed in place by the module; clone it first ({name} = {name}.clone(), in the "
+                "module or in step=) and return the new one"
+            )
+
+
+def _check_memory(step: RawStep) -> None:
+    """No output shares its memory with a state."""
+    states = [(name, tensor) for name, tensor in (*step.states.items(), *step.after.items()) if tensor is not None]
+    for name, output in step.outputs.items():
+        for state, tensor in states:
+            if output.numel() and tensor.numel() and _memory(output) == _memory(tensor):
+                raise UsageError(
+                    f"output {name} shares its memory with state {state}, so a later step would change it; return "
+                    f"{name}.clone()"
+                )
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _check_attributes(eager: Eager, before: dict[str, Any]) -> None:
+    """Nothing that is reachable from the module is another than before, but for what was declared."""
+    declared = {entry.attribute for entry in eager.spec.states}
+    found = [path for path in changed(before, leaves(eager.spec.module)) if path not in declared]
+    if found:
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise UsageError(
+            f"a call changes {', '.join(found[:_NAMED])}{more} of the module, which no state declares; declare it "
+            f"(StateSpec(..., attribute={found[0]!r})), or do not keep it"
+        )
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches for random numbers.
+
+    Attributes:
+        place: in the user's code, where the first ones were drawn; "" if none were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.place = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.place and torch.Tag.nondeterministic_seeded in func.tags:
+            frames = [frame for frame in traceback.extract_stack() if is_users(frame.filename)]
+            self.place = described(frames[-1]) if frames else str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def idle_states(tries: Tries, length: int) -> list[str]:
+    """The declared states that change no output within a few segments, whatever they hold."""
+    start = tries.states(length)
+    chain = [tries.inputs(length) for _ in range(_STEPS)]
+    expected = _outputs(tries, start, chain, length)
+    idle = []
+    for name in start:
+        if not any(
+            _differ(tries, start | {name: other}, chain, length, expected) for other in _others(tries, start, name)
+        ):
+            idle.append(name)
+    return idle
+
+
+def _differ(tries: Tries, states: States, chain: list[dict[str, Tensor]], length: int, expected: list[Tensor]) -> bool:
+    """Whether a chain from these states has other outputs, or cannot be run at all."""
+    try:
+        found = _outputs(tries, states, chain, length)
+    except UsageError:
+        return True
+    return not all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def _outputs(tries: Tries, states: States, chain: list[dict[str, Tensor]], length: int) -> list[Tensor]:
+    """Of every segment of a chain."""
+    seen = []
+    for inputs in chain:
+        outputs, after = tries.eager(inputs, states, tries.valid(length))
+        states = dict(after)
+        seen += list(outputs.values())
+    return seen
+
+
+def _others(tries: Tries, states: States, name: str) -> Iterator[Tensor]:
+    """A state with other values: those of the start, zeros, larger ones."""
+    held = states[name]
+    assert held is not None, "every state exists after a step"
+    if held.dtype == torch.bool:
+        yield ~held
+        return
+    fresh = fresh_states(tries.eager.spec, tries.batch_size, tries.eager.dtype)[name]
+    for other in (fresh, torch.zeros_like(held), held + 1):
+        if other is not None and other.shape == held.shape and not same_bits(other, held):
+            yield other
+
+
+def dependence(tries: Tries, length: int) -> str:
+    """Why the sequences of a batch have to run together; "" where each is what it would be alone.
+
+    Neighbours read and hold something else, then NaN; then sequences change places.
+    """
+    spec, batch = tries.eager.spec, tries.batch_size
+    for entry in spec.states:
+        if "B" not in entry.shape:
+            return f"state {entry.name} has no batch axis"
+        if entry.grows is not None or entry.initial is None:
+            return f"state {entry.name} {'grows' if entry.grows is not None else 'is absent at first'}"
+    for output in output_specs(spec):
+        if output.shape is not None and "B" not in output.shape:
+            return f"output {output.name} has no batch axis"
+    if batch == 1:
+        return ""
+    return _neighbours(tries, length, 0) or _neighbours(tries, length, batch - 1) or _places(tries, length)
+
+
+def _neighbours(tries: Tries, length: int, row: int) -> str:
+    """What of one sequence changes with the others."""
+    spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
+    expected = _rows(spec, tries.eager(inputs, states, valid), row)
+    others, held = tries.inputs(length), tries.states(length, 3)
+    for what, given, kept in (
+        ("other values", others, held),
+        ("NaN", _spoilt(others), _spoilt(held)),
+    ):
+        try:
+            results = tries.eager(
+                _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, states, kept, row), valid
+            )
+        except UsageError:
+            return f"{what} in one sequence stop the others"
+        for name, tensor in _rows(spec, results, row).items():
+            if not same_bits(tensor, expected[name]):
+                return f"{name} of a sequence changes with {what} in its neighbours"
+    return ""
+
+
+def _places(tries: Tries, length: int) -> str:
+    """What of a sequence changes with its place."""
+    spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
+    results = tries.eager(inputs, states, valid)
+    turned = tries.eager(_turned(spec.inputs, inputs), _turned(spec.states, states), valid)
+    for row in range(tries.batch_size):
+        expected = _rows(spec, results, row)
+        for name, tensor in _rows(spec, turned, tries.batch_size - 1 - row).items():
+            if not difference(tensor, expected[name]) <= _PLACES:
+                return f"{name} of a sequence changes with its place in the batch"
+    return ""
+
+
+def _mixed(
+    entries: Entries, ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor | None], row: int
+) -> dict[str, Any]:
+    """One sequence of the first tensors among others of the second."""
+    mixed: dict[str, Any] = {}
+    for entry in entries:
+        axis, own, other = batch_axis(entry.shape), ours[entry.name], theirs[entry.name]
+        mixed[entry.name] = own
+        if axis is not None and own is not None and other is not None:
+            mixed[entry.name] = other.clone()
+            mixed[entry.name].select(axis, row).copy_(own.select(axis, row))
+    return mixed
+
+
+def _turned(entries: Entries, tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
+    """The sequences in the opposite order."""
+    turned: dict[str, Any] = {}
+    for entry in entries:
+        axis, tensor = batch_axis(entry.shape), tensors[entry.name]
+        turned[entry.name] = tensor if tensor is None or axis is None else tensor.flip(axis)
+    return turned
+
+
+def _spoilt(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """NaN wherever there can be."""
+    return {
+        name: torch.full_like(tensor, torch.nan) if tensor is not None and tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _rows(spec: StepSpec, results: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], row: int) -> dict[str, Tensor]:
+    """What one sequence got, by what to call it in a message."""
+    found = {}
+    for output in output_specs(spec):
+        axis = 0 if output.shape is None else batch_axis(output.shape)
+        if axis is not None:
+            found[f"output {output.name}"] = results[0][output.name].select(axis, row)
+    for state in spec.states:
+        axis = batch_axis(state.shape)
+        if axis is not None:
+            found[f"state {state.name}"] = results[1][state.name].select(axis, row)
+    return found

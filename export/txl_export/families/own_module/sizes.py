@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from txl_runtime.bundle.tables import sizes_of
 from txl_runtime.errors import UsageError
 
+from txl_export.families.own_module.attributes import value_at
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, Shape, StateSpec, StepSpec
 
 TORCH = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
@@ -45,6 +46,24 @@ def state_sizes(entry: StateSpec, batch_size: int) -> tuple[int, ...]:
     return sizes_of(entry.shape, batch_size, 0)
 
 
+def shown(sizes: tuple[int, ...]) -> str:
+    """A shape in a message."""
+    return " × ".join(map(str, sizes)) if sizes else "a single number"
+
+
+def measured(spec: StepSpec, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+    """B and L of inputs; 1 where no shape has the letter."""
+    found = {"B": 1, "L": 1}
+    for entry in spec.inputs:
+        ahead = {"B": 0, "L": entry.lookahead}
+        found |= {
+            size: inputs[entry.name].shape[axis] - ahead[size]
+            for axis, size in enumerate(entry.shape)
+            if isinstance(size, str)
+        }
+    return found["B"], found["L"]
+
+
 def state_specs(spec: StepSpec) -> dict[str, StateSpec]:
     """The states by name."""
     return {entry.name: entry for entry in spec.states}
@@ -56,12 +75,55 @@ def output_specs(spec: StepSpec) -> tuple[OutputSpec, ...]:
 
 
 def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
-    """What one sequence's part of a state starts as: a number, or a tensor that broadcasts; None where it is absent.
+    """What one sequence's part of a state starts as, as a bundle has it; None where the state is absent.
+
+    A tensor broadcasts over the shape without "B"; one with a size of 1 at "B" loses that axis.
 
     Raises:
-        UsageError: it is the name of no parameter or buffer, or not a number, tensor or name.
+        UsageError: it is the name of nothing, or no number, tensor or name.
     """
-    raise NotImplementedError
+    value = entry.initial
+    if value is None:
+        return None
+    if isinstance(value, (bool, int, float, np.number)):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            found = value_at(spec.module, value)
+        except LookupError:
+            found = None
+        if not isinstance(found, Tensor):
+            raise UsageError(
+                f"state {entry.name} starts as {value!r}, expected the name of a parameter or buffer of the module; "
+                f"there are {', '.join(_tensor_names(spec.module)) or 'none'}"
+            )
+        value = found
+    if not isinstance(value, (Tensor, np.ndarray)):
+        raise UsageError(
+            f"state {entry.name} starts as a {type(value).__name__}, expected a number, a tensor, a parameter's name "
+            "or None"
+        )
+    tensor = torch.as_tensor(value).detach()
+    floating = entry.dtype == "float32"
+    if not floating or not tensor.is_floating_point():
+        tensor = tensor.to(TORCH[in_bundle(entry.dtype)])
+    batch = batch_axis(entry.shape)
+    if batch is not None and tensor.dim() == len(entry.shape) and tensor.shape[batch] == 1:
+        tensor = tensor.squeeze(batch)
+    wanted = tuple(int(size) for size in entry.shape if size != "B")
+    try:
+        tensor.expand(wanted)
+    except RuntimeError:
+        raise UsageError(
+            f"state {entry.name} starts as a tensor of {shown(tuple(tensor.shape))}, expected one that broadcasts over "
+            f"{shown(wanted)}, its shape without the batch"
+        ) from None
+    return tensor
+
+
+def _tensor_names(module: nn.Module) -> list[str]:
+    names = [name for name, _ in module.named_parameters()] + [name for name, _ in module.named_buffers()]
+    return names if len(names) <= 6 else [*names[:6], f"{len(names) - 6} more"]
 
 
 def fresh_states(spec: StepSpec, batch_size: int, dtype: torch.dtype = torch.float32) -> States:
@@ -72,7 +134,20 @@ def fresh_states(spec: StepSpec, batch_size: int, dtype: torch.dtype = torch.flo
         batch_size: B.
         dtype: of floating states.
     """
-    raise NotImplementedError
+    return {entry.name: _fresh(spec, entry, batch_size, dtype) for entry in spec.states}
+
+
+def _fresh(spec: StepSpec, entry: StateSpec, batch_size: int, dtype: torch.dtype) -> Tensor | None:
+    value = initial_value(spec, entry)
+    if value is None:
+        return None
+    kind = dtype if entry.dtype == "float32" else TORCH[in_bundle(entry.dtype)]
+    sizes = state_sizes(entry, batch_size)
+    if entry.grows is not None:
+        return torch.zeros([0 if axis == entry.grows else size for axis, size in enumerate(sizes)], dtype=kind)
+    batch = batch_axis(entry.shape)
+    tensor = torch.as_tensor(value).to(kind).expand([size for axis, size in enumerate(sizes) if axis != batch])
+    return (tensor if batch is None else tensor.unsqueeze(batch).expand(sizes)).clone()
 
 
 def random_inputs(
@@ -91,4 +166,35 @@ def random_inputs(
         generator: draws them.
         samples: real inputs by name, as `StepSpec.samples`.
     """
-    raise NotImplementedError
+    places = generator.random(batch_size), generator.random(batch_size)
+    drawn = {}
+    for entry in spec.inputs:
+        sizes = input_sizes(entry, batch_size, length)
+        given = samples is not None and entry.name in samples
+        found = _cut(entry, np.asarray(samples[entry.name]), sizes, places) if given and samples is not None else None
+        drawn[entry.name] = torch.from_numpy(_random(entry, sizes, generator) if found is None else found)
+    return drawn
+
+
+def _random(entry: InputSpec, sizes: tuple[int, ...], generator: np.random.Generator) -> Any:
+    if entry.tokens is not None:
+        return generator.integers(0, entry.tokens, sizes, np.int32)
+    if entry.dtype == "float32":
+        return generator.standard_normal(sizes, np.float32)
+    drawn = generator.integers(0, 2, sizes, np.int32)  # of whole numbers nothing else is known to be in range
+    return drawn.astype(np.bool_) if entry.dtype == "bool" else drawn
+
+
+def _cut(entry: InputSpec, samples: Any, sizes: tuple[int, ...], places: tuple[Any, Any]) -> Any:
+    """For every sequence a piece of the samples, from the same places in every input."""
+    batch = batch_axis(entry.shape)
+    time = entry.shape.index("L") if "L" in entry.shape else None
+    rows = []
+    for row, start in zip(*places, strict=True):
+        piece = samples
+        if time is not None:
+            first = int(start * (samples.shape[time] - sizes[time] + 1))
+            piece = np.take(piece, np.arange(first, first + sizes[time]), axis=time)
+        rows.append(piece if batch is None else np.take(piece, int(row * samples.shape[batch]), axis=batch))
+    chosen = rows[0] if batch is None else np.stack(rows, axis=batch)
+    return np.ascontiguousarray(chosen.astype(in_bundle(entry.module_dtype)))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from torch import Tensor
+from txl_runtime.errors import UsageError
+
 from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
 
 StateShapes = dict[str, tuple[int, ...] | None]
 """Sizes by name; None where a state is absent."""
@@ -35,10 +42,38 @@ class Transition:
     after: Stage
 
 
+def shapes_of(states: Mapping[str, Tensor | None]) -> StateShapes:
+    """The stage that states are in."""
+    return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in states.items()}
+
+
 def reached(eager: Eager, batch_size: int, segment_lengths: tuple[int, ...]) -> tuple[Transition, ...]:
     """Every transition that segments of these lengths can reach from the start, in the order they are found.
 
     Raises:
-        UsageError: there are too many, or the module cannot take a length.
+        UsageError: there are too many, or a state takes a shape that was not declared.
+        OwnCodeError: the module cannot take a length.
     """
-    raise NotImplementedError
+    spec, generator = eager.spec, np.random.default_rng(1)
+    states = fresh_states(spec, batch_size)
+    stages: list[tuple[Stage, States]] = [(Stage(0, shapes_of(states)), states)]
+    found: list[Transition] = []
+    for stage, held in stages:  # grows as stages are found
+        for length in segment_lengths:
+            valid = torch.full((batch_size,), length, dtype=torch.int32)
+            inputs = random_inputs(spec, batch_size, length, generator, spec.samples)
+            after: States = dict(eager(inputs, held, valid)[1])
+            shapes = shapes_of(after)
+            known = next((known for known, _ in stages if known.shapes == shapes), None)
+            if known is None:
+                known = Stage(len(stages), shapes)
+                stages.append((known, after))
+            found.append(Transition(stage, length, known))
+            if len(found) > MOST_TRANSITIONS:
+                growing = [name for name, sizes in shapes.items() if sizes != stages[0][0].shapes[name]]
+                raise UsageError(
+                    f"{', '.join(growing)} had {len(stages)} different sizes after {len(found)} segments of "
+                    f"{' and '.join(map(str, segment_lengths))}, expected at most {MOST_TRANSITIONS} graphs; give a "
+                    "larger --segment-length alone, or keep all rows from the start and count them in a state"
+                )
+    return tuple(found)
