@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
+import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from txl_runtime.bundle.manifest import Manifest
@@ -57,7 +58,8 @@ def runnable(folder: Path, manifest: Manifest, backend: str) -> Iterator[Path]:
 
 
 def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
-    tensors = {name: tensor.float() for name, tensor in load_file(folder / manifest.weights).items()}
+    stored = load_file(folder / manifest.weights)
+    tensors = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in stored.items()}
     try:
         save_file(tensors, place / manifest.weights, metadata={"format": "pt"})
         for name in (manifest.vocabulary, SELFTEST):

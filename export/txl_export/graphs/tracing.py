@@ -111,10 +111,10 @@ def write_graph(
     for value, spec in zip(graph.outputs, program.outputs, strict=True):
         value.name = spec.name
     _name_open_sizes(graph, program)
-    _int32_indices(graph)
+    int32_indices(graph)
     RemoveUnusedNodesPass()(model)
     multiply_quantised(graph, parts, has_many_rows(program))
-    _forget_origins(model)
+    forget_origins(model)
     weights.point_into(graph)
     model.metadata_props["txl-deploy.program"] = msgspec.json.encode(program).decode()
     ir.save(model, path)
@@ -123,7 +123,7 @@ def write_graph(
 def _trace(network: Traceable, opset: int) -> ir.Model:
     network.eval()
     network.marking = True
-    with _quiet():
+    with quiet():
         exported = torch.export.export(
             network, network.example_inputs(), dynamic_shapes=network.dynamic_shapes, strict=False
         )
@@ -156,7 +156,7 @@ def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the exporter's warnings: of packages that it does not need, and of deprecations in its own code."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -169,7 +169,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _int32_indices(graph: ir.Graph) -> None:
+def int32_indices(graph: ir.Graph) -> None:
     """Give Gather and GatherElements int32 indices: drop the casts to int64, narrow the constants.
 
     TensorRT 8.6 has no int64, and the indices are the largest constants in the file.
@@ -200,7 +200,7 @@ def _int32_indices(graph: ir.Graph) -> None:
             index.dtype = ir.DataType.INT32
 
 
-def _forget_origins(model: ir.Model) -> None:
+def forget_origins(model: ir.Model) -> None:
     """Drop what the exporter notes about source files: it names paths, and differs from machine to machine."""
     ClearMetadataAndDocStringPass()(model)
     model.doc_string = None

@@ -1,0 +1,276 @@
+"""From a plan to files: a graph for each set of shapes, one weight file, and the tables of the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import onnx_ir as ir
+from torch import Tensor
+from txl_runtime.bundle.reading import WEIGHTS
+from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
+from txl_runtime.errors import UsageError
+from txl_runtime.listener import Listener
+
+from txl_export.families.own_module.capture import ROUTES, Captured, Route, capture
+from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
+from txl_export.families.own_module.network import StepNetwork, reads_valid
+from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.sizes import batch_axis, in_bundle, initial_value, state_sizes
+from txl_export.families.own_module.spec import VALID, StateSpec
+from txl_export.families.own_module.stages import Transition
+from txl_export.families.own_module.trial import Example, examples_for
+from txl_export.graphs.checking import check_graph
+from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
+from txl_export.graphs.settling import OPSET
+from txl_export.graphs.shared_weights import SharedWeights
+
+Growth = Literal["auto", "symbolic", "stages"]
+GROWTHS: tuple[Growth, ...] = ("auto", "symbolic", "stages")
+"""How rows that a state gains are written: "symbolic": one graph that leaves their number open. "stages": a graph for
+each number. "auto": the first where it computes what the module computes, else the second."""
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written, as a manifest has it.
+
+    Attributes:
+        programs, states, inputs, outputs: its tables.
+        routes: by which a program's graph was captured.
+        growth: "symbolic" or "stages" where states grow, else "none".
+        parameters: number of trained values.
+        model_id: which function this is.
+    """
+
+    programs: tuple[Program, ...]
+    states: tuple[StateTensor, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    routes: dict[str, Route]
+    growth: Literal["none", "symbolic", "stages"]
+    parameters: int
+    model_id: str
+
+
+@dataclass
+class _Graphs:
+    """Programs and their graphs, weights inside."""
+
+    programs: list[Program] = field(default_factory=list)
+    captured: list[Captured] = field(default_factory=list)
+
+    def add(self, network: StepNetwork, length: int, name: str, captured: Captured) -> None:
+        self.programs.append(
+            Program(
+                name=name,
+                kind="step",
+                segment_length=length,
+                update="replace",
+                file=f"{name}.onnx",
+                inputs=network.inputs,
+                outputs=network.outputs,
+            )
+        )
+        self.captured.append(captured)
+
+
+def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
+    """Capture a step's graphs and write them, with their weights, into a folder.
+
+    Args:
+        folder: of the bundle.
+        plan: what the step is.
+        precision: fp32, fp16 or bf16.
+        growth: one of `GROWTHS`.
+        heard: hears of each graph.
+
+    Raises:
+        UsageError: a graph cannot be captured, or the precision or the growth is none of these.
+    """
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"--precision {precision} is for a Transformer-XL, expected {', '.join(PRECISIONS)} for a model of your own"
+        )
+    if growth not in GROWTHS:
+        raise UsageError(f"growth {growth!r} is not known, expected {', '.join(GROWTHS)}")
+    graphs, chosen = _captured(plan, growth, heard)
+    inputs, outputs = input_table(plan), output_table(plan)
+    identity = model_id(plan.spec, inputs, outputs, [one.model.graph for one in graphs.captured])
+    initial = dict(_initial_tensors(plan))
+    _write(folder, plan, graphs, precision, initial)
+    for program in graphs.programs:
+        check_graph(folder / program.file, program, OPSET)
+    return Written(
+        programs=tuple(graphs.programs),
+        states=tuple(_state(plan, entry, f"initial.{entry.name}" in initial) for entry in plan.spec.states),
+        inputs=inputs,
+        outputs=outputs,
+        routes={
+            program.name: captured.route for program, captured in zip(graphs.programs, graphs.captured, strict=True)
+        },
+        growth=chosen,
+        parameters=parameter_count(plan.spec.module),
+        model_id=identity,
+    )
+
+
+def input_table(plan: Plan) -> tuple[Input, ...]:
+    """What the programs read beside the states."""
+    table = [
+        Input(
+            name=entry.name,
+            dtype=in_bundle(entry.module_dtype),  # type: ignore[arg-type]
+            shape=entry.shape,  # type: ignore[arg-type]
+            role="feature" if entry.tokens is None else "tokens",
+            vocab=entry.tokens,
+            lookahead=entry.lookahead,
+        )
+        for entry in plan.spec.inputs
+    ]
+    if reads_valid(plan):
+        table.append(Input(name=VALID, dtype="int32", shape=("B",), role="valid"))
+    return tuple(table)
+
+
+def output_table(plan: Plan) -> tuple[Output, ...]:
+    """What the programs return beside the states; logits have become log-probabilities."""
+    return tuple(
+        Output(
+            name=entry.name,
+            dtype="float32" if entry.role == "logits" else plan.output_dtypes[entry.name],  # type: ignore[arg-type]
+            shape=entry.shape,  # type: ignore[arg-type]
+            role="logprobs" if entry.role == "logits" else entry.role or "feature",
+        )
+        for entry in plan.outputs
+    )
+
+
+def _state(plan: Plan, entry: StateSpec, has_tensor: bool) -> StateTensor:
+    shape = state_sizes(entry, plan.batch_size)
+    value = None if entry.grows is not None or has_tensor else initial_value(plan.spec, entry)
+    return StateTensor(
+        name=entry.name,
+        input=f"state.{entry.name}.in",
+        output=f"state.{entry.name}.out",
+        dtype=in_bundle(entry.dtype),  # type: ignore[arg-type]
+        shape=shape,
+        batch_axis=batch_axis(entry.shape),
+        row_axis=entry.grows,
+        rows=None if entry.grows is None else (0, shape[entry.grows]),
+        absent=entry.initial is None,
+        initial=f"initial.{entry.name}" if has_tensor else (float(value) if value else None),
+        update="replace",
+    )
+
+
+def _initial_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
+    """The initial values that are tensors, for the weight file."""
+    for entry in plan.spec.states:
+        value = None if entry.grows is not None else initial_value(plan.spec, entry)
+        if isinstance(value, Tensor):
+            yield f"initial.{entry.name}", value.clone().contiguous()
+
+
+def _captured(plan: Plan, growth: str, heard: Listener) -> tuple[_Graphs, Literal["none", "symbolic", "stages"]]:
+    """The graphs, with rows open where that is asked for and possible."""
+    growing = any(entry.grows is not None for entry in plan.spec.states)
+    absent = [entry.name for entry in plan.spec.states if entry.initial is None]
+    if growing and growth != "stages":
+        try:
+            if absent:
+                raise UsageError(
+                    f"state {absent[0]} is absent at first, which no graph with open rows takes; "
+                    "expected growth 'stages' for it"
+                )
+            return _symbolic(plan, heard), "symbolic"
+        except UsageError:
+            if growth == "symbolic":
+                raise
+    return _staged(plan, heard), "stages" if growing or absent else "none"
+
+
+def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
+    """A graph for each length, for any number of rows that there can be."""
+    graphs = _Graphs()
+    for length in plan.segment_lengths:
+        mine = [one for one in plan.transitions if one.length == length]
+        heard.stage(f"capture and check step-{length}")
+        examples: list[Example] = []
+        for transition in mine:
+            examples += examples_for(plan, transition, StepNetwork(plan, transition, open_rows=True))
+        error: UsageError | None = None
+        for number, transition in sorted(enumerate(mine), key=lambda pair: _fewest_rows(pair[1]), reverse=True):
+            network = StepNetwork(plan, transition, open_rows=True)
+            own = examples[number * len(examples) // len(mine) :]
+            try:
+                graphs.add(
+                    network,
+                    length,
+                    f"step-{length}",
+                    capture(network, f"step-{length}", [own[0], *examples], ("export", "decomposed")),
+                )
+            except UsageError as failed:
+                error = error or failed
+            else:
+                break
+        else:
+            assert error is not None
+            raise error
+    return graphs
+
+
+def _fewest_rows(transition: Transition) -> int:
+    """How small the smallest size of any state is: sizes of 0 and 1 are always taken for fixed."""
+    return min(min(shape, default=1) for shape in transition.stage.shapes.values() if shape is not None)
+
+
+def _staged(plan: Plan, heard: Listener) -> _Graphs:
+    """A graph for each length and each set of shapes."""
+    graphs = _Graphs()
+    routes: Sequence[Route] = ROUTES
+    for transition in plan.transitions:
+        length, alone = transition.length, all(one.stage.number == 0 for one in plan.transitions)
+        name = f"step-{length}" if alone else f"step-{length}.{transition.stage.number}"
+        heard.stage(f"capture and check {name}")
+        network = StepNetwork(plan, transition)
+        found = capture(network, name, examples_for(plan, transition, network), routes)
+        routes = (found.route, *(route for route in ROUTES if route != found.route))
+        graphs.add(network, length, name, found)
+    return graphs
+
+
+def _write(folder: Path, plan: Plan, graphs: _Graphs, precision: str, initial: dict[str, Tensor]) -> None:
+    """The weight file, and every graph with its weights in it."""
+    taken = {spec.name for program in graphs.programs for spec in (*program.inputs, *program.outputs)}
+    weights = SharedWeights(own_tensors(plan.spec.module), taken | initial.keys())
+    models = [captured.model for captured in graphs.captured]
+    for model in models:
+        weights.adopt(model.graph)
+    if precision != "fp32":
+        _halve(
+            models,
+            weights,
+            "fp16" if precision == "fp16" else "bf16",
+            {n for n, _ in plan.spec.module.named_parameters()},
+        )
+    for name, tensor in initial.items():
+        weights.add(name, tensor)
+    stored = weights.write(folder / WEIGHTS)
+    for program, model in zip(graphs.programs, models, strict=True):
+        stored.point_into(model.graph)
+        model.metadata_props["txl-deploy.program"] = msgspec.json.encode(program).decode()
+        ir.save(model, folder / program.file)
+
+
+def _halve(models: Sequence[ir.Model], weights: SharedWeights, precision: HalfPrecision, parameters: set[str]) -> None:
+    """Convert all graphs; a weight that one of them multiplies by in half precision is half in all."""
+    products = [weights_of_products(model.graph, precision, parameters) for model in models]
+    halved = set().union(*products) & weights.names
+    weights.halve(halved, HALF[precision][1])
+    for model in models:
+        to_half(model, precision, halved)

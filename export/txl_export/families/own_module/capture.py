@@ -1,0 +1,170 @@
+"""From the user's step to a graph, by three routes: the first whose graph computes what the module computes counts.
+
+    export      torch.export, then ONNX; first by running the module, then by reading its source
+    decomposed  the same with operators taken apart, which repairs some that ONNX has in another form
+    tracer      one run of the module, as it went; in a process of its own
+
+Each graph is loaded, run on real values and compared (`trial`) before it counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx_ir as ir
+import torch
+from txl_runtime.errors import UsageError, one_line
+
+from txl_export.families.own_module.attributes import untouched
+from txl_export.families.own_module.network import StepNetwork
+from txl_export.families.own_module.own_code import users_frames
+from txl_export.families.own_module.tracer_worker import TracerError, trace
+from txl_export.families.own_module.trial import Example, TrialError, try_graph
+from txl_export.graphs.settling import OPSET, UnsettledError, settle
+from txl_export.graphs.tracing import quiet
+
+Route = Literal["export", "decomposed", "tracer"]
+ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program's graph in float32, its weights inside, and the route by which it was found."""
+
+    model: ir.Model
+    route: Route
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why a route failed; of several, the one of the highest weight is told."""
+
+    route: Route
+    weight: int
+    text: str
+
+
+def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes: Sequence[Route] = ROUTES) -> Captured:
+    """The graph of a network.
+
+    Args:
+        network: to capture.
+        name: of the program.
+        examples: to trace with, the first, and to compare on, all of them.
+        routes: to try, in order.
+
+    Raises:
+        UsageError: no route's graph computes what the module computes; the message names the most telling reason.
+    """
+    network.eval()
+    reasons: list[_Reason] = []
+    exported: list[Any] = []
+    for route in routes:
+        try:
+            with untouched(network.module), silence(), torch.no_grad():
+                model = _ROUTES[route](network, examples[0], exported)
+                settle(model, name, network.inputs, network.outputs)
+                try_graph(model, network, examples)
+        except (TracerError, TrialError, UnsettledError) as error:
+            reasons.append(_Reason(route, 1 if isinstance(error, TrialError) else 2, str(error)))
+        except Exception as error:  # torch raises many kinds, and so may the user's code
+            reasons.append(_told(route, error))
+        else:
+            return Captured(model, route)
+    best = max(reasons, key=lambda reason: reason.weight)
+    tried = ", ".join(reason.route for reason in reasons)
+    raise UsageError(
+        f"{name} cannot be captured as a graph (tried {tried}): {best.text}; expected a step whose operators do not "
+        "depend on values and that ONNX has; see docs/own-models.md"
+    )
+
+
+def _export(network: StepNetwork, example: Example, exported: list[Any]) -> ir.Model:
+    """By `torch.export`; what it made is kept for taking it apart."""
+    exported.append(_exported(network, example))
+    return _to_onnx(exported[0], network)
+
+
+def _decomposed(network: StepNetwork, example: Example, exported: list[Any]) -> ir.Model:
+    if not exported:
+        exported.append(_exported(network, example))
+    return _to_onnx(exported[0].run_decompositions(), network)
+
+
+def _traced(network: StepNetwork, example: Example, exported: list[Any]) -> ir.Model:
+    inputs, outputs = ([spec.name for spec in side] for side in (network.inputs, network.outputs))
+    return trace(network, tuple(tensor.clone() for tensor in example.given), inputs, outputs, OPSET)
+
+
+_ROUTES: dict[Route, Callable[[StepNetwork, Example, list[Any]], ir.Model]] = {
+    "export": _export,
+    "decomposed": _decomposed,
+    "tracer": _traced,
+}
+
+
+def _exported(network: StepNetwork, example: Example) -> Any:
+    """Running the module shows more modules; reading its source keeps values symbolic that running would ask for."""
+    shapes = (tuple(network.open_axes),) if any(network.open_axes) else None
+    given = tuple(tensor.clone() for tensor in example.given)
+    try:
+        return torch.export.export(network, given, dynamic_shapes=shapes, strict=False)
+    except Exception as first:
+        with contextlib.suppress(Exception):
+            return torch.export.export(network, given, dynamic_shapes=shapes, strict=True)
+        raise first
+
+
+def _to_onnx(exported: Any, network: StepNetwork) -> ir.Model:
+    program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
+    if program is None:
+        raise UnsettledError("torch.onnx.export returned nothing")
+    model: ir.Model = program.model
+    for value, spec in zip(model.graph.inputs, network.inputs, strict=True):
+        value.name = spec.name
+    return model
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Without what torch warns of and logs while it captures."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with quiet():
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _told(route: Route, error: Exception) -> _Reason:
+    """An exception's reason, and how much it tells."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    texts = [str(one) for one in chain]
+    lacking = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", " ".join(texts))
+    if lacking:
+        return _Reason(route, 4, f"ONNX lacks the operator {lacking[1]}")
+    unsupported = re.search(r"Exporting the operator '([^']+)'", " ".join(texts))
+    if unsupported:
+        return _Reason(route, 4, f"ONNX lacks the operator {unsupported[1]}")
+    if any("data-dependent" in str(one) or "DataDependent" in type(one).__name__ for one in chain):
+        return _Reason(route, 3, f"what it does next depends on values{_place(chain)}")
+    return _Reason(route, 2, f"{type(error).__name__}{_place(chain)}: {one_line(error)}")
+
+
+def _place(chain: Sequence[BaseException]) -> str:
+    """Where in the user's code an exception arose, the innermost place that any of the chain tells."""
+    for one in reversed(chain):
+        frames = users_frames(one.__traceback__)
+        if frames:
+            return f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
+    return ""

@@ -1,0 +1,123 @@
+"""Which function a user's step is: the same number for every batch size, segment length and precision of one step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from txl_runtime.bundle.tables import Input, Output
+
+from txl_export.families.own_module.sizes import in_bundle, initial_value
+from txl_export.families.own_module.spec import StepSpec
+
+PLAIN = frozenset(
+    {
+        "Add",
+        "And",
+        "Cast",
+        "Clip",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "Div",
+        "Einsum",
+        "Equal",
+        "Expand",
+        "Flatten",
+    }
+    | {"Gather", "GatherElements", "GatherND", "Gemm", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual"}
+    | {
+        "MatMul",
+        "Max",
+        "Min",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pad",
+        "Pow",
+        "Range",
+        "Reciprocal",
+        "ReduceMean",
+        "ReduceSum",
+    }
+    | {
+        "Reshape",
+        "Shape",
+        "Size",
+        "Slice",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+    }
+    | {"Where", "Xor"}
+)
+"""Operators that say little of a function: a segment of one position, or another batch size, has others of them."""
+
+
+def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output], graphs: Iterable[ir.Graph]) -> str:
+    """SHA-256 over the tables without B and L, the module's tensors, and the kinds of operators in its graphs.
+
+    A graph has B and L in its constants, and some of its operators follow from them. So of the graphs only the set of
+    operators counts that compute more of the inputs' values than sums, products and layouts, such as Tanh or LSTM.
+
+    Args:
+        spec: of the step.
+        inputs, outputs: its tables, with "B" and "L" in their shapes; `valid` does not count.
+        graphs: in float32.
+    """
+    facts = {
+        "inputs": [entry for entry in inputs if entry.role != "valid"],
+        "outputs": list(outputs),
+        "states": [
+            [entry.name, list(entry.shape), in_bundle(entry.dtype), entry.grows, entry.initial is None]
+            for entry in spec.states
+        ],
+        "lengths": spec.lengths,
+        "operators": sorted({name for graph in graphs for name in _computing(graph)} - PLAIN),
+    }
+    digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
+    for name, tensor in sorted(_tensors(spec).items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {list(values.shape)} {values.dtype}\n".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().data if values.numel() else b"")
+    return digest.hexdigest()
+
+
+def _computing(graph: ir.Graph) -> Iterator[str]:
+    """Operators that work on what a step is given; others make constants, beforehand or in the graph, or of sizes."""
+    given = set(graph.inputs)
+    for node in graph:
+        if node.op_type not in ("Shape", "Size") and any(value in given for value in node.inputs):
+            given.update(node.outputs)
+            yield node.op_type
+
+
+def own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each once."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Number of trained values."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _tensors(spec: StepSpec) -> Mapping[str, Tensor]:
+    """What the function depends on beside its arguments; a state that is kept as a buffer is none of it."""
+    states = {entry.attribute for entry in spec.states}
+    found = {name: tensor for name, tensor in own_tensors(spec.module).items() if name not in states}
+    for entry in spec.states:
+        value = None if entry.grows is not None else initial_value(spec, entry)
+        if value is not None:
+            found[f"initial {entry.name}"] = torch.as_tensor(value)
+    return found

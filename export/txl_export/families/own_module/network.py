@@ -1,0 +1,127 @@
+"""The user's step as one function of flat tensors, with the inputs and outputs that a bundle's program has.
+
+    inputs    the declared inputs · valid int32 [B] · the states that exist before the step
+    outputs   the declared outputs · all states
+
+Where sequences are independent of one another, one with valid 0 keeps its states as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from txl_runtime.bundle.tables import TensorSpec, sizes_of
+
+from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.sizes import TORCH, batch_axis, in_bundle, input_sizes, state_specs
+from txl_export.families.own_module.spec import VALID
+from txl_export.families.own_module.stages import Transition
+
+ROWS = "rows"
+"""The size of an axis that is left open."""
+
+
+def reads_valid(plan: Plan) -> bool:
+    """Whether programs read which sequences run, or how many rows of each count."""
+    return plan.streams == "independent" or plan.spec.lengths
+
+
+class StepNetwork(nn.Module):
+    """One program before it is a graph.
+
+    Args:
+        plan: of the bundle.
+        transition: the shapes that it takes and returns.
+        open_rows: leave the rows of growing states open; they are inputs then even where there are none.
+
+    Attributes:
+        inputs, outputs: of the program.
+        read: the states that are inputs.
+        module: the user's, so that its parameters are this one's.
+    """
+
+    def __init__(self, plan: Plan, transition: Transition, open_rows: bool = False) -> None:
+        super().__init__()
+        self.module = plan.spec.module
+        self._plan, self._transition, self._eager = plan, transition, Eager(plan.spec)
+        self._states = state_specs(plan.spec)
+        before, after = transition.stage.shapes, transition.after.shapes
+        self._axes = {name: self._states[name].grows for name in self._states} if open_rows else {}
+        self.read = tuple(name for name in self._states if _is_input(before[name], open_rows))
+        self.inputs = self._input_specs(before)
+        self.outputs = self._output_specs(after)
+
+    def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
+        """One step; see the module's table."""
+        plan, entries = self._plan, self._plan.spec.inputs
+        names = [entry.name for entry in entries] + ([VALID] if reads_valid(plan) else [])
+        given = dict(zip(names, flat, strict=False))
+        valid = given.pop(VALID, None) if reads_valid(plan) else None
+        held = dict(zip(self.read, flat[len(names) :], strict=True))
+        states = {name: held.get(name, self._without_rows(name)) for name in self._states}
+        outputs, after = self._eager.traced(given, states, valid if plan.spec.lengths else None)
+        for entry in plan.outputs:
+            if entry.role == "logits":
+                outputs[entry.name] = F.log_softmax(outputs[entry.name].float(), dim=-1)
+        if plan.streams == "independent":
+            assert valid is not None
+            after = {name: self._kept(name, valid, after[name], held[name]) for name in self._states}
+        return (*(outputs[entry.name] for entry in plan.outputs), *(after[name] for name in self._states))
+
+    @property
+    def open_axes(self) -> list[dict[int, object]]:
+        """Per input, what `torch.export` may not take for fixed."""
+        axes: list[dict[int, object]] = [{} for _ in self.inputs]
+        first = len(self.inputs) - len(self.read)
+        for index, name in enumerate(self.read, first):
+            axis = self._axes.get(name)
+            if axis is not None:
+                axes[index] = {axis: torch.export.Dim.AUTO}
+        return axes
+
+    def _without_rows(self, name: str) -> Tensor | None:
+        """A state that is no input: without rows, or absent."""
+        shape = self._transition.stage.shapes[name]
+        return None if shape is None else torch.zeros(shape, dtype=TORCH[in_bundle(self._states[name].dtype)])
+
+    def _kept(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
+        """The new state of the sequences that run, the old one of the others."""
+        axis = batch_axis(self._states[name].shape)
+        assert axis is not None
+        live = valid > 0
+        return torch.where(live.reshape([-1 if one == axis else 1 for one in range(old.ndim)]), new, old)
+
+    def _input_specs(self, shapes: dict[str, tuple[int, ...] | None]) -> tuple[TensorSpec, ...]:
+        plan, length = self._plan, self._transition.length
+        specs = [
+            _spec(entry.name, entry.module_dtype, input_sizes(entry, plan.batch_size, length))
+            for entry in plan.spec.inputs
+        ]
+        if reads_valid(plan):
+            specs.append(_spec(VALID, "int32", (plan.batch_size,)))
+        return (*specs, *(self._state_spec(name, "in", shapes[name]) for name in self.read))
+
+    def _output_specs(self, shapes: dict[str, tuple[int, ...] | None]) -> tuple[TensorSpec, ...]:
+        plan, length = self._plan, self._transition.length
+        specs = []
+        for entry in plan.outputs:
+            assert entry.shape is not None
+            dtype = "float32" if entry.role == "logits" else plan.output_dtypes[entry.name]
+            specs.append(_spec(entry.name, dtype, sizes_of(entry.shape, plan.batch_size, length)))
+        return (*specs, *(self._state_spec(name, "out", shapes[name]) for name in self._states))
+
+    def _state_spec(self, name: str, side: str, shape: tuple[int, ...] | None) -> TensorSpec:
+        assert shape is not None, "only a state that was never there is absent"
+        axis = self._axes.get(name)
+        sizes = tuple(ROWS if at == axis else size for at, size in enumerate(shape))
+        return _spec(f"state.{name}.{side}", self._states[name].dtype, sizes)
+
+
+def _is_input(shape: tuple[int, ...] | None, open_rows: bool) -> bool:
+    return shape is not None and (open_rows or 0 not in shape)
+
+
+def _spec(name: str, dtype: str, shape: tuple[int | str, ...]) -> TensorSpec:
+    return TensorSpec(name=name, dtype=in_bundle(dtype), shape=shape)  # type: ignore[arg-type]

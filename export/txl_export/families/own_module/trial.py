@@ -1,0 +1,149 @@
+"""A graph, run in ONNX Runtime on real values and compared with the network it was captured from.
+
+A graph that loads can still compute something else: a capture may have taken a value for a constant. So it is run on
+states that steps have led to, and on several inputs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from txl_runtime.errors import one_line
+from txl_runtime.ladder import rung
+
+from txl_export.families.own_module.network import StepNetwork, reads_valid
+from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
+from txl_export.families.own_module.stages import Stage, Transition
+
+EXAMPLES = 4
+FURTHER = 3
+"""Steps that a state is led on where it can be, so that it is not the start."""
+
+
+class Example(NamedTuple):
+    """Arguments of a network, and what it returns for them."""
+
+    given: tuple[Tensor, ...]
+    wanted: tuple[Tensor, ...]
+
+
+class TrialError(Exception):
+    """A graph does not load, does not run, or computes something else; the message says which."""
+
+
+def examples_for(plan: Plan, transition: Transition, network: StepNetwork) -> list[Example]:
+    """Real values at a stage: states that other inputs have led to each time; every second time with idle sequences."""
+    eager, found = Eager(plan.spec), []
+    for number in range(EXAMPLES):
+        draws = np.random.default_rng(number)
+        states = _states_at(plan, transition.stage, eager, draws)
+        inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
+        given = [inputs[entry.name] for entry in plan.spec.inputs]
+        if reads_valid(plan):
+            given.append(_counts(plan, transition.length, number, draws))
+        for name in network.read:
+            state = states[name]
+            assert state is not None, "an absent state is no input"
+            given.append(state)
+        with torch.no_grad():
+            wanted = network(*(tensor.clone() for tensor in given))
+        found.append(Example(tuple(given), tuple(tensor.detach().clone() for tensor in wanted)))
+    return found
+
+
+def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]) -> None:
+    """Load and run a graph, and hold its results against the network's.
+
+    Raises:
+        TrialError: it is not the network.
+    """
+    with tempfile.TemporaryDirectory(prefix="txl-deploy-trial-") as place:
+        path = Path(place) / "trial.onnx"
+        ir.save(model, path, external_data="trial.data")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        try:
+            onnx.shape_inference.infer_shapes(
+                onnx.load(path, load_external_data=False), check_type=True, strict_mode=True, data_prop=True
+            )
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise TrialError(f"the graph does not load: {one_line(error)}") from error
+        for example in examples:
+            names = [spec.name for spec in network.inputs]
+            feeds = {name: tensor.numpy() for name, tensor in zip(names, example.given, strict=True)}
+            try:
+                results = session.run([spec.name for spec in network.outputs], feeds)
+            except Exception as error:
+                raise TrialError(f"the graph does not run: {one_line(error)}") from error
+            for spec, got, tensor in zip(network.outputs, results, example.wanted, strict=True):
+                _compare(spec.name, got, tensor.numpy())
+
+
+def _compare(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        raise TrialError(
+            f"the graph's {name} is {found.dtype} {list(found.shape)}, the module's {wanted.dtype} {list(wanted.shape)}"
+        )
+    if not np.issubdtype(wanted.dtype, np.floating):
+        if not np.array_equal(found, wanted):
+            raise TrialError(f"the graph computes another {name} than the module; a value was taken for a constant")
+        return
+    finite = np.isfinite(wanted)
+    far = np.abs(np.where(finite, found, 0) - np.where(finite, wanted, 0)).max(initial=0)
+    allowed = rung("fp32", "cpu").memory
+    assert allowed is not None
+    limit = allowed * max(1.0, float(np.abs(wanted[finite]).max(initial=0)))
+    if not far <= limit or not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+        raise TrialError(
+            f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
+            "computes something else"
+        )
+
+
+def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) -> Tensor:
+    """Rows that count: all of them, or of every second example whatever is allowed."""
+    counts = np.full(plan.batch_size, length, np.int32)
+    if number % 2:
+        least = 0 if plan.streams == "independent" else 1
+        if plan.spec.lengths:
+            counts = draws.integers(least, length + 1, plan.batch_size).astype(np.int32)
+        elif least == 0:
+            counts[-1] = 0
+    return torch.from_numpy(counts)
+
+
+def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generator) -> States:
+    """States that steps have led to, at a stage; further than its first ones where a step stays there."""
+    states = fresh_states(plan.spec, plan.batch_size)
+    for transition in _way(plan, stage):
+        inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
+        counts = torch.full((plan.batch_size,), transition.length, dtype=torch.int32)
+        _, after = eager(inputs, states, counts if plan.spec.lengths else None)
+        states = dict(after)
+    return states
+
+
+def _way(plan: Plan, stage: Stage) -> list[Transition]:
+    """The fewest segments from the start to a stage, and some that stay there."""
+    ways: dict[int, list[Transition]] = {0: []}
+    waiting = [0]
+    for number in waiting:
+        for one in plan.transitions:
+            if one.stage.number == number and one.after.number not in ways:
+                ways[one.after.number] = [*ways[number], one]
+                waiting.append(one.after.number)
+    staying = [one for one in plan.transitions if one.stage.number == one.after.number == stage.number]
+    return ways[stage.number] + staying[:1] * FURTHER

@@ -1,0 +1,188 @@
+"""Half precision for a graph of float32: products with weights in fp16 or bf16, everything else as it was.
+
+The weights are stored in half precision. In front of a product its other operand is cast, and behind it the result is
+cast back. So norms, softmaxes, positions and sums over time keep their precision, and so do inputs, outputs and state.
+Types are explicit: an engine has no choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Literal
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+HalfPrecision = Literal["fp16", "bf16"]
+HALF: dict[HalfPrecision, tuple[ir.DataType, torch.dtype]] = {
+    "fp16": (ir.DataType.FLOAT16, torch.float16),
+    "bf16": (ir.DataType.BFLOAT16, torch.bfloat16),
+}
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+PRODUCTS: dict[HalfPrecision, frozenset[str]] = {
+    "fp16": frozenset({"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose"}) | RECURRENT,
+    "bf16": frozenset({"MatMul", "Gemm"}),  # opset 18 has no others in bf16
+}
+"""Operators that multiply by weights."""
+LAYOUT = frozenset({"Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that bring a weight into the form that a product wants."""
+
+
+def weights_of_products(graph: ir.Graph, precision: HalfPrecision, parameters: Collection[str]) -> set[str]:
+    """Names of the graph's float32 constants that products in half precision multiply by.
+
+    Args:
+        graph: of float32.
+        precision: that it will have.
+        parameters: names of the constants that are the model's parameters. A product with any other constant, such as
+            the frequencies of positions, stays as it is. LSTM and GRU take weights alone.
+    """
+    found: set[str] = set()
+    for node in graph:
+        if node.op_type not in PRODUCTS[precision] or not _is_float(node.outputs):
+            continue
+        for operand in _weights(node):
+            names = _origins(operand)
+            if names and (node.op_type in RECURRENT or names <= set(parameters)):
+                found |= names
+    return found
+
+
+def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str]) -> None:
+    """Convert a graph in place.
+
+    Args:
+        model: whose values have types.
+        precision: of the weights and of the products with them.
+        weights: names of constants that become half precision, from `weights_of_products` of all graphs.
+    """
+    graph = model.graph
+    halving = _Halving(graph, HALF[precision][0], frozenset(weights))
+    for node in list(graph):
+        if node.op_type in PRODUCTS[precision] and _is_float(node.outputs):
+            operands = _weights(node)
+            known = (_origins(operand) for operand in operands)
+            if any(names and names <= halving.weights for names in known) or node.op_type in RECURRENT:
+                halving.convert(node)
+    halving.finish()
+    RemoveUnusedNodesPass()(model)
+
+
+class _Halving:
+    """The half precision values of one graph, each made once."""
+
+    def __init__(self, graph: ir.Graph, kind: ir.DataType, weights: frozenset[str]) -> None:
+        self.weights = weights
+        self._graph = graph
+        self._kind = kind
+        self._made: dict[ir.Value, ir.Value] = {}
+        for name in sorted(weights & graph.initializers.keys()):
+            self._made[graph.initializers[name]] = self._stored(graph.initializers[name])
+
+    def convert(self, node: ir.Node) -> None:
+        """Let a product take and return half precision, with casts around it."""
+        for index, operand in enumerate(node.inputs):
+            if operand is not None and operand.dtype == ir.DataType.FLOAT:
+                node.replace_input_with(index, self._half(operand, node))
+        after = node
+        for output in list(node.outputs):
+            if output.dtype != ir.DataType.FLOAT or not (output.uses() or output.is_graph_output()):
+                continue
+            name = output.name
+            cast = ir.node("Cast", [output], attributes={"to": ir.DataType.FLOAT})
+            made = cast.outputs[0]
+            made.type, made.shape = ir.TensorType(ir.DataType.FLOAT), output.shape
+            ir.convenience.replace_all_uses_with(output, made, replace_graph_outputs=True)
+            cast.replace_input_with(0, output)
+            made.name, output.name = name, f"{name}.half"
+            output.type = ir.TensorType(self._kind)
+            self._graph.insert_after(after, cast)
+            after = cast
+        for output in node.outputs:
+            if output.dtype == ir.DataType.FLOAT:
+                output.type = ir.TensorType(self._kind)
+
+    def finish(self) -> None:
+        """Let whatever else reads a weight read the half precision one, and store no other."""
+        for name in sorted(self.weights & self._graph.initializers.keys()):
+            value = self._graph.initializers[name]
+            half = self._made[value]
+            whole: ir.Value | None = None
+            for node, index in list(value.uses()):
+                if node.op_type == "Gather" and index == 0:
+                    node.replace_input_with(0, half)
+                    self.convert(node)
+                    continue
+                if whole is None:
+                    cast = ir.node("Cast", [half], attributes={"to": ir.DataType.FLOAT})
+                    whole = cast.outputs[0]
+                    whole.name, whole.type, whole.shape = f"{name}.whole", value.type, value.shape
+                    self._graph.insert_before(self._graph[0], cast)
+                node.replace_input_with(index, whole)
+            del self._graph.initializers[name]
+            value.name = f"{name}.float"
+            half.name = name
+            self._graph.register_initializer(half)
+
+    def _half(self, value: ir.Value, before: ir.Node) -> ir.Value:
+        if value not in self._made:
+            names, source = _origins(value), value.producer()
+            if source is not None and names and names <= self.weights:
+                inputs = [
+                    self._half(one, before) if one is not None and one.dtype == ir.DataType.FLOAT else one
+                    for one in source.inputs
+                ]
+                attributes = list(source.attributes.values())
+                node = ir.Node("", source.op_type, inputs, attributes, num_outputs=1)
+            else:
+                node = ir.node("Cast", [value], attributes={"to": self._kind})
+            made = node.outputs[0]
+            made.name, made.type, made.shape = f"{value.name}.cast", ir.TensorType(self._kind), value.shape
+            self._graph.insert_before(before, node)
+            self._made[value] = made
+        return self._made[value]
+
+    def _stored(self, value: ir.Value) -> ir.Value:
+        assert value.const_value is not None
+        tensor = ir.tensor(value.const_value.numpy().astype(self._kind.numpy()), dtype=self._kind, name=value.name)
+        return ir.Value(
+            name=f"{value.name}.half", type=ir.TensorType(self._kind), shape=value.shape, const_value=tensor
+        )
+
+
+def _weights(node: ir.Node) -> Sequence[ir.Value]:
+    """The operands of a product that may be weights."""
+    inputs = list(node.inputs)
+    if node.op_type in RECURRENT:
+        inputs = inputs[1:3]
+    elif node.op_type != "Einsum":
+        inputs = inputs[:2]
+    return [operand for operand in inputs if operand is not None and operand.dtype == ir.DataType.FLOAT]
+
+
+def _origins(value: ir.Value) -> set[str]:
+    """The float32 constants that a value is made of by moving alone; none where anything else is in it."""
+    found: set[str] = set()
+    for origin in _sources(value):
+        if origin is None or origin.name is None or origin.const_value is None or origin.is_graph_input():
+            return set()
+        found.add(origin.name)
+    return found
+
+
+def _sources(value: ir.Value) -> Iterator[ir.Value | None]:
+    node = value.producer()
+    if node is None:
+        yield value
+    elif node.op_type not in LAYOUT:
+        yield None
+    else:
+        data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+        for one in data:
+            if one is not None:
+                yield from _sources(one)
+
+
+def _is_float(values: Sequence[ir.Value]) -> bool:
+    return any(value.dtype == ir.DataType.FLOAT for value in values)

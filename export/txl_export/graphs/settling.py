@@ -1,0 +1,141 @@
+"""What a capture leaves to be done before a graph is a program: its names, inputs, outputs, types and shapes.
+
+Captures differ in what they leave out or put in: an input that nothing reads, an output that is an input, functions of
+their own, constants as nodes, sizes that were true of the example alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes.common import (
+    InlinePass,
+    LiftConstantsToInitializersPass,
+    RemoveUnusedNodesPass,
+    RemoveUnusedOpsetsPass,
+    ShapeInferencePass,
+)
+from txl_runtime.bundle.tables import TensorSpec
+
+from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices
+
+OPSET = 18
+_KINDS = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.DataType.BOOL}
+
+
+class UnsettledError(Exception):
+    """A graph that no bundle can hold; the message says why."""
+
+
+def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Make a captured graph a program's, in place.
+
+    Args:
+        model: with its inputs named as the program's, as far as it has them, and all outputs in order.
+        name: of the program.
+        inputs, outputs: of the program; a size that is a word is open.
+
+    Raises:
+        UnsettledError: it has control flow, operators that are not of the standard, or types that contradict.
+    """
+    if model.functions:
+        InlinePass()(model)
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    graph = model.graph
+    _check_operators(graph)
+    model.producer_name, model.producer_version = "txl-deploy", None
+    model.ir_version = IR_VERSIONS[OPSET]
+    graph.name = name
+    _make_room(graph, {spec.name for spec in (*inputs, *outputs)})
+    _take_inputs(graph, inputs)
+    _give_outputs(graph, outputs)
+    _leave_out_empty(graph)
+    int32_indices(graph)
+    RemoveUnusedNodesPass()(model)
+    RemoveUnusedOpsetsPass()(model)
+    forget_origins(model)
+    _complete(graph, opened=any(isinstance(size, str) for spec in inputs for size in spec.shape))
+    ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+    unknown = [str(value.name) for node in graph for value in node.outputs if value.name and value.dtype is None]
+    if unknown:
+        raise UnsettledError(f"the type of {unknown[0]} cannot be told")
+
+
+def _check_operators(graph: ir.Graph) -> None:
+    for node in graph:
+        kinds = {attribute.type for attribute in node.attributes.values()}
+        if kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}:
+            raise UnsettledError(f"it becomes the operator {node.op_type}; a bundle's graphs hold no control flow")
+        if node.domain not in ("", "ai.onnx"):
+            raise UnsettledError(f"it becomes the operator {node.domain}::{node.op_type}, which ONNX's standard lacks")
+    versions = graph.opset_imports
+    if versions.get("", OPSET) != OPSET:
+        raise UnsettledError(f"it becomes opset {versions['']}, expected {OPSET}; install another torch or onnxscript")
+
+
+def _make_room(graph: ir.Graph, names: set[str]) -> None:
+    """Let no value inside have the name of an input or output, and every value and node have one."""
+    for number, node in enumerate(graph):
+        node.name = f"{node.op_type}.{number}"
+        for output in node.outputs:
+            if output.name in names:
+                output.name = f"{output.name}.inside"
+    for value in list(graph.initializers.values()):
+        if value.name in names:
+            del graph.initializers[value.name]
+            value.name = f"{value.name}.inside"
+            graph.register_initializer(value)
+
+
+def _take_inputs(graph: ir.Graph, inputs: Sequence[TensorSpec]) -> None:
+    """All inputs in order, also those that nothing reads."""
+    found = {value.name: value for value in graph.inputs}
+    graph.inputs.clear()
+    for spec in inputs:
+        value = found.get(spec.name) or ir.Value(name=spec.name)
+        value.type, value.shape = ir.TensorType(_KINDS[spec.dtype]), ir.Shape(spec.shape)
+        graph.inputs.append(value)
+
+
+def _give_outputs(graph: ir.Graph, outputs: Sequence[TensorSpec]) -> None:
+    """Every output a node's result of its own: not an input, a constant, or another output."""
+    seen: list[ir.Value] = []
+    for index, (value, spec) in enumerate(zip(list(graph.outputs), outputs, strict=True)):
+        if value.is_graph_input() or value.is_initializer() or any(value is one for one in seen):
+            node = ir.node("Identity", [value], name=f"Identity.{spec.name}")
+            graph.append(node)
+            value = node.outputs[0]
+            graph.outputs[index] = value
+        seen.append(value)
+        value.name, value.shape = spec.name, ir.Shape(spec.shape)
+        value.type = ir.TensorType(_KINDS[spec.dtype])
+
+
+def _leave_out_empty(graph: ir.Graph) -> None:
+    """Join nothing that has no values: engines refuse empty tensors."""
+    for node in graph:
+        if node.op_type == "Concat":
+            kept = [value for value in node.inputs if value is None or value.shape is None or 0 not in value.shape.dims]
+            if 0 < len(kept) < len(node.inputs):
+                for index, value in enumerate(kept):
+                    node.replace_input_with(index, value)
+                node.resize_inputs(len(kept))
+
+
+def _complete(graph: ir.Graph, opened: bool) -> None:
+    """Types and shapes of all values.
+
+    Args:
+        graph: whose inputs and outputs have them.
+        opened: whether sizes are open: what the capture noted inside was true of the example alone.
+    """
+    ends = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    for node in graph:
+        for output in node.outputs:
+            if opened and id(output) not in ends:
+                output.shape = None
+            if output.shape is not None:
+                for axis, size in enumerate(output.shape):
+                    if isinstance(size, ir.SymbolicDim) and not str(size.value or "").isidentifier():
+                        output.shape[axis] = None
