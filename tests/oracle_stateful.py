@@ -16,6 +16,7 @@ from stand_ins.stateful import (
     episodic,
     gtrxl,
     mamba,
+    memory_tokens,
     memory_tokens_gpt2,
     nearest_neighbours,
     recurrent_policy,
@@ -26,6 +27,7 @@ from stand_ins.stateful import (
 )
 from support import FIXTURES
 from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.spec import StepSpec
 
 FOLDER = FIXTURES / "oracle_stateful"
@@ -41,6 +43,8 @@ BUILDS: Mapping[str, Callable[..., StepSpec]] = {
     "ma01_mamba": mamba.build,
     "mm01_episodic": episodic.build,
     "rb01_rmt_gpt2": memory_tokens_gpt2.build,
+    "rm01_xl": memory_tokens.build,
+    "rm02_no_xl": memory_tokens.build,
     "rp01_lstm_policy": recurrent_policy.build,
     "rw01_rwkv": rwkv.build,
     "ut01_act": universal.build,
@@ -124,7 +128,7 @@ def run_module(case: Case, forget_resets: bool = False) -> list[tuple[Arrays, Ar
     spec = case.build()
     spec.module.double()
     step = Eager(spec, torch.float64)
-    initial = {name: torch.from_numpy(array) for name, array in case.initial().items()}
+    initial = fresh_states(spec, case.batch_size, torch.float64)
     states = dict(initial)
     axes = {entry.name: entry.shape.index("B") for entry in spec.states}
     found = []
@@ -132,11 +136,12 @@ def run_module(case: Case, forget_resets: bool = False) -> list[tuple[Arrays, Ar
         if reset == "all" and not forget_resets:
             states = dict(initial)
         elif reset and not forget_resets:
+            rows = torch.tensor(reset)
             for name, axis in axes.items():
-                rows = torch.tensor(reset)
-                states[name] = states[name].index_copy(
-                    axis, rows, initial[name].to(states[name]).index_select(axis, rows)
-                )
+                held, fresh = states[name], initial[name]
+                assert held is not None
+                assert fresh is not None
+                states[name] = held.index_copy(axis, rows, fresh.index_select(axis, rows))
         inputs = {name: torch.from_numpy(array) for name, array in case.inputs(segment).items()}
         outputs, after = step(inputs, states)
         states = dict(after)

@@ -28,9 +28,9 @@ class AdaptiveSpan(Loaded):
             name = f"layers.{layer}"
             full = torch.cat((cache, x), 1)
             kept.append(full[:, -self.span :])
-            x = self.norm(x + self._attended(x, full, f"{name}.attn"), f"{name}.norm1")
+            x = self.normed(x + self._attended(x, full, f"{name}.attn"), f"{name}.norm1")
             wide = self.linear(F.relu(self.linear(x, f"{name}.ff.fc1")), f"{name}.ff.fc2")
-            x = self.norm(x + wide, f"{name}.norm2")
+            x = self.normed(x + wide, f"{name}.norm2")
         return self.linear(x, "out_emb").log_softmax(-1), *kept
 
     def _attended(self, x: Tensor, full: Tensor, name: str) -> Tensor:

@@ -34,7 +34,7 @@ class Compressive(Loaded):
         for layer in range(self.depth):
             above = (layer + 1) % self.depth
             name = f"attn_layers.{layer}"
-            here = self.norm(x, f"{name}.fn.norm")
+            here = self.normed(x, f"{name}.fn.norm")
             y = self._attended(here, torch.cat((compressed[above], mem[above], here), 1), f"{name}.fn.fn")
             x = self._gated(x, y, name)
             all_rows = torch.cat((mem[above], here), 1)
@@ -42,7 +42,7 @@ class Compressive(Loaded):
             left = all_rows[:, : max(all_rows.shape[1] - self.most, 0)]
             kept_compressed.append(self._compressed(compressed[above], left, f"{name}.fn.fn.compress_mem_fn.conv"))
             name = f"ff_layers.{layer}"
-            wide = F.gelu(self.linear(self.norm(x, f"{name}.fn.norm"), f"{name}.fn.fn.w1"))
+            wide = F.gelu(self.linear(self.normed(x, f"{name}.fn.norm"), f"{name}.fn.fn.w1"))
             x = self._gated(x, self.linear(wide, f"{name}.fn.fn.w2"), name)
         logits = self.linear(x, "to_logits.1")
         if tokens.shape[1] != self.whole:

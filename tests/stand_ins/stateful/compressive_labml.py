@@ -30,11 +30,11 @@ class CompressiveLabml(Loaded):
         for layer, (mem, compressed) in enumerate(zip(states[0::2], states[1::2], strict=True)):
             name = f"transformer.layers.{layer}"
             kept += self._merged(torch.cat((mem, x)), compressed, f"{name}.compress.conv")
-            full = self.norm(torch.cat((compressed, mem, x)), f"{name}.norm_self_attn").transpose(0, 1)
+            full = self.normed(torch.cat((compressed, mem, x)), f"{name}.norm_self_attn").transpose(0, 1)
             x = x + self._attended(full, x.shape[0], f"{name}.self_attn").transpose(0, 1)
-            wide = F.relu(self.linear(self.norm(x, f"{name}.norm_ff"), f"{name}.feed_forward.layer1"))
+            wide = F.relu(self.linear(self.normed(x, f"{name}.norm_ff"), f"{name}.feed_forward.layer1"))
             x = x + self.linear(wide, f"{name}.feed_forward.layer2")
-        return self.linear(self.norm(x, "transformer.norm"), "generator"), *kept
+        return self.linear(self.normed(x, "transformer.norm"), "generator"), *kept
 
     def _attended(self, full: Tensor, length: int, name: str) -> Tensor:
         q, k, v = (self.linear(full, f"{name}.{part}.linear") for part in ("query", "key", "value"))

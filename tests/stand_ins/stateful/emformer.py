@@ -38,7 +38,7 @@ class Emformer(Loaded):
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         (memory, left_key, left_value), past = (state.transpose(0, 1) for state in states[:3]), states[3]
         own = torch.cat((ahead, x), 1)
-        normed = self.norm(own, f"{name}.layer_norm_input")
+        normed = self.normed(own, f"{name}.layer_norm_input")
         pooled = normed[:, self.ahead :].mean(1, keepdim=True)
         q = self.linear(torch.cat((normed, pooled), 1), f"{name}.attention.emb_to_query")
         k, v = self.linear(torch.cat((memory, normed), 1), f"{name}.attention.emb_to_key_value").chunk(2, -1)
@@ -53,9 +53,9 @@ class Emformer(Loaded):
         next_summary = found[:, -1:].clamp(-10, 10)
         y = own + found[:, :-1]
         wide = self.linear(
-            F.relu(self.linear(self.norm(y, f"{name}.pos_ff.0"), f"{name}.pos_ff.1")), f"{name}.pos_ff.4"
+            F.relu(self.linear(self.normed(y, f"{name}.pos_ff.0"), f"{name}.pos_ff.1")), f"{name}.pos_ff.4"
         )
-        y = self.norm(y + wide, f"{name}.layer_norm_output")
+        y = self.normed(y + wide, f"{name}.layer_norm_output")
         new = [
             torch.cat((old, row), 1)[:, row.shape[1] :].transpose(0, 1)
             for old, row in ((memory, summary), (left_key, k_new), (left_value, v_new))

@@ -31,14 +31,14 @@ class Episodic(Loaded):
         for block in range(self.blocks):
             name = f"transformer_blocks.{block}"
             written.append(x)
-            q, kv = self.norm(x, f"{name}.norm1"), self.norm(read[:, :, block], f"{name}.norm_kv")
+            q, kv = self.normed(x, f"{name}.norm1"), self.normed(read[:, :, block], f"{name}.norm_kv")
             q, k, v = (
                 split_heads(self.linear(part, f"{name}.attention.{to}"), self.heads)
                 for part, to in ((q, "queries"), (kv, "keys"), (kv, "values"))
             )
             scores = q @ k.transpose(-1, -2) * x.shape[-1] ** -0.5
             x = x + self.linear(join_heads(attend(scores, v, visible)), f"{name}.attention.fc_out")
-            x = x + F.relu(self.linear(self.norm(x, f"{name}.norm2"), f"{name}.fc.0"))
+            x = x + F.relu(self.linear(self.normed(x, f"{name}.norm2"), f"{name}.fc.0"))
         here = (torch.arange(steps, device=x.device) == t[:, None])[:, :, None, None]
         return x[:, 0], torch.where(here, torch.stack(written, 2), memory), t + 1
 

@@ -44,7 +44,7 @@ class DiEngine(Loaded):
         kept = [torch.cat((old[0], x), 1)]
         for layer in range(self.depth):
             name = f"layers.{layer}"
-            full = self.norm(torch.cat((old[layer], x), 1), f"{name}.layernorm1")
+            full = self.normed(torch.cat((old[layer], x), 1), f"{name}.layernorm1")
             k, v = self.linear(full, f"{name}.attention.attention_kv.0").chunk(2, -1)
             q = self.linear(x, f"{name}.attention.attention_q.0")
             far = split_heads(self.linear(table, f"{name}.attention.project_pos.0")[None], self.heads)[0]
@@ -52,7 +52,7 @@ class DiEngine(Loaded):
             found = relative(q, k, v, far, (self.tensor("u"), self.tensor("v")))
             found = F.relu(self.linear(found, f"{name}.attention.project.0"))
             x = self._gate(x, found, f"{name}.gate1")
-            wide = self.norm(x, f"{name}.layernorm2")
+            wide = self.normed(x, f"{name}.layernorm2")
             for part in range(self.mlp):
                 wide = F.relu(self.linear(wide, f"{name}.mlp.{2 * part}.0"))
             x = self._gate(x, wide, f"{name}.gate2")
@@ -90,13 +90,13 @@ class RlLib(Loaded):
             found = F.relu(self.linear(found, f"{name}._layer._linear_layer._model.0"))
             x = self._gate(x, found, f"{name}._fan_in_layer")
             name = f"attention_layers.{2 * unit + 1}"
-            wide = F.relu(self.linear(self.norm(x, f"{name}._layer.0"), f"{name}._layer.1._model.0"))
+            wide = F.relu(self.linear(self.normed(x, f"{name}._layer.0"), f"{name}._layer.1._model.0"))
             x = self._gate(x, F.relu(self.linear(wide, f"{name}._layer.2._model.0")), f"{name}._fan_in_layer")
         logits = F.relu(self.linear(x, "logits._model.0"))
         return logits, self.linear(x, "values_out._model.0").squeeze(-1), *kept
 
     def _projected(self, full: Tensor, name: str) -> list[Tensor]:
-        normed = self.norm(full, f"{name}._input_layernorm")
+        normed = self.normed(full, f"{name}._input_layernorm")
         return [
             split_heads(part, self.heads) for part in self.linear(normed, f"{name}._qkv_layer._model.0").chunk(3, -1)
         ]

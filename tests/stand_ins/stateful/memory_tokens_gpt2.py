@@ -30,13 +30,13 @@ class MemoryTokens(Loaded):
         behind = distances(x.shape[1], x.shape[1], x.device)
         for layer in range(self.depth):
             name = f"model.transformer.h.{layer}"
-            parts = self._turned(self.norm(x, f"{name}.ln_1"), f"{name}.attn.c_attn").chunk(3, -1)
+            parts = self._turned(self.normed(x, f"{name}.ln_1"), f"{name}.attn.c_attn").chunk(3, -1)
             q, k, v = (split_heads(part, self.heads) for part in parts)
             found = attend(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, v, behind >= 0)
             x = x + self._turned(join_heads(found), f"{name}.attn.c_proj")
-            wide = F.gelu(self._turned(self.norm(x, f"{name}.ln_2"), f"{name}.mlp.c_fc"), approximate="tanh")
+            wide = F.gelu(self._turned(self.normed(x, f"{name}.ln_2"), f"{name}.mlp.c_fc"), approximate="tanh")
             x = x + self._turned(wide, f"{name}.mlp.c_proj")
-        x, rows = self.norm(x, "model.transformer.ln_f"), memory.shape[1]
+        x, rows = self.normed(x, "model.transformer.ln_f"), memory.shape[1]
         return self.linear(x[:, rows:-rows], "model.lm_head"), x[:, -rows:]
 
 

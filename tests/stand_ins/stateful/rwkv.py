@@ -48,24 +48,24 @@ class Rwkv(Loaded):
     def forward(self, tokens: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One segment."""
         x = self.tensor("rwkv.embeddings.weight")[tokens]
-        x = self.norm(x, "rwkv.blocks.0.pre_ln")
+        x = self.normed(x, "rwkv.blocks.0.pre_ln")
         kept = []
         for layer in range(self.depth):
             name = f"rwkv.blocks.{layer}"
             ffn, att, above, below, most = (state[..., layer] for state in states)
-            normed = self.norm(x, f"{name}.ln1")
+            normed = self.normed(x, f"{name}.ln1")
             k, v, r = self._mixed(normed, att, f"{name}.attention", "key", "value", "receptance")
             keys, values = self.linear(k, f"{name}.attention.key"), self.linear(v, f"{name}.attention.value")
             gate = torch.sigmoid(self.linear(r, f"{name}.attention.receptance"))
             found, above, below, most = self._recur(f"{name}.attention", keys, values, above, below, most)
             x = x + self.linear(gate * found, f"{name}.attention.output")
-            att, normed = normed[:, -1], self.norm(x, f"{name}.ln2")
+            att, normed = normed[:, -1], self.normed(x, f"{name}.ln2")
             k, r = self._mixed(normed, ffn, f"{name}.feed_forward", "key", "receptance")
             wide = F.relu(self.linear(k, f"{name}.feed_forward.key")).square()
             gate = torch.sigmoid(self.linear(r, f"{name}.feed_forward.receptance"))
             x = x + gate * self.linear(wide, f"{name}.feed_forward.value")
             kept.append((normed[:, -1], att, above, below, most))
-        logits = F.linear(self.norm(x, "rwkv.ln_out"), self.tensor("head.weight"))
+        logits = F.linear(self.normed(x, "rwkv.ln_out"), self.tensor("head.weight"))
         return logits[:, -tokens.shape[1] :], *(torch.stack(parts, -1) for parts in zip(*kept, strict=True))
 
 

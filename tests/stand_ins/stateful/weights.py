@@ -49,7 +49,7 @@ class Loaded(nn.Module):
         bias = self.tensor(f"{name}.bias") if self.has(f"{name}.bias") else None
         return F.linear(x, self.tensor(f"{name}.weight"), bias)
 
-    def norm(self, x: Tensor, name: str, eps: float = 1e-5) -> Tensor:
+    def normed(self, x: Tensor, name: str, eps: float = 1e-5) -> Tensor:
         """The layer norm of that name; its scale is called weight or gamma."""
         scale, shift = ("gamma", "beta") if self.has(f"{name}.gamma") else ("weight", "bias")
         bias = self.tensor(f"{name}.{shift}") if self.has(f"{name}.{shift}") else None

@@ -27,9 +27,9 @@ class XlNet(Loaded):
             name = f"transformer.layer.{layer}"
             full = torch.cat((memory.transpose(0, 1), x), 1)
             kept.append(newest(full.transpose(0, 1), 0, self.most))
-            x = self.norm(x + self._attended(x, full, f"{name}.rel_attn"), f"{name}.rel_attn.layer_norm", 1e-12)
+            x = self.normed(x + self._attended(x, full, f"{name}.rel_attn"), f"{name}.rel_attn.layer_norm", 1e-12)
             wide = self.linear(F.gelu(self.linear(x, f"{name}.ff.layer_1")), f"{name}.ff.layer_2")
-            x = self.norm(x + wide, f"{name}.ff.layer_norm", 1e-12)
+            x = self.normed(x + wide, f"{name}.ff.layer_norm", 1e-12)
         return self.linear(x, "lm_loss"), *kept
 
     def _attended(self, x: Tensor, full: Tensor, name: str) -> Tensor:
