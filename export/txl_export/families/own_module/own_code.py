@@ -15,6 +15,7 @@ from txl_runtime.errors import TxlError, UsageError, one_line
 _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where Python's own modules and installed packages are."""
+_TORCH = Path(sysconfig.get_path("platlib")).resolve() / "torch"
 _NAMED_KEYS = 3
 """So many names of weights stand in a message."""
 
@@ -63,14 +64,18 @@ def failure(error: BaseException, doing: str) -> OwnCodeError:
 def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """The frames that are the user's: not Python's, not an installed package's where others are left, never ours."""
     found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
-    found = [frame for frame in found if not Path(frame.filename).resolve().is_relative_to(_OURS)]
-    return [frame for frame in found if is_users(frame.filename)] or found
+    own = [frame for frame in found if is_users(frame.filename)]
+    return own or [frame for frame in found if not _is_in(frame.filename, (_OURS, _TORCH))]
 
 
 def is_users(file: str) -> bool:
     """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
+    return not file.startswith("<") and not _is_in(file, (_OURS, *_PYTHONS))
+
+
+def _is_in(file: str, places: tuple[Path, ...]) -> bool:
     path = Path(file).resolve()
-    return not file.startswith("<") and not any(path.is_relative_to(place) for place in (_OURS, *_PYTHONS))
+    return any(path.is_relative_to(place) for place in places)
 
 
 def described(frame: traceback.FrameSummary) -> str:

@@ -1,0 +1,196 @@
+"""The user's own file: found, run, and told of in one line where it fails."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import pytest
+import torch
+from torch import nn
+from txl_export import read_weights
+from txl_export.families.own_module.loading import load_spec
+from txl_export.families.own_module.own_code import OwnCodeError
+from txl_runtime.errors import CheckpointError, UsageError
+
+GOOD = """
+import torch
+from torch import nn
+from txl_export import InputSpec, StateSpec, StepSpec, read_weights
+
+class Cell(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.cell = nn.GRUCell(3, width)
+
+    def forward(self, x, h):
+        h = self.cell(x, h)
+        return h * 1, h
+
+def build(weights):
+    module = Cell()
+    if weights is not None:
+        module.load_state_dict(read_weights(weights))
+    return StepSpec(module, [InputSpec("x", ("B", 3))], [StateSpec("h", ("B", 4))], ["y"])
+
+def plain():
+    return build(None)
+
+def many(weights, size, depth=2):
+    return build(weights)
+
+def wrong(weights):
+    return build(weights).module
+
+width = 4
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Writes a user's file under a name that no other test has."""
+    kept, path = dict(sys.modules), list(sys.path)
+
+    def write(text=GOOD, name="own_step_file.py"):
+        place = tmp_path / name
+        place.write_text(text)
+        return place
+
+    yield write
+    for name in set(sys.modules) - set(kept):
+        del sys.modules[name]
+    assert sys.path == path
+
+
+def refusal(target, weights=None, kind=UsageError):
+    with pytest.raises(kind) as caught:
+        load_spec(str(target), weights)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_the_function_is_called_with_the_path_of_the_weights(file, tmp_path):
+    path = file()
+    torch.manual_seed(7)
+    cell = nn.ModuleDict({"cell": nn.GRUCell(3, 4)})
+    torch.save(cell.state_dict(), tmp_path / "model.pt")
+    spec = load_spec(f"{path}:build", str(tmp_path / "model.pt"))
+    assert torch.equal(spec.module.cell.weight_hh, cell["cell"].weight_hh)
+
+
+def test_a_function_without_arguments_is_called_without_any(file):
+    path = file()
+    assert load_spec(f"{path}:plain", None).outputs == ["y"]
+    assert "plain takes no weights, and model.pt was given" in str(refusal(f"{path}:plain", "model.pt"))
+
+
+def test_the_file_keeps_its_name_and_its_source(file):
+    module = load_spec(f"{file()}:build", None).module
+    assert type(module).__module__ == "own_step_file"
+    assert "self.cell(x, h)" in inspect.getsource(type(module).forward)
+
+
+def test_a_file_named_as_another_module_leaves_that_alone(file):
+    import random
+
+    path = file(name="random.py")
+    assert load_spec(f"{path}:build", None)
+    assert sys.modules["random"] is random
+    assert "self.cell" in inspect.getsource(type(load_spec(f"{path}:build", None).module))
+
+
+def test_a_file_that_was_changed_is_read_again(file):
+    load_spec(f"{file()}:build", None)
+    changed = load_spec(f"{file(GOOD.replace('h * 1', 'h + 1'))}:build", None).module
+    assert "h + 1" in inspect.getsource(type(changed).forward)
+
+
+def test_modules_beside_the_file_can_be_imported(file):
+    file("SIZE = 3\n", "beside_the_file.py")
+    path = file("import beside_the_file\n" + GOOD)
+    assert load_spec(f"{path}:build", None)
+
+
+def test_a_path_may_have_colons(file, tmp_path):
+    (tmp_path / "a:b").mkdir()
+    path = file(name="a:b/own_step_file.py")
+    assert load_spec(f"{path}:build", None)
+
+
+def test_what_is_not_there_is_named(file, tmp_path):
+    path = file()
+    assert "none.py: no such file; expected FILE.py:FUNCTION" in str(refusal(f"{tmp_path}/none.py:build"))
+    assert "is a folder" in str(refusal(f"{tmp_path}:build"))
+    assert "names no function" in str(refusal(path))
+    assert "has no bild; its functions are build, plain, many, wrong;" in str(refusal(f"{path}:bild"))
+    assert "width of own_step_file.py is a int" in str(refusal(f"{path}:width"))
+    assert "needs the arguments (weights, size, depth=2), expected one" in str(refusal(f"{path}:many"))
+    assert "wrong returned a Cell, expected a txl_export.StepSpec" in str(refusal(f"{path}:wrong"))
+
+
+def test_an_exception_in_the_users_code_names_its_place_and_keeps_its_frames(file):
+    path = file(
+        GOOD.replace("module = Cell()", "module = Cell(width=helper())") + "\ndef helper():\n    return {}['w']\n"
+    )
+    error = refusal(f"{path}:build", kind=OwnCodeError)
+    assert "own_step_file.py:build failed: KeyError: 'w' (own_step_file.py:" in str(error)
+    assert "return {}['w'])" in str(error)
+    assert [line.split(" in ")[1] for line in error.frames.splitlines() if "File " in line] == ["build", "helper"]
+
+
+def test_an_exception_in_a_library_is_told_at_the_users_line(file):
+    error = refusal(f"{file(GOOD.replace('module = Cell()', 'module = Cell(-1)'))}:build", kind=OwnCodeError)
+    assert "self.cell = nn.GRUCell(3, width)" in str(error)
+    assert "torch" not in error.frames
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_package\n", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("def build(:\n", "SyntaxError"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero (own_step_file.py:1: 1 / 0)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_says_why_and_is_forgotten(file, text, told):
+    path = file(text)
+    error = str(refusal(f"{path}:build", kind=OwnCodeError))
+    assert "own_step_file.py cannot be imported" in error
+    assert told in error
+    assert "own_step_file.py:" in error
+    assert "own_step_file" not in sys.modules
+
+
+def test_weights_that_do_not_fit_are_named(file, tmp_path):
+    path, model = file(), tmp_path / "model.pt"
+    state = nn.ModuleDict({"cell": nn.GRUCell(3, 4)}).state_dict()
+    del state["cell.bias_hh"]
+    torch.save({**state, "cell.weight_ih": torch.zeros(12, 5), "head.weight": torch.zeros(1)}, model)
+    error = str(refusal(f"{path}:build", str(model), OwnCodeError))
+    assert "the weights do not fit: missing cell.bias_hh; unexpected head.weight; " in error
+    assert "cell.weight_ih is [12, 5], expected [12, 3]; give this module's own weights" in error
+
+
+def test_weights_are_read_without_running_them(file, tmp_path):
+    path = tmp_path / "whole.pt"
+    torch.manual_seed(8)
+    module = load_spec(f"{file()}:build", None).module
+    torch.save(module, path)
+    found = read_weights(path)
+    assert list(found) == list(module.state_dict())
+    assert all(torch.equal(found[name], tensor) for name, tensor in module.state_dict().items())
+    torch.save({"model": module.state_dict(), "step": 3}, path)
+    assert read_weights(str(path))["step"] == 3
+
+
+def test_what_holds_no_weights_is_refused(file, tmp_path):
+    path = tmp_path / "list.pt"
+    torch.save([1, 2], path)
+    with pytest.raises(CheckpointError, match="holds a list, expected a state dict"):
+        read_weights(path)
+    with pytest.raises(CheckpointError, match="no such file"):
+        read_weights(tmp_path / "none.pt")
+    with pytest.raises(UsageError, match="no weights were given"):
+        read_weights(None)
+    assert "no such file" in str(refusal(f"{file()}:build", str(tmp_path / "none.pt"), CheckpointError))

@@ -1,0 +1,311 @@
+"""What a module does is looked at before a graph is made of it; what no step does is refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from stand_ins import small_steps
+from torch import Tensor, nn
+from torch.nn import functional as F
+from txl_export.families.own_module.plan import make_plan
+from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
+from txl_runtime.errors import UsageError
+from txl_runtime.listener import Listener
+
+
+class Heard(Listener):
+    def __init__(self):
+        self.warnings = []
+
+    def warn(self, message):
+        self.warnings.append(message)
+
+
+def plan_of(spec, batch=2, lengths=()):
+    return make_plan(spec, batch, lengths, Heard())
+
+
+def spec_of(forward, **attributes):
+    """A step of x and h [B, 4] with one output, by what it computes."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, value in attributes.items():
+                if type(value) is Tensor:
+                    self.register_buffer(name, value)
+                else:
+                    setattr(self, name, value)
+
+    Own.forward = forward
+    return StepSpec(Own(), [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))], ["y"])
+
+
+def refusal(spec, batch=2, lengths=()):
+    with pytest.raises(UsageError) as caught:
+        plan_of(spec, batch, lengths)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_policy_is_independent_at_the_usual_lengths():
+    plan = plan_of(small_steps.policy(), 3)
+    assert (plan.segment_lengths, plan.streams, plan.reason, plan.warnings) == ((64, 1), "independent", "", ())
+    assert plan.outputs == (
+        OutputSpec("action", ("B", "L", 3), "feature"),
+        OutputSpec("value", ("B", "L", 1), "feature"),
+    )
+    assert [transition.length for transition in plan.transitions] == [64, 1]
+
+
+def test_a_cell_that_keeps_its_state_itself_takes_one_position():
+    spec = small_steps.cell()
+    training = spec.module.training
+    plan = plan_of(spec, 3)
+    assert (plan.segment_lengths, plan.streams) == ((1,), "independent")
+    assert plan.outputs == (OutputSpec("scores", ("B", 7), "logits"),)
+    assert spec.module.training is training
+
+
+def test_growth_and_absence_run_in_lockstep():
+    plan = plan_of(small_steps.window(), 2, (4,))
+    assert (plan.streams, plan.reason, len(plan.transitions)) == ("lockstep", "state rows grows", 3)
+    plan = plan_of(small_steps.absent(), 1)
+    assert (plan.streams, plan.reason, len(plan.transitions)) == ("lockstep", "state h is absent at first", 2)
+    assert plan.warnings == ("the sequences run all or none, and are reset together: state h is absent at first",)
+
+
+def test_a_length_among_the_usual_ones_that_the_module_cannot_take_is_left_out_with_the_reason():
+    def pairs(self, x, h):
+        return x.reshape(x.shape[0], x.shape[1] // 2, 2, 4).sum(2).repeat_interleave(2, 1) + h[:, None], h + x.sum(1)
+
+    spec = replace(spec_of(pairs), inputs=[InputSpec("x", ("B", "L", 4))])
+    plan = plan_of(spec)
+    assert plan.segment_lengths == (64,)
+    assert plan.warnings[0].startswith("no program takes segments of 1: the module failed with a segment of 1: ")
+    assert "the module failed with a segment of 7" in refusal(spec, lengths=(64, 7))
+
+
+def test_look_ahead_and_lengths_are_tried():
+    assert plan_of(small_steps.ahead(), 2).streams == "independent"
+    assert plan_of(small_steps.counted(), 2).outputs[0].shape == ("B", "L", 2)
+
+
+def test_samples_take_the_place_of_random_inputs():
+    seen = []
+
+    def forward(self, x, h):
+        seen.append(float(x.abs().min()))
+        return x + h, h + x
+
+    spec = spec_of(forward)
+    plan_of(replace(spec, samples={"x": np.full((5, 4), 8.0, np.float32)}), batch=1)
+    assert set(seen) == {8.0}
+    assert "have the shape (4,)" in refusal(replace(spec, samples={"x": np.ones(4)}))
+    assert "the samples are of z, expected x" in refusal(replace(spec, samples={"z": np.ones((5, 4))}))
+
+
+def test_dropout_left_on_is_refused_with_its_line():
+    def forward(self, x, h):
+        return F.dropout(x, 0.5) + h, h + x
+
+    told = refusal(spec_of(forward))
+    assert "two calls of the module with the same inputs and states differ in output y: random numbers" in told
+    assert "test_probing.py:" in told
+    assert "F.dropout(x, 0.5)" in told
+
+
+def test_dropout_layers_are_off():
+    def forward(self, x, h):
+        return self.dropout(x) + h, h + x
+
+    assert plan_of(spec_of(forward, dropout=nn.Dropout(0.5)))
+
+
+def test_what_changes_outside_the_module_is_noticed():
+    calls = []
+
+    def forward(self, x, h):
+        calls.append(1)
+        return x + len(calls) + h, h + x
+
+    assert "something outside it has changed" in refusal(spec_of(forward))
+
+
+def test_state_mutated_in_place_is_refused():
+    def forward(self, x, h):
+        h.mul_(0.5).add_(x)
+        return h * 2, h
+
+    assert "state h is changed in place by the module; clone it first" in refusal(spec_of(forward))
+
+
+def test_inputs_mutated_in_place_are_refused():
+    def forward(self, x, h):
+        return x.add_(h) * 2, h + 1
+
+    assert "input x is changed in place by the module; clone it first" in refusal(spec_of(forward))
+
+
+@pytest.mark.parametrize("view", [lambda h, new: new, lambda h, new: new[:, :2], lambda h, new: h.T.T])
+def test_outputs_that_share_memory_with_a_state_are_refused(view):
+    def forward(self, x, h):
+        new = h + x
+        return view(h, new), new
+
+    assert "output y shares its memory with state h" in refusal(spec_of(forward))
+
+
+def test_undeclared_state_is_named_wherever_it_is_kept():
+    def buffer(self, x, h):
+        self.kept = self.kept + x
+        return self.kept + h, h + x
+
+    def copied(self, x, h):
+        self.kept.add_(x)
+        return self.kept + h, h + x
+
+    def listed(self, x, h):
+        self.past[-1]["rows"] = x * 2
+        return x + h, h + x
+
+    def number(self, x, h):
+        self.calls += 1
+        return x + h, h + x
+
+    for forward, attributes, path in (
+        (buffer, {"kept": torch.zeros(2, 4)}, "kept"),
+        (copied, {"kept": torch.zeros(2, 4)}, "kept"),
+        (listed, {"past": [{"rows": None}]}, "past.0.rows"),
+        (number, {"calls": 0}, "calls"),
+    ):
+        told = refusal(spec_of(forward, **attributes))
+        assert f"a call changes {path} of the module, which no state declares" in told
+        assert f"attribute='{path}'" in told
+
+
+def test_a_cache_that_depends_on_sizes_alone_is_no_state():
+    def forward(self, x, h):
+        if x.shape[1] not in self.tables:
+            self.tables[x.shape[1]] = torch.arange(x.shape[1]).float()
+        return x + h + self.tables[x.shape[1]][None, :, None], h + x.mean(1, keepdim=True)
+
+    spec = replace(spec_of(forward, tables={}), inputs=[InputSpec("x", ("B", "L", 4))])
+    spec = replace(spec, states=[StateSpec("h", ("B", 1, 4))])
+    assert plan_of(spec).streams == "independent"
+    assert spec.module.tables == {}
+
+
+def test_a_state_that_changes_nothing_is_told():
+    spec = replace(small_steps.ahead(), step=lambda module, given, states: _without_bank(module, given, states))
+    plan = plan_of(spec)
+    assert plan.warnings == ("state bank changes no output of the segments that were tried; look whether it is needed",)
+
+
+def _without_bank(module, given, states):
+    new, bank, seen = module(given["frames"], torch.zeros_like(states["bank"]), states["seen"])
+    return {"features": new + seen[:, None, None]}, {"bank": bank, "seen": seen}
+
+
+def test_sequences_that_look_at_one_another_run_in_lockstep():
+    def forward(self, x, h):
+        return x + h.mean(0), h + x
+
+    plan = plan_of(spec_of(forward), 3)
+    assert (plan.streams, plan.reason) == (
+        "lockstep",
+        "output y of a sequence changes with other values in its neighbours",
+    )
+    assert plan_of(spec_of(forward), 1).streams == "independent"
+
+
+def test_nan_in_a_neighbour_shows_what_other_values_do_not():
+    def forward(self, x, h):
+        return x + h + 0 * h[-1:].sum(), h + x
+
+    assert plan_of(spec_of(forward), 3).reason == "output y of a sequence changes with NaN in its neighbours"
+
+
+def test_a_place_in_the_batch_that_matters_runs_in_lockstep():
+    def forward(self, x, h):
+        return x + h + torch.arange(x.shape[0])[:, None], h + x
+
+    assert plan_of(spec_of(forward), 3).reason == "output y of a sequence changes with its place in the batch"
+
+
+def test_a_shared_state_runs_in_lockstep():
+    def forward(self, x, h):
+        return x + h, h + x.detach()[:1].reshape(4) * 0 + 1
+
+    spec = replace(spec_of(forward), states=[StateSpec("h", (4,))])
+    assert plan_of(spec, 2).reason == "state h has no batch axis"
+
+
+WRONG = [
+    ({"inputs": []}, "there are no inputs"),
+    ({"outputs": []}, "there are no outputs"),
+    ({"outputs": "y"}, "outputs is a str, expected a list of OutputSpec or str"),
+    ({"outputs": ["y", "y"]}, "y is the name of two"),
+    ({"outputs": ["x"]}, "x is the name of two"),
+    ({"outputs": ["my output"]}, "has a name that is none"),
+    ({"outputs": ["state.y"]}, "has a name that bundles use themselves"),
+    ({"inputs": [InputSpec("valid", ("B",))]}, "lengths=True says that the module takes it"),
+    ({"inputs": [InputSpec("x", ("B", "B"))]}, '"B" twice'),
+    ({"inputs": [InputSpec("x", ("B", 0))]}, "has the size 0, expected whole numbers from 1"),
+    ({"inputs": [InputSpec("x", ("B", "T"))]}, "has the size 'T'"),
+    ({"inputs": [InputSpec("x", "B")]}, "has the shape 'B', expected a tuple"),
+    ({"inputs": [InputSpec("x", ("B", 4), dtype="float64")]}, "has the dtype 'float64', expected float32"),
+    ({"inputs": [InputSpec("x", ("B", 4), tokens=0)]}, "has tokens=0"),
+    ({"inputs": [InputSpec("x", ("B", 4), lookahead=2)]}, 'lookahead=2, expected 0, or more with "L"'),
+    ({"states": [StateSpec("h", ("B", "L"))]}, "has the size 'L', expected whole numbers from 1 and \"B\""),
+    ({"states": [StateSpec("h", ("B", 4), dtype="float16")]}, "has the dtype 'float16'"),
+    ({"states": [StateSpec("h", ("B", 4), grows=0)]}, "grows along 0, expected an axis"),
+    ({"states": [StateSpec("h", ("B", 4), grows=2)]}, "grows along 2"),
+    ({"states": [StateSpec("h", ("B", 4), initial="start")]}, "starts as 'start', expected the name of a parameter"),
+    ({"states": [StateSpec("h", ("B", 4), initial=torch.zeros(3))]}, "starts as a tensor of 3, expected one that"),
+    ({"states": [StateSpec("h", ("B", 4), initial=[1])]}, "starts as a list"),
+    ({"states": [StateSpec("h", ("B", 4), attribute="cell.h")]}, "cell.h leads nowhere: there is no cell"),
+    ({"states": [StateSpec("h", ("B", 4), attribute="weight")]}, "is the parameter weight, expected a buffer"),
+    ({"states": [StateSpec("h", ("B", 4), attribute="training")]}, "kept in training, a bool"),
+    ({"outputs": [OutputSpec("y", role="")]}, "has the role ''"),
+    ({"outputs": [OutputSpec("y", role="logits"), OutputSpec("z", role="logprobs")]}, "expected one output at most"),
+    ({"outputs": [OutputSpec("y", ("B", "L"))]}, 'has "L" in its shape, but no input has'),
+    ({"module": None}, "module is a NoneType, expected a torch.nn.Module"),
+    ({"vocabulary": "nowhere.txt"}, "the vocabulary nowhere.txt is no file"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_cannot_be_meant_is_refused_before_the_module_runs(change, message):
+    def never(self, x, h):
+        raise AssertionError
+
+    spec = spec_of(never, weight=nn.Parameter(torch.zeros(4)))
+    assert message in refusal(replace(spec, **change))
+
+
+def test_a_batch_and_lengths_that_no_shape_has_are_refused():
+    spec = small_steps.cell()
+    assert 'no input has "L" in its shape' in refusal(spec, lengths=(8,))
+    assert "batch_size is 0" in refusal(spec, 0)
+    spec = replace(spec, inputs=[InputSpec("x", (1, 4))])
+    assert 'no input has "B" in its shape' in refusal(spec, 2)
+
+
+def test_outputs_say_where_the_batch_stands_if_it_is_not_first():
+    def forward(self, x, h):
+        return (x + h).T, h + x
+
+    assert "output y is 4 × 2 for B = 2, expected the batch first" in refusal(spec_of(forward))
+    assert plan_of(replace(spec_of(forward), outputs=[OutputSpec("y", (4, "B"))])).streams == "independent"
+
+
+def test_logits_have_the_vocabulary_last():
+    def forward(self, x, h):
+        return (x + h)[:, 0].clone(), h + x
+
+    spec = replace(spec_of(forward), outputs=[OutputSpec("y", role="logits")])
+    assert "output y has the role logits and is torch.float32 ('B',)" in refusal(spec)

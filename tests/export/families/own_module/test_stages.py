@@ -1,0 +1,55 @@
+"""Which shapes states take on the way from the start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from stand_ins import small_steps
+from txl_export.families.own_module.own_code import OwnCodeError
+from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.spec import InputSpec
+from txl_export.families.own_module.stages import reached
+from txl_runtime.errors import UsageError
+
+
+def summary(spec, lengths, batch=2):
+    return [
+        (one.stage.number, one.length, one.after.number, one.after.shapes)
+        for one in reached(Eager(spec), batch, lengths)
+    ]
+
+
+def test_a_state_that_keeps_its_shape_has_one_stage():
+    shapes = {"h": (2, 3, 8), "c": (2, 3, 8)}
+    assert summary(small_steps.policy(), (4, 1), 3) == [(0, 4, 0, shapes), (0, 1, 0, shapes)]
+
+
+def test_a_growing_state_has_a_stage_for_every_number_of_rows_that_is_reached():
+    found = summary(small_steps.window(), (4,))
+    rows = [(stage, after, shapes["rows"][0]) for stage, _, after, shapes in found]
+    assert rows == [(0, 1, 4), (1, 2, 6), (2, 2, 6)]
+
+
+def test_segments_of_several_lengths_reach_more():
+    found = summary(small_steps.window(), (4, 3))
+    stages = {number: shapes["rows"][0] for _, _, number, shapes in found}
+    assert sorted(stages.values()) == [3, 4, 6]
+    assert len(found) == 2 * 4
+
+
+def test_a_state_that_is_absent_at_first_exists_from_the_second_step_on():
+    first, second = reached(Eager(small_steps.absent()), 2, (1,))
+    assert (first.stage.shapes, first.after.shapes) == ({"h": None}, {"h": (2, 4)})
+    assert second.stage == second.after == first.after
+
+
+def test_more_graphs_than_anyone_wants_are_refused():
+    with pytest.raises(UsageError, match=r"rows had 66 different sizes after 65 segments of 1, expected at most 64"):
+        reached(Eager(small_steps.window(100)), 1, (1,))
+
+
+def test_a_length_that_the_module_cannot_take_is_named_with_the_line():
+    spec = replace(small_steps.ahead(), inputs=[InputSpec("frames", ("B", "L", 3))])
+    with pytest.raises(OwnCodeError, match=r"with a segment of 1: .*small_steps\.py:\d+: new = self\.mix"):
+        reached(Eager(spec), 1, (3, 1))
