@@ -7,7 +7,7 @@ An option is added here, as a field of `ExportOptions`: `txl_export.export` take
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,6 +21,7 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
 MemoryStart = Literal["empty", "zeros"]
 ClusterOrder = Literal["ascending", "reversed"]
+Growth = Literal["auto", "symbolic", "stages"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,13 @@ class ExportOptions:
         ClusterOrder | None, Flag("How the file orders the softmax's clusters. (default as the family's)")
     ] = None
     embedding_scale: Annotated[float | None, Flag("Factor on the embedding. (default as the family's)")] = None
+    weights: Annotated[str | Path | None, Flag("Of a model of your own: what its function is given.", _File)] = None
+    inputs: Annotated[
+        str | Path | None, Flag("Of a model of your own: real inputs to verify on, an .npz file by input name.", _File)
+    ] = None
+    growth: Annotated[
+        Growth, Flag("Of a model of your own whose state grows: one graph of open sizes, or one per size reached.")
+    ] = "auto"
     listener: Listener | None = None
     """Hears of stages, progress and warnings."""
 
@@ -99,8 +107,24 @@ class ExportOptions:
             raise UsageError(
                 f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}; check --precision"
             )
+        if self.growth not in get_args(Growth):
+            raise UsageError(
+                f"growth is {self.growth!r}, expected one of {', '.join(get_args(Growth))}; check --growth"
+            )
         if isinstance(self.segment_length, str):
             raise UsageError(f"segment_length is {self.segment_length!r}, expected whole numbers")
+
+    def refuse(self, names: Sequence[str], purpose: str) -> None:
+        """Refuse options that were given and mean nothing for what is exported; `purpose` says what they are for.
+
+        Raises:
+            UsageError: one of them was given.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in names and value is not field.default and value != field.default:
+                flag = flags_of_export()[field.name].names.partition("/")[0]
+                raise UsageError(f"{flag} is for {purpose}; leave it out")
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:

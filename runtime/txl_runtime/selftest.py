@@ -47,6 +47,11 @@ class SelftestResult:
     limit_memory: float
 
     @property
+    def reached(self) -> tuple[float, float]:
+        """The two largest differences, as vectors of lower precisions keep them."""
+        return self.max_logprobs, self.max_memory
+
+    @property
     def passed(self) -> bool:
         """Whether every difference is within the ladder's limits."""
         return self.max_logprobs <= self.limit_logprobs and self.max_memory <= self.limit_memory

@@ -11,7 +11,8 @@ import pytest
 from support import cli
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.parity.bisecting import bisect_against_reference, bisect_engine, compare
-from txl_export.verifying import bisect, weights_of_bundle
+from txl_export.families.transformer_xl.family import weights_of_bundle
+from txl_export.verifying import bisect
 from txl_runtime import BackendError
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle

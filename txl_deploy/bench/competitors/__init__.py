@@ -23,7 +23,7 @@ import torch
 import txl_runtime
 from txl_export.exporting import export
 from txl_export.families.transformer_xl.weights import Weights
-from txl_export.verifying import weights_of_bundle
+from txl_export.families.transformer_xl.family import weights_of_bundle
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model

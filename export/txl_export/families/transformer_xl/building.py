@@ -100,8 +100,8 @@ class Builder:
             check_graph(folder / file, program, opset)
         return list(programs), parts if self.precision in QUANTISED else {}
 
-    def manifest(self, programs: Sequence[Program], vocabulary: str | None) -> Manifest:
-        """The manifest, but for files and provenance."""
+    def manifest(self, programs: Sequence[Program]) -> Manifest:
+        """The manifest, but for files, vocabulary and provenance."""
         model, rows = TransformerXL(config=self.config, dialect=self.dialect, memory=self.memory), self.sizes
         return Manifest(
             format=FORMAT,
@@ -120,7 +120,6 @@ class Builder:
             family=model.block(),
             weights=WEIGHTS,
             files={},
-            vocabulary=vocabulary,
             parameters=parameter_count(self.weights),
         )
 

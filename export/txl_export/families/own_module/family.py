@@ -1,0 +1,194 @@
+"""A model of the user's own as a family: from its specification to a bundle, and a bundle against the module itself.
+
+The functions are those of `families.registry.Family`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.reading import WEIGHTS
+from txl_runtime.bundle.tables import Precision
+from txl_runtime.bundle.vocabulary import decode_vocabulary
+from txl_runtime.errors import UsageError
+from txl_runtime.listener import Listener
+from txl_runtime.model import load
+
+from txl_export.checkpoints.vocabularies import read_vocabulary_file
+from txl_export.families.own_module.building import write_step
+from txl_export.families.own_module.loading import load_spec
+from txl_export.families.own_module.plan import Plan, make_plan
+from txl_export.families.own_module.spec import StepSpec
+from txl_export.families.registry import VerifyRequest
+from txl_export.graphs.emulation import EMULATED, runnable
+from txl_export.graphs.quantising import QUANTISED
+from txl_export.options import ExportOptions
+from txl_export.parity.report import Parity
+from txl_export.token_files import read_tokens
+
+FOR_CHECKPOINTS = (
+    *("family", "config", "memory_length", "clamp_length", "same_length", "memory", "keep", "aliases"),
+    *("initial_memory", "cluster_order", "embedding_scale"),
+)
+"""Options that mean nothing for a model of the user's own."""
+
+
+def takes(source: object) -> bool:
+    """See `Family`: a specification, or FILE.py:FUNCTION, unless there is a file of that name."""
+    if isinstance(source, str | Path) and not Path(source).exists():
+        file, _, function = str(source).rpartition(":")
+        return bool(function) and (file.endswith(".py") or Path(file).is_file())
+    return isinstance(source, StepSpec)
+
+
+@dataclass
+class PreparedStep:
+    """See `Prepared`."""
+
+    plan: Plan
+    precision: Precision
+    growth: str
+    name: str
+    vocabulary: bytes | None
+    provenance: Mapping[str, Any]
+
+    def write(self, folder: Path, heard: Listener) -> Manifest:
+        """See `Prepared`."""
+        plan = self.plan
+        written = write_step(folder, plan, self.precision, self.growth, heard)
+        whole = plan.spec.lengths or 1 in plan.segment_lengths
+        return Manifest(
+            format=FORMAT,
+            format_version=FORMAT_VERSION,
+            model_id=written.model_id,
+            batch_size=plan.batch_size,
+            precision=self.precision,
+            inputs=written.inputs,
+            outputs=written.outputs,
+            states=written.states,
+            programs=written.programs,
+            streams=plan.streams,
+            lengths="valid" if plan.spec.lengths else "exact",
+            commits="rows" if whole else "segment",
+            family={
+                "name": "own_module",
+                "module": self.name,
+                "lockstep": plan.reason,
+                "growth": "" if written.growth == "none" else written.growth,
+                "route": ", ".join(sorted({str(route) for route in written.routes.values()})),
+            },
+            weights=WEIGHTS,
+            files={},
+            parameters=written.parameters,
+        )
+
+    def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
+        """See `Prepared`."""
+        from txl_export.families.own_module.verifying import step_vectors
+
+        return step_vectors(self.plan, manifest)
+
+    def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
+        """See `Prepared`."""
+        from txl_export.families.own_module.verifying import verify_step
+
+        emulated = manifest.precision == EMULATED
+        with runnable(folder, manifest, "cpu") as runs:
+            opener, stand_in = partial(load, runs, "cpu"), EMULATED if emulated else None
+            return verify_step(opener, self.plan, "the module itself", None, heard, stand_in)
+
+
+def prepare(source: StepSpec | str | Path, options: ExportOptions, heard: Listener) -> PreparedStep:
+    """See `Family`."""
+    options.refuse(FOR_CHECKPOINTS, "a Transformer-XL's checkpoint, and this is a model of your own")
+    if options.precision in QUANTISED:
+        raise UsageError(
+            f"precision is {options.precision}, which is for a Transformer-XL's matrices, expected fp32, fp16 or bf16 "
+            "for a model of your own; check --precision"
+        )
+    spec, name = _read(source, options.weights, heard)
+    if options.vocabulary is not None:
+        spec = replace(spec, vocabulary=options.vocabulary)
+    vocabulary = None if spec.vocabulary is None else read_vocabulary_file(Path(spec.vocabulary))
+    if options.inputs is not None:
+        spec = replace(spec, samples=_samples(Path(options.inputs)))
+    spec = _with_text(spec, vocabulary, options.text, options.tokens)
+    plan = make_plan(spec, options.batch_size, options.segment_lengths, heard)
+    provenance = {"source": {"name": name, "weights": None if options.weights is None else Path(options.weights).name}}
+    return PreparedStep(plan, cast(Precision, options.precision), options.growth, name, vocabulary, provenance)
+
+
+def verify(request: VerifyRequest, heard: Listener) -> Parity:
+    """See `Family`: with the module it is compared with the module; without, its stored vectors are replayed."""
+    bundle, manifest, backend = request.bundle, request.bundle.manifest, request.backend
+    if request.checkpoint is not None:
+        raise UsageError(
+            f"{bundle.path}: is the bundle of a model of your own, --checkpoint is for a Transformer-XL's; "
+            "give --module FILE.py:FUNCTION and --weights"
+        )
+    from txl_export.families.own_module.verifying import replay_vectors, verify_step
+
+    emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
+    backend = "cpu" if emulated else backend
+    with runnable(bundle.path, manifest, backend) as folder:
+        opener = partial(load, folder, backend, request.threads)
+        if request.module is None:
+            if request.weights is not None:
+                raise UsageError("--weights is given without --module; give --module FILE.py:FUNCTION too")
+            heard.warn("the bundle's own vectors are replayed; --module FILE.py:FUNCTION compares it with the module")
+            return replay_vectors(opener, heard)
+        spec, _ = _read(request.module, request.weights, heard)
+        words = None if spec.vocabulary is None else read_vocabulary_file(Path(spec.vocabulary))
+        spec = _with_text(spec, words, request.text, request.tokens)
+        plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, heard)
+        stand_in = EMULATED if emulated else None
+        return verify_step(opener, plan, "the module itself", request.segments, heard, stand_in)
+
+
+def _read(source: StepSpec | str | Path, weights: str | Path | None, heard: Listener) -> tuple[StepSpec, str]:
+    """The specification, and how to call the model."""
+    if isinstance(source, StepSpec):
+        if weights is not None:
+            raise UsageError("weights are given beside a StepSpec, whose module has its own; leave them out")
+        return source, type(source.module).__name__
+    file, _, function = str(source).rpartition(":")
+    heard.warn(f"{file} is run on this machine; of it, only graphs and weights enter the bundle")
+    return load_spec(str(source), None if weights is None else str(weights)), f"{Path(file).name}:{function}"
+
+
+def _samples(path: Path) -> dict[str, NDArray[Any]]:
+    """Arrays by name of an .npz file.
+
+    Raises:
+        UsageError: it is no such file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
+        said = " ".join(str(error).split())
+        raise UsageError(f"{path}: {said}; expected arrays by input name, as numpy.savez writes them") from None
+
+
+def _with_text(spec: StepSpec, vocabulary: bytes | None, text: str | Path | None, tokens: Any) -> StepSpec:
+    """The specification with real text as the samples of its tokens."""
+    if text is None and tokens is None:
+        return spec
+    read = [entry for entry in spec.inputs if entry.tokens is not None]
+    if len(read) != 1:
+        raise UsageError("--text and --tokens are for a model with one input of token ids; give --inputs FILE.npz")
+    entry = read[0]
+    assert entry.tokens is not None
+    words = None if vocabulary is None else decode_vocabulary(vocabulary, entry.tokens, str(spec.vocabulary))
+    ids = read_tokens(text, tokens, words, entry.tokens)
+    assert ids is not None
+    shape = [1 if size == "B" else len(ids) if size == "L" else 1 for size in entry.shape]
+    shaped = ids.reshape(shape) if "L" in entry.shape else ids
+    return replace(spec, samples={**(spec.samples or {}), entry.name: shaped})

@@ -1,0 +1,25 @@
+"""What `inspect` says of a Transformer-XL beside what the tables of its bundle say."""
+
+from __future__ import annotations
+
+from txl_runtime.bundle.manifest import Manifest
+
+POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "absolute learned")
+
+
+def facts(manifest: Manifest) -> dict[str, str]:
+    """See `families.registry.Facts`."""
+    model = manifest.transformer_xl
+    config, dialect = model.config, model.dialect
+    norm = "pre" if config.pre_lnorm else "post"
+    window = "none" if dialect.window is None else f"{dialect.window} keys"
+    if dialect.segment_window:
+        window = "as many keys as the segment has tokens, all for a single one"
+    adaptive = f", clusters cut at {list(config.cutoffs)}, div_val {config.div_val}" if config.cutoffs else ""
+    clamp = "none" if dialect.clamp_length is None else dialect.clamp_length
+    return {
+        "architecture": f"{config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads of {config.d_head}, "
+        f"d_inner {config.d_inner}, {config.vocab_size} tokens{adaptive}",
+        "positions": f"{POSITIONS[config.attn_type]}, {norm}-norm, window {window}, clamp {clamp}",
+        "dialect": f"{dialect.family}, {model.memory} memory starts {dialect.memory_start}",
+    }

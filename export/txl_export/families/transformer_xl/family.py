@@ -1,0 +1,189 @@
+"""The Transformer-XL as a family: from a checkpoint of any code base to a bundle, and a bundle against its checkpoint.
+
+The functions are those of `families.registry.Family`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Precision
+from txl_runtime.bundle.vocabulary import decode_vocabulary
+from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.listener import Listener
+from txl_runtime.types import Ids
+
+from txl_export.checkpoints import read_checkpoint, read_config
+from txl_export.checkpoints.overrides import ask_overrides, recorded_overrides
+from txl_export.checkpoints.vocabularies import read_vocabulary_file
+from txl_export.families.registry import VerifyRequest
+from txl_export.families.transformer_xl.building import Builder, reference_for
+from txl_export.families.transformer_xl.folding import HALF, fold, unfold
+from txl_export.families.transformer_xl.settings import memory_form, resolve
+from txl_export.families.transformer_xl.weights import Weights, check_weights, model_id
+from txl_export.graphs.emulation import EMULATED, runnable
+from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
+from txl_export.options import ExportOptions
+from txl_export.parity.report import Parity
+from txl_export.parity.vectors import selftest_vectors
+from txl_export.parity.verification import openers, verify_models
+from txl_export.token_files import read_tokens
+
+Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
+FOR_OWN_MODULES = ("weights", "inputs", "growth")
+"""Options that mean nothing for a checkpoint."""
+
+
+def takes(source: object) -> bool:
+    """See `Family`: a path, or a state dict."""
+    return isinstance(source, str | PathLike | Mapping)
+
+
+@dataclass
+class PreparedModel:
+    """See `Prepared`."""
+
+    builder: Builder
+    text: Ids | None
+    vocabulary: bytes | None
+    provenance: Mapping[str, Any]
+    quantised: Weights
+
+    def write(self, folder: Path, heard: Listener) -> Manifest:
+        """See `Prepared`."""
+        programs, self.quantised = self.builder.write(folder, heard)
+        return self.builder.manifest(programs)
+
+    def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
+        """See `Prepared`."""
+        return selftest_vectors(manifest, self.builder.reference())
+
+    def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
+        """See `Prepared`."""
+        precision = manifest.precision
+        if precision in HALF:
+            heard.warn(f"{precision} on the CPU is indicative: verify again on the device that the bundle is for")
+        with runnable(folder, manifest, "cpu") as runs:
+            ways, stand_in = openers(runs, manifest, "cpu"), precision if precision == EMULATED else None
+            reference = self.builder.reference()
+            parity = verify_models(ways, reference, "the checkpoint", self.text, None, heard, stand_in_for=stand_in)
+        if self.quantised:
+            sensitivity, gain = self.builder.quantisation(self.quantised, self.text, heard)
+            parity = replace(parity, sensitivity=sensitivity).with_gain(gain)
+        return parity
+
+
+def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> PreparedModel:
+    """See `Family`."""
+    options.refuse(FOR_OWN_MODULES, "a model of your own, FILE.py:FUNCTION, and this is a checkpoint")
+    config = read_config(Path(options.config)) if isinstance(options.config, str | Path) else options.config
+    overrides = ask_overrides(options.initial_memory, options.cluster_order, options.embedding_scale)
+
+    heard.stage("read the checkpoint")
+    imported, found = read_checkpoint(
+        source if isinstance(source, Mapping) else Path(source), options.family, config, options.aliases, overrides
+    )
+    if options.vocabulary is not None:
+        imported = replace(imported, vocabulary=read_vocabulary_file(Path(options.vocabulary)))
+    weights = check_weights(imported.config, imported.weights, found.name)
+    dialect, sizes, lines = resolve(imported, options)
+    for line in (*imported.notes, *lines):
+        heard.warn(line)
+    if min(sizes.segment_lengths) > 1:
+        heard.warn("no segment length of 1: generating will run a whole segment for every token")
+    words = None
+    if imported.vocabulary:
+        words = decode_vocabulary(
+            imported.vocabulary, imported.config.vocab_size, str(options.vocabulary or found.name)
+        )
+    text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
+    form = memory_form(imported.config, sizes, options, heard)
+    precision = cast(Precision, options.precision)
+    builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
+    provenance = {
+        "source": msgspec.to_builtins(found),
+        "config": dict(config) if config is not None else None,
+        "aliases": dict(options.aliases) if options.aliases else None,
+    }
+    return PreparedModel(builder, text, imported.vocabulary, provenance, {})
+
+
+def verify(request: VerifyRequest, heard: Listener) -> Parity:
+    """See `Family`."""
+    opened, backend = request.bundle, request.backend
+    manifest = opened.manifest
+    if request.module is not None or request.weights is not None:
+        raise UsageError(
+            f"{opened.path}: is a Transformer-XL's bundle, --module and --weights are for models of your own; "
+            "give --checkpoint"
+        )
+    model = manifest.transformer_xl
+    ids = read_tokens(request.text, request.tokens, opened.vocabulary(), manifest.vocab_size)
+    if request.checkpoint is None:
+        heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
+        weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
+    else:
+        weights, source = weights_of_checkpoint(request.checkpoint, manifest), "the checkpoint"
+    reference = reference_for(model.config, model.dialect, manifest.memory_length, weights)
+    emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
+    if emulated:
+        backend = "cpu"
+        heard.warn("bf16 on the CPU is indicative: a float32 copy that rounds to bf16; --backend rtx runs the real one")
+    with runnable(opened.path, manifest, backend) as folder:
+        runs = openers(folder, manifest, backend, request.threads)
+        stand_in = manifest.precision if emulated else None
+        parity = verify_models(runs, reference, source, ids, request.segments, heard, stand_in_for=stand_in)
+    if request.checkpoint is not None and manifest.precision in QUANTISED:
+        stored = load_file(opened.file(manifest.weights))
+        parity = parity.with_gain(gain_error(fold(model.config, weights), stored))
+    return parity
+
+
+def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
+    """The canonical weights that a bundle's weight file stands for, to one rounding of what was folded into them."""
+    own = (".table.", "initial.")
+    stored = ((name, tensor) for name, tensor in load_file(path).items() if not any(part in name for part in own))
+    folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in stored}
+    return check_weights(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
+
+
+def weights_of_checkpoint(checkpoint: Path, manifest: Manifest) -> Weights:
+    """The checkpoint's parameters, which must be the very ones the bundle was made from.
+
+    Raises:
+        CheckError: it holds another model.
+    """
+    values, aliases = (manifest.provenance.get(name) for name in ("config", "aliases"))
+    recorded = manifest.transformer_xl.dialect
+    imported, source = read_checkpoint(
+        checkpoint,
+        recorded.family,
+        values if isinstance(values, dict) else None,
+        aliases if isinstance(aliases, dict) else None,
+        recorded_overrides(manifest.provenance),
+    )
+    asked = ExportOptions(
+        segment_length=manifest.segment_lengths,
+        memory_length=manifest.memory_length,
+        clamp_length=recorded.clamp_length or 0,
+        same_length=recorded.window is not None or recorded.segment_window,
+        batch_size=manifest.batch_size,
+    )
+    dialect, sizes, _ = resolve(imported, asked)
+    weights = check_weights(imported.config, imported.weights, source.name)
+    found = model_id(imported.config, dialect, sizes.memory_length, weights)
+    if found != manifest.model_id:
+        raise CheckError(
+            f"{checkpoint}: is model {found[:12]}, the bundle was made from {manifest.model_id[:12]}; "
+            "verify against the checkpoint it came from, or export this one"
+        )
+    return weights
