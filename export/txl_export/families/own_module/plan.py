@@ -16,7 +16,7 @@ from txl_export.families.own_module.probing import Tries, check_pure, dependence
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import fresh_states, has_length, in_bundle, output_specs, shown
 from txl_export.families.own_module.spec import OutputSpec, StepSpec
-from txl_export.families.own_module.stages import Transition, reached
+from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 
 DEFAULT_LENGTHS = (64, 1)
 
@@ -50,6 +50,11 @@ class Plan:
         """The outputs, all with a shape and a role."""
         return output_specs(self.spec)
 
+    @property
+    def too_many(self) -> str:
+        """Why not every transition can have a graph of its own; "" where it can."""
+        return too_many(self.transitions, MOST_GRAPHS) if len(self.transitions) > MOST_GRAPHS else ""
+
 
 def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], heard: Listener) -> Plan:
     """Run the module in every way that a bundle will, and refuse what no bundle can hold.
@@ -76,7 +81,7 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
     eager = Eager(spec)
     if asked:
         lengths = tuple(sorted(set(asked), reverse=True))
-        transitions = reached(eager, batch_size, lengths)
+        transitions = reached(eager, batch_size, lengths, MOST_TRANSITIONS if _may_be_open(spec) else MOST_GRAPHS)
     else:
         lengths, transitions, dropped = _taken(eager, batch_size)
         warnings += dropped
@@ -94,6 +99,12 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
         heard.warn(warning)
     streams: Literal["independent", "lockstep"] = "lockstep" if reason else "independent"
     return Plan(spec, batch_size, lengths, dtypes, transitions, streams, reason, tuple(warnings))
+
+
+def _may_be_open(spec: StepSpec) -> bool:
+    """Whether one graph may take any number of rows."""
+    entries = spec.states
+    return any(entry.grows is not None for entry in entries) and all(entry.initial is not None for entry in entries)
 
 
 def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transition, ...], list[str]]:

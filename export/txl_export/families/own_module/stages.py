@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,9 @@ from txl_export.families.own_module.sizes import States, fresh_states, random_in
 StateShapes = dict[str, tuple[int, ...] | None]
 """Sizes by name; None where a state is absent."""
 
-MOST_TRANSITIONS = 64
-"""As many programs a bundle of a growing state has at most."""
+MOST_GRAPHS, MOST_TRANSITIONS = 64, 256
+"""So many graphs a bundle has at most where each set of shapes has its own, and so many sets of shapes and lengths are
+looked at where one graph may take them all."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,16 @@ def shapes_of(states: Mapping[str, Tensor | None]) -> StateShapes:
     return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in states.items()}
 
 
-def reached(eager: Eager, batch_size: int, segment_lengths: tuple[int, ...]) -> tuple[Transition, ...]:
+def reached(
+    eager: Eager, batch_size: int, segment_lengths: tuple[int, ...], most: int = MOST_GRAPHS
+) -> tuple[Transition, ...]:
     """Every transition that segments of these lengths can reach from the start, in the order they are found.
+
+    Args:
+        eager: the module.
+        batch_size: B.
+        segment_lengths: every L.
+        most: how many transitions there may be.
 
     Raises:
         UsageError: there are too many, or a state takes a shape that was not declared.
@@ -69,11 +78,18 @@ def reached(eager: Eager, batch_size: int, segment_lengths: tuple[int, ...]) -> 
                 known = Stage(len(stages), shapes)
                 stages.append((known, after))
             found.append(Transition(stage, length, known))
-            if len(found) > MOST_TRANSITIONS:
-                growing = [name for name, sizes in shapes.items() if sizes != stages[0][0].shapes[name]]
-                raise UsageError(
-                    f"{', '.join(growing)} had {len(stages)} different sizes after {len(found)} segments of "
-                    f"{' and '.join(map(str, segment_lengths))}, expected at most {MOST_TRANSITIONS} graphs; give a "
-                    "larger --segment-length alone, or keep all rows from the start and count them in a state"
-                )
+            if len(found) > most:
+                raise UsageError(too_many(found, most))
     return tuple(found)
+
+
+def too_many(transitions: Sequence[Transition], most: int) -> str:
+    """What to say of more transitions than there may be."""
+    start = transitions[0].stage.shapes
+    changing = {name for one in transitions for name, sizes in one.after.shapes.items() if sizes != start[name]}
+    lengths = sorted({one.length for one in transitions}, reverse=True)
+    return (
+        f"segments of {' and '.join(map(str, lengths))} lead {', '.join(sorted(changing))} through more than {most} "
+        "sizes, expected fewer; give a larger --segment-length alone, or keep all rows from the start and count them in "
+        "a state"
+    )

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 from stand_ins import small_steps
 from txl_export.families.own_module.own_code import OwnCodeError
+from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.spec import InputSpec
 from txl_export.families.own_module.stages import reached
 from txl_runtime.errors import UsageError
+from txl_runtime.listener import Silent
 
 
 def summary(spec, lengths, batch=2):
@@ -45,8 +47,17 @@ def test_a_state_that_is_absent_at_first_exists_from_the_second_step_on():
 
 
 def test_more_graphs_than_anyone_wants_are_refused():
-    with pytest.raises(UsageError, match=r"rows had 66 different sizes after 65 segments of 1, expected at most 64"):
+    with pytest.raises(UsageError, match=r"segments of 1 lead rows through more than 64 sizes, expected fewer"):
         reached(Eager(small_steps.window(100)), 1, (1,))
+
+
+def test_one_graph_for_any_number_of_rows_may_take_more():
+    plan = make_plan(small_steps.window(100), 1, (1,), Silent())
+    assert len(plan.transitions) == 101
+    assert "more than 64 sizes" in plan.too_many
+    assert make_plan(small_steps.window(), 1, (1,), Silent()).too_many == ""
+    with pytest.raises(UsageError, match="more than 256 sizes"):
+        make_plan(small_steps.window(300), 1, (1,), Silent())
 
 
 def test_a_length_that_the_module_cannot_take_is_named_with_the_line():
