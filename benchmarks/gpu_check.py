@@ -77,8 +77,8 @@ def time_model(model: Model, result: Result, seconds: float) -> None:
     """Decode and scoring with full memory."""
     stream, draws = model.stream(), np.random.default_rng(0)
     length, batch = model.segment_lengths[0], model.batch_size
-    tokens = draws.integers(0, model.vocab_size, (batch, length + 1)).astype(np.int32)
-    while int(stream.fill.min()) < model.memory_length:
+    tokens = draws.integers(0, model.manifest.vocab_size, (batch, length + 1)).astype(np.int32)
+    while int(stream.fill.min()) < model.manifest.memory_length:
         stream.feed(tokens[:, :length])
     one = tokens[:, :1]
     result.decode = timed(lambda: stream.step(one), seconds)
@@ -117,7 +117,7 @@ def run_torch(path: Path, compiled: bool, seconds: float, device: str = "cuda") 
     log(f"B {batch}: {result.engine}")
     try:
         competitor = TorchOnGpu(model, compiled, device)
-        tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length + 1)).astype(np.int32)
+        tokens = np.random.default_rng(0).integers(0, model.manifest.vocab_size, (batch, length + 1)).astype(np.int32)
         competitor.fill(tokens)
         result.decode = timed(lambda: competitor.logprobs(tokens[:, :1]), seconds)
         result.score = timed(lambda: competitor.score(tokens), seconds)

@@ -68,7 +68,7 @@ def stepping(model: Model) -> Work:
     """All log-probabilities after every token."""
     ours = BundleCompetitor("bundle", model)
     fill(ours, model)
-    tokens = random_tokens(model.vocab_size, (16, 1, 1))
+    tokens = random_tokens(model.manifest.vocab_size, (16, 1, 1))
     return lambda index: ours.logprobs(tokens[index % 16])
 
 

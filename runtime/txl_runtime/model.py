@@ -58,7 +58,8 @@ class Model:
 
     def __repr__(self) -> str:
         m = self.manifest
-        return f"<Model {m.model_id[:12]}: B {m.batch_size}, L {list(m.segment_lengths)}, M {m.memory_length}>"
+        rows = f", M {m.memory_length}" if "fill" in m.counters else ""
+        return f"<Model {m.model_id[:12]}: B {m.batch_size}, L {list(m.segment_lengths)}{rows}>"
 
     @property
     def manifest(self) -> Manifest:
@@ -71,14 +72,14 @@ class Model:
         return self.backend.update
 
     @property
-    def vocab_size(self) -> int:
-        """V, the number of token ids."""
-        return self.manifest.vocab_size
+    def vocab_size(self) -> int | None:
+        """V, the number of token ids; None for a model that reads none."""
+        return self.manifest.vocab_size or None
 
     @property
-    def memory_length(self) -> int:
-        """M, memory rows per layer."""
-        return self.manifest.memory_length
+    def memory_length(self) -> int | None:
+        """M, memory rows per layer; None for a model that has no memory rows."""
+        return self.manifest.memory_length if "fill" in self.manifest.counters else None
 
     @property
     def batch_size(self) -> int:

@@ -43,7 +43,7 @@ def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = 
     longest = model.segment_lengths[0]
 
     def tokens(length: int, seed: int) -> Ids:
-        return random_tokens(model.vocab_size, (model.batch_size, length), seed)
+        return random_tokens(model.manifest.vocab_size, (model.batch_size, length), seed)
 
     bundle.reset()
     other.reset()

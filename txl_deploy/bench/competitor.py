@@ -64,8 +64,8 @@ class BundleCompetitor(Competitor):
 def filling(model: Model, seed: int = 0) -> Iterator[Ids]:
     """Random segments of the longest length: they fill the memory and then move every row of it out."""
     shape = (model.batch_size, model.segment_lengths[0])
-    for index in range(-(-model.memory_length // shape[1]) + 1):
-        yield random_tokens(model.vocab_size, shape, seed + index)
+    for index in range(-(-model.manifest.memory_length // shape[1]) + 1):
+        yield random_tokens(model.manifest.vocab_size, shape, seed + index)
 
 
 def fill(competitor: Competitor, model: Model) -> None:

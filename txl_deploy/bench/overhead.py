@@ -46,6 +46,9 @@ class _Null(Engine):
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         return lambda: None
 
+    def run(self, program: Program, inputs: Arrays) -> Arrays:
+        return self._real.run(program, inputs)
+
     def release_pages(self) -> None:
         self._real.release_pages()
 
@@ -85,7 +88,7 @@ def _steps(model: Model, backend: HostBackend, engine: _Null, steps: int) -> tup
     stream = other.stream()
     for segment in filling(model):
         stream.step(segment)
-    tokens = random_tokens(model.vocab_size, (64, model.batch_size, 1))
+    tokens = random_tokens(model.manifest.vocab_size, (64, model.batch_size, 1))
     outside, whole = [], []
     for index in range(-10, steps):
         ids = tokens[index % len(tokens)]

@@ -139,8 +139,8 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
     try:
         model = load(bundle, **options)
         stream, longest = model.stream(), model.segment_lengths[0]
-        for index in range(-(-model.memory_length // longest) + 2):
-            tokens = np.full((model.batch_size, longest), index % model.vocab_size, np.int32)
+        for index in range(-(-model.manifest.memory_length // longest) + 2):
+            tokens = np.full((model.batch_size, longest), index % model.manifest.vocab_size, np.int32)
             next(stream.generate(tokens, 1, temperature=0))  # prefill
         for _ in range(20):
             stream.step(tokens[:, :1])

@@ -50,8 +50,8 @@ def plans(model: Model, segments: int | None, text: Ids | None, brief: bool) -> 
     Brief plans fill the memory and roll it over, but leave the judgement of drift to the others.
     """
     draws, batch, longest = np.random.default_rng(0), model.batch_size, model.segment_lengths[0]
-    tokens = _TokenSource(model.vocab_size, text, draws)
-    to_fill = math.ceil(model.memory_length / longest)
+    tokens = _TokenSource(model.manifest.vocab_size, text, draws)
+    to_fill = math.ceil(model.manifest.memory_length / longest)
     to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))
     many = to_fill + 8
     if not brief:
@@ -101,11 +101,11 @@ class _TokenSource:
 def run_chain(model: Model, reference: Reference, plan: Plan, listener: Listener) -> ChainResult:
     """Run one chain on both sides and compare them after every segment."""
     result = ChainResult(plan.name, plan.streams)
-    comparison = ChainComparison(result, model.vocab_size)
+    comparison = ChainComparison(result, model.manifest.vocab_size)
     stream, truth = model.stream(plan.streams), ReferenceStreams(reference, plan.streams)
     every = 1 if model.manifest.state_bytes <= CHEAP_MEMORY else SPARSE_MEMORY
     for number, (tokens, counts) in enumerate(plan.calls):
-        if result.full_from is None and stream.fill.min() == model.memory_length:
+        if result.full_from is None and stream.fill.min() == model.manifest.memory_length:
             result.full_from = number
         if truth.large:
             model.backend.release_pages()  # the reference needs the room

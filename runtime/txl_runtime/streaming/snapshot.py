@@ -12,26 +12,31 @@ from txl_runtime.bundle.encoding import write_whole
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import TxlError, UsageError
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Array, Floats, Ids
 
 FORMAT = "txl-deploy.state/1"
+"""Memory rows."""
+WHOLE = "txl-deploy.state/2"
+"""Whole tensors by the bundle's table, of any dtype."""
 
 
 @dataclass(frozen=True)
 class StreamState:
-    """A copy of the memory of b streams, bound to the model it came from.
+    """A copy of the state of b streams, bound to the model it came from.
 
     Attributes:
         model_id: of the bundle; the state fits every bundle of that model with the same form of memory.
         fill: int32 [b], memory rows that each stream has filled.
         memory: as `Stream.memory()` gives it, oldest row first, shorter streams zero-padded on the left.
         head: int32 [b], where each stream stood in its ring: no part of the function, but of its rounding.
+        states: as `Stream.state()` gives them, where the model has no memory rows; None where it has.
     """
 
     model_id: str
     fill: Ids
     memory: dict[str, Floats]
     head: Ids | None = None
+    states: dict[str, Array] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -47,11 +52,13 @@ class StreamState:
         from safetensors.numpy import save
 
         target = Path(path)
-        heads = {} if self.head is None else {"head": self.head}
-        data = save(
-            {"fill": self.fill, **heads, **{name: np.ascontiguousarray(rows) for name, rows in self.memory.items()}},
-            metadata={"format": FORMAT, "model_id": self.model_id},
-        )
+        facts = {"format": FORMAT if self.states is None else WHOLE, "model_id": self.model_id}
+        tensors = self.states
+        if tensors is None:
+            tensors = {"fill": self.fill, **({} if self.head is None else {"head": self.head}), **self.memory}
+        else:
+            facts["batch_size"] = str(self.batch_size)
+        data = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, metadata=facts)
         try:
             write_whole(target, data)
         except OSError as error:
@@ -75,15 +82,18 @@ class StreamState:
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError, TypeError, AttributeError, KeyError) as error:  # NumPy has no BF16, no F8
             raise UsageError(f"{source}: {error}; expected a saved state; StreamState.save writes one") from None
+        model_id, batch_size = facts.get("model_id", ""), facts.get("batch_size", "")
+        if facts.get("format") == WHOLE and batch_size.isdecimal() and 0 < int(batch_size) <= 2**20:
+            return cls(model_id, np.zeros(int(batch_size), np.int32), {}, None, tensors)
         fill = tensors.pop("fill", None)
         if facts.get("format") != FORMAT or fill is None or fill.ndim != 1 or fill.dtype != np.int32:
-            raise UsageError(f"{source}: another kind of file, expected a saved state ({FORMAT})")
+            raise UsageError(f"{source}: another kind of file, expected a saved state ({FORMAT} or {WHOLE})")
         head = tensors.pop("head", None)
         if head is not None and (head.shape != fill.shape or head.dtype != np.int32):
             raise UsageError(
                 f"{source}: its head is {head.dtype} {list(head.shape)}, expected int32 {list(fill.shape)}"
             )
-        return cls(facts.get("model_id", ""), fill, tensors, head)
+        return cls(model_id, fill, tensors, head)
 
 
 def check_fits(state: StreamState, manifest: Manifest, states: Sequence[StateTensor], batch_size: int) -> None:
@@ -113,6 +123,14 @@ def check_fits(state: StreamState, manifest: Manifest, states: Sequence[StateTen
             f"the state holds {state.batch_size} sequences, this stream has {batch_size}; "
             f"open it with model.stream({state.batch_size})"
         )
+    if (state.states is None) != ("fill" in manifest.counters):
+        held, kept = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
+        raise UsageError(f"the state holds {held}, this model carries {kept}; restore a state of the same form")
+    if state.states is not None:
+        from txl_runtime.streaming.states import check_states
+
+        check_states(state.states, states, batch_size, "the state")
+        return
     if (fill < 0).any() or (fill > manifest.memory_length).any():
         raise UsageError(f"the state's fill is {fill.tolist()}, expected 0 … {manifest.memory_length}; take it again")
     if head is not None and (not _counts(head) or head.shape != fill.shape):

@@ -1,33 +1,35 @@
-"""Streams: segments in, log-probabilities out, memory carried in between."""
+"""Streams: segments in, results out, state carried in between."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import as_array, check_lengths, check_rows, check_stop_tokens, check_tokens, is_whole
+from txl_runtime.streaming.carried import CarriedState
+from txl_runtime.streaming.checks import as_array, check_lengths, check_stop_tokens, check_tokens, is_whole
 from txl_runtime.streaming.loop import Loop, Resident
-from txl_runtime.streaming.memory import RowState
 from txl_runtime.streaming.outputs import DrawCount
-from txl_runtime.streaming.snapshot import StreamState, check_fits
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
     from txl_runtime.streaming.sampling import Sampler
 
 
-class Stream:
+class Stream(CarriedState):
     """The recurrent state of b sequences that advance together, made by `Model.stream`.
 
-    Each sequence has its own memory and its own lengths; none can influence another. A stream is not for use by two
-    threads at once; different streams of one model are. An interrupt in mid-call (Ctrl-C) leaves the state as it was
-    before a segment or as it is after it.
+    Each sequence has its own state and its own lengths; none can influence another. Only where a model's manifest says
+    that its streams run in lockstep, all sequences run or none, and all of them are reset. A stream is not for use by
+    two threads at once; different streams of one model are. An interrupt in mid-call (Ctrl-C) leaves the state as it
+    was before a segment or as it is after it.
+
+    `run` and `feed` take arrays by name, whatever the model. `step`, `feed`, `score` and `generate` take token ids, of
+    a model that reads nothing else and returns log-probabilities.
 
     Where the memory lies on a device, `step` and `feed` also take tokens that are on that device already (DLPack, int32
     [b, T]). Those are not brought to the host to be checked: the graph takes an id beyond the vocabulary for the
@@ -35,29 +37,37 @@ class Stream:
 
     Attributes:
         draws: what `generate` drew so far, and how many tails of the softmax that took.
-        loop: what it runs on, for whoever measures or tests an engine.
     """
 
     def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
-        self._manifest, self.loop, self._b = manifest, loop, batch_size
-        self._states = manifest.states_of(update)
+        super().__init__(manifest, loop, update, batch_size)
         self._longest, self._vocab_size = manifest.segment_lengths[0], manifest.vocab_size
+        self._fluent = _fluent_tokens(manifest)
         self.draws = DrawCount()
-        self._replaced = 0  # how often the memory was replaced from outside: a running `generate` must not go on then
-        self._half_changed = False  # an interrupt came while the memory was being replaced
 
-    def __repr__(self) -> str:
-        return f"<Stream of {self._b} sequences, fill {self.fill.tolist()} of {self._manifest.memory_length}>"
+    def run(
+        self, inputs: Mapping[str, ArrayLike], lengths: ArrayLike | None = None, commit: bool = True
+    ) -> dict[str, Array]:
+        """Run ONE segment of named arrays.
 
-    @property
-    def batch_size(self) -> int:
-        """b, the number of sequences."""
-        return self._b
+        Args:
+            inputs: all inputs of the bundle's table by name, with b sequences for "B" and T positions for "L". An input
+                with look-ahead has as many positions more. Where lengths are exact, T is an exported segment length.
+            lengths: int [b], positions that count per sequence, 0 for one that stays idle; all without it. Where
+                lengths are exact, each is 0 or T.
+            commit: whether the segment becomes part of the state; else the next one continues where this one did.
 
-    @property
-    def fill(self) -> Ids:
-        """Memory rows that exist, int32 [b], 0 … M each."""
-        return self.loop.fill[: self._b].copy()
+        Returns:
+            All outputs by name, in the table's order of axes, with b and T; 0 beyond `lengths`.
+
+        Raises:
+            UsageError: an input is missing, unknown, or of another kind or shape; or this is no segment of the model.
+        """
+        from txl_runtime.streaming.inputs import check_inputs, check_segment  # whoever feeds tokens needs none of it
+
+        arrays, counts, columns = check_inputs(inputs, lengths, self._manifest, self._b)
+        check_segment(columns, counts, self._manifest, "inputs")
+        return dict(self._ready().run(arrays, counts, "rows", commit).outputs())
 
     def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
         """Run ONE segment in the smallest program that holds it.
@@ -72,8 +82,12 @@ class Stream:
         Raises:
             UsageError: tokens of the wrong kind, shape or range, or more than one segment of them.
         """
-        ids, counts = self._tokens(tokens, lengths)
+        ids, counts = self._tokens("step", tokens, lengths)
         columns, longest = ids.shape[1], self._longest
+        if not self._fluent:
+            from txl_runtime.streaming.inputs import check_segment
+
+            check_segment(columns, counts, self._manifest, "tokens")
         if columns > longest:
             raise UsageError(
                 f"tokens have {columns} columns, expected at most one segment of {longest}; use feed for more"
@@ -82,15 +96,54 @@ class Stream:
         self._logprobs(ids, counts, result)
         return result
 
-    def feed(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
-        """Run any number of tokens: as many segments of the largest length as they fill, then one with the rest.
+    @overload
+    def feed(
+        self, tokens: Mapping[str, ArrayLike], lengths: ArrayLike | None = None, last: bool = False
+    ) -> dict[str, Array]: ...
 
-        Args, returns and errors as `step`, for any T of at least 1.
+    @overload
+    def feed(self, tokens: ArrayLike, lengths: ArrayLike | None = None, last: bool = False) -> Floats: ...
+
+    def feed(
+        self, tokens: Mapping[str, ArrayLike] | ArrayLike, lengths: ArrayLike | None = None, last: bool = False
+    ) -> dict[str, Array] | Floats:
+        """Run any number of positions: as many segments of the largest length as they fill, then one with the rest.
+
+        Where a model's lengths are exact, the rest is cut into shorter segments that it has, the longest first.
+
+        Args:
+            tokens: as in `step`, with any T of at least 1; or arrays by name as in `run`, which are cut along "L".
+            lengths: as in `step`.
+            last: return the last position that counts in each sequence alone, without an axis of positions.
+
+        Returns:
+            As `step`, or as `run`: [b, V] or arrays without "L" with `last`. Outputs that have no "L" are those of the
+            last segment in which a sequence had a position.
+
+        Raises:
+            UsageError: as `step` or `run`; a rest that no segment of a model with exact lengths holds.
         """
-        ids, counts = self._tokens(tokens, lengths)
+        if isinstance(tokens, Mapping):
+            from txl_runtime.streaming.feeding import feed_arrays
+
+            loop = self._ready()
+            return feed_arrays(
+                tokens,
+                lengths,
+                self._manifest,
+                self._b,
+                lambda arrays, counts: loop.run(arrays, counts).outputs(),
+                last,
+            )
+        ids, counts = self._tokens("feed", tokens, lengths)
+        if last:
+            features, row = self._feed_last(ids, counts), np.zeros((self._b, self._vocab_size), np.float32)
+            live = counts > 0
+            self.loop.output.counted(features[:, None], live.astype(np.int32), row[:, None])
+            return row
         result = np.zeros((*ids.shape, self._vocab_size), np.float32)
-        for first, last, segment_counts in self._cuts(ids.shape[1], counts):
-            self._logprobs(ids[:, first:last], segment_counts, result[:, first:last])
+        for first, end, segment_counts in self._cuts(ids.shape[1], counts):
+            self._logprobs(ids[:, first:end], segment_counts, result[:, first:end])
         return result
 
     def score(self, tokens: ArrayLike) -> Floats:
@@ -102,13 +155,14 @@ class Stream:
             float32 [b, T-1]: the nll of tokens[:, 1:].
 
         Raises:
-            UsageError: as `step`.
+            UsageError: as `step`; or the model has no state after every token.
         """
+        self._require("score")
         ids, _ = check_tokens(self._on_host(tokens), self._b, self._vocab_size, None)
         steps = ids.shape[1] - 1
         result = np.empty((self._b, steps), np.float32)
         for first, last, counts in self._cuts(steps, check_lengths(None, self._b, steps)):
-            inputs = {"tokens": ids[:, first:last], "targets": ids[:, first + 1 : last + 1]}
+            inputs = {**self._inputs(ids[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
             result[:, first:last] = self._ready().run(inputs, counts, "nll").nll()
         return result
 
@@ -127,7 +181,7 @@ class Stream:
 
         The prompt is fed when the first token is asked for, and a yielded token when the next one is: a caller that
         stops early leaves a memory that holds exactly what was yielded before. A sequence that has yielded one of
-        `stop_tokens` stays idle and repeats it until every sequence has.
+        `stop_tokens` stays idle and repeats it until every sequence has; in lockstep it is fed until then, too.
 
         Args:
             prompt: int [b, T], or [T] for a single sequence, T at least 1.
@@ -140,8 +194,9 @@ class Stream:
             An iterator of int32 [b].
 
         Raises:
-            UsageError: at once, for a bad prompt or option.
+            UsageError: at once, for a bad prompt or option, or a model that cannot generate.
         """
+        self._require("generate")
         found = as_array(self._on_host(prompt), "prompt tokens")
         if found.ndim == 1 and self._b == 1:
             found = found[None]
@@ -164,14 +219,7 @@ class Stream:
         sampler: Sampler,
         stop_tokens: frozenset[int],
     ) -> Iterator[Ids]:
-        latest: Floats | None = None  # [b, F], of each sequence's last position
-        for first, last, segment_counts in self._cuts(ids.shape[1], counts):
-            found = self._ready().run({"tokens": ids[:, first:last]}, segment_counts, "last").last()
-            if latest is None:
-                latest = np.zeros((self._b, found.shape[1]), np.float32)
-            counted = segment_counts > 0
-            latest[counted] = found[counted]
-        assert latest is not None
+        latest = self._feed_last(ids, counts)
         token = np.zeros(self._b, np.int32)
         running, replaced, loop = np.ones(self._b, np.bool_), self._replaced, self.loop
         for index in range(max_new_tokens):
@@ -180,79 +228,34 @@ class Stream:
                     raise UsageError(
                         "the stream was reset, selected or restored while generating; start generate again"
                     )
-                latest = loop.run({"tokens": token[:, None]}, running.astype(np.int32), "last").last()
+                fed = np.ones_like(running) if self._lockstep else running
+                latest = loop.run(self._inputs(token[:, None]), fed.astype(np.int32), "last").last()
             sampler.draw(loop.output, latest, running, token, self.draws)
             yield token.copy()
             running &= ~np.isin(token, list(stop_tokens))
             if not running.any():
                 return
 
-    def memory(self) -> dict[str, Floats]:
-        """The memory, one entry per layer and role: copies, unscaled, oldest row first.
+    def _feed_last(self, ids: Ids | Resident, counts: Ids) -> Floats:
+        """Feed checked tokens: of each sequence's last position that counts, what the softmax takes, [b, F]."""
+        latest: Floats | None = None
+        for first, last, segment_counts in self._cuts(ids.shape[1], counts):
+            found = self._ready().run(self._inputs(ids[:, first:last]), segment_counts, "last").last()
+            if latest is None:
+                latest = np.zeros((self._b, found.shape[1]), np.float32)
+            counted = segment_counts > 0
+            latest[counted] = found[counted]
+        return np.zeros((self._b, self._vocab_size), np.float32) if latest is None else latest
 
-        Returns:
-            "layers.00.hidden": float32 [b, rows, D], or "layers.00.key" and "layers.00.value": [b, rows, H, d_head];
-            rows is the largest fill, shorter sequences are zero-padded on the left.
-        """
-        return dict(self.iter_memory())
-
-    def iter_memory(self) -> Iterator[tuple[str, Floats]]:
-        """As `memory`, name and rows of one tensor at a time: all together can be larger than the weights."""
-        fill = self.fill
-        rows = int(fill.max(initial=0))
-        for group in [(state,) for state in self._states] if self.loop.piecewise else [self._states]:
-            taken = {state.name: np.zeros((self._b, rows, *state.row_shape), np.float32) for state in group}
-            for row, count in enumerate(fill.tolist()):
-                if count:
-                    for name, newest in self.loop.take(row, tuple(taken)).tensors.items():
-                        taken[name][row, rows - count :] = newest
-            yield from taken.items()
-
-    def reset(self, rows: ArrayLike | None = None) -> None:
-        """Forget everything, in all sequences or in those named: indices, or one bool per sequence."""
-        if rows is not None:
-            self._ready()
-        which = np.arange(self._manifest.batch_size) if rows is None else check_rows(rows, self._b)
-        with self._changing():
-            self.loop.clear(which)
-
-    def select(self, rows: ArrayLike) -> None:
-        """Make sequence i continue what sequence rows[i] was: reorder, drop or duplicate, as beam search needs.
-
-        Afterwards the stream has len(rows) sequences, at most the bundle's batch size.
-        """
-        self._ready()
-        which = check_rows(rows, self._b)
-        if not 1 <= len(which) <= self._manifest.batch_size:
-            raise UsageError(f"rows name {len(which)} sequences, expected 1 … {self._manifest.batch_size}")
-        with self._changing():
-            self.loop.reorder(which)
-            self._b = len(which)
-
-    def snapshot(self) -> StreamState:
-        """A copy of the state, to go back to or to save."""
-        heads = self._ready().heads[: self._b]
-        return StreamState(self._manifest.model_id, self.fill, self.memory(), heads)
-
-    def restore(self, state: StreamState) -> None:
-        """Continue from a snapshot, bit for bit as if nothing had happened since.
-
-        Everything is checked before anything is changed.
-
-        Raises:
-            UsageError: the snapshot is of another model, form of memory or number of sequences.
-        """
-        check_fits(state, self._manifest, self._states, self._b)
-        rows = int(state.fill.max(initial=0))
-        with self._changing():
-            self.loop.clear(np.arange(self._manifest.batch_size))
-            for row, count in enumerate(state.fill.tolist()):
-                newest = {name: memory[row, rows - count :] for name, memory in state.memory.items()}
-                head = 0 if state.head is None else int(state.head[row])
-                self.loop.put(row, RowState(count, head, newest))
-
-    def _cuts(self, length: int, counts: Ids) -> Iterator[tuple[int, int, Ids]]:
+    def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
         """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""
+        if not self._fluent:
+            from txl_runtime.streaming.inputs import strict_cuts
+
+            return strict_cuts(length, counts, self._manifest)
+        return self._free_cuts(length, counts)
+
+    def _free_cuts(self, length: int, counts: Ids) -> Iterator[tuple[int, int, Ids]]:
         longest = self._longest
         for first in range(0, length, longest):
             last = min(first + longest, length)
@@ -260,30 +263,28 @@ class Stream:
             if inside.any():
                 yield first, last, inside
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Replace memory from outside; what interrupts this in the middle is remembered until all of it is replaced."""
-        self._replaced += 1
-        self._half_changed = True
-        yield
-        self._half_changed = False
+    def _require(self, what: str) -> None:
+        """Refuse what the model cannot do with tokens."""
+        if not self._fluent:
+            from txl_runtime.streaming.inputs import require_tokens
 
-    def _ready(self) -> Loop:
-        """The loop, unless its memory was left half replaced.
+            require_tokens(self._manifest, what)
 
-        Raises:
-            UsageError: it was.
-        """
-        if self._half_changed:
-            raise UsageError(
-                "the stream's memory was left half replaced when a reset, select or restore was interrupted, expected "
-                "whole memory; call reset() or restore(...)"
-            )
-        return self.loop
+    def _inputs(self, ids: Ids | Resident) -> Mapping[str, Array | Resident]:
+        """Checked tokens as the model declares them."""
+        if self._fluent:
+            return {self._fluent: ids}
+        from txl_runtime.streaming.inputs import token_inputs
 
-    def _tokens(self, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[Ids | Resident, Ids]:
+        assert isinstance(ids, np.ndarray), "only a fluent model's tokens stay on a device"
+        return token_inputs(self._manifest, ids)
+
+    def _tokens(self, what: str, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[Ids | Resident, Ids]:
         """Checked tokens [b, T] and lengths [b]; tokens that are on the loop's device stay there."""
+        self._require(what)
         there = self.loop.resident(tokens)
+        if there is not None and not self._fluent:
+            tokens, there = self.loop.fetch(there), None
         if there is None:
             return check_tokens(tokens, self._b, self._vocab_size, lengths)
         if there.shape[0] != self._b or there.shape[1] < 1:
@@ -300,7 +301,16 @@ class Stream:
     def _logprobs(self, ids: Ids | Resident, counts: Ids, out: Floats) -> None:
         """One segment of checked tokens; log-probabilities of counted rows into out [b, T, V], which holds zeros."""
         loop = self._ready()
-        rows = loop.run({"tokens": ids}, counts).rows()
-        for row, count in enumerate(counts.tolist()):
-            if count:
-                loop.output.logprobs(rows[row, :count], out[row, :count])
+        loop.output.counted(loop.run(self._inputs(ids), counts).rows(), counts, out)
+
+
+def _fluent_tokens(manifest: Manifest) -> str:
+    """The input of token ids that are fed as [b, T] of any lengths, for log-probabilities [b, T, V]; "" without one."""
+    tokens, logprobs = manifest.tokens, manifest.logprobs
+    fluent = (
+        tokens is not None
+        and logprobs is not None
+        and (tokens.shape, tokens.lookahead, logprobs.shape) == (("B", "L"), 0, ("B", "L", manifest.vocab_size))
+        and (manifest.streams, manifest.lengths, manifest.commits) == ("independent", "valid", "rows")
+    )
+    return tokens.name if fluent and tokens is not None else ""

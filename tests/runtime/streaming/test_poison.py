@@ -66,7 +66,7 @@ class Graph:
         self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         self.outputs = [output.name for output in self.session.get_outputs()]
         self.ring = self.states[0].slots
-        self.slots = self.states[0].shape[self.states[0].axis]
+        self.slots = self.states[0].shape[self.states[0].row_axis]
 
     def run(self, inputs: Named) -> Named:
         return dict(zip(self.outputs, self.session.run(self.outputs, inputs), strict=True))
@@ -109,7 +109,7 @@ class Graph:
         for row in rows:
             parts.append(found[self.outputs[0]][row, : inputs["valid"][row]])
             for state in self.states:
-                slots = np.moveaxis(found[state.output], state.axis, 1)[row]
+                slots = np.moveaxis(found[state.output], state.row_axis, 1)[row]
                 parts.append(slots[self.filled_after(inputs, row)])
         assert all(np.isfinite(part).all() for part in parts)
         return [part.tobytes() for part in parts]
@@ -146,7 +146,7 @@ def test_finite_values_in_unfilled_memory_change_no_bit_of_a_graphs_results(mode
         expected = graph.counted(inputs, graph.run(inputs))
         poisoned = dict(inputs)
         for state in graph.states:
-            slots = np.moveaxis(inputs[state.input], state.axis, 1).copy()
+            slots = np.moveaxis(inputs[state.input], state.row_axis, 1).copy()
             unfilled = graph.unfilled(inputs)
             assert unfilled.any()
             assert graph.ring is None or unfilled[:, graph.ring :].all(), "spilled rows are moved after every step"
@@ -155,7 +155,7 @@ def test_finite_values_in_unfilled_memory_change_no_bit_of_a_graphs_results(mode
                 "signs": draws.choice([-3.4e38, 3.4e38], shape),
                 "random": draws.normal(size=shape) * 10.0 ** draws.uniform(-30, 30, shape),
             }.get(poison, poison)
-            poisoned[state.input] = np.ascontiguousarray(np.moveaxis(slots, 1, state.axis))
+            poisoned[state.input] = np.ascontiguousarray(np.moveaxis(slots, 1, state.row_axis))
         assert graph.counted(inputs, graph.run(poisoned)) == expected, f"{poison} at {valid}, {fill}"
 
 
@@ -187,7 +187,7 @@ def test_an_idle_sequence_gets_its_memory_back_bit_for_bit_whatever_it_holds(mod
                 inputs[state.input][idle] = held
         found = graph.run(inputs)
         for state in graph.states:
-            before, after = (np.moveaxis(a, state.axis, 1) for a in (inputs[state.input], found[state.output]))
+            before, after = (np.moveaxis(a, state.row_axis, 1) for a in (inputs[state.input], found[state.output]))
             kept = np.ones(graph.slots, bool)
             if graph.ring is not None:  # padding is written as well, where no memory is
                 first = inputs["head"][idle]
@@ -205,10 +205,10 @@ def test_what_does_count_changes_the_results(models, kind, length):
     inputs, result = graph.inputs([length] * B, [3, 3, 3]), graph.outputs[0]
     expected = graph.run(inputs)[result]
     for state in graph.states:
-        changed = np.moveaxis(inputs[state.input].copy(), state.axis, 1)
+        changed = np.moveaxis(inputs[state.input].copy(), state.row_axis, 1)
         for row in range(B):
             changed[row, graph.filled(inputs, row)[0]] *= np.linspace(-2, 2, changed.shape[-1], dtype=np.float32)
-        found = graph.run(inputs | {state.input: np.ascontiguousarray(np.moveaxis(changed, 1, state.axis))})
+        found = graph.run(inputs | {state.input: np.ascontiguousarray(np.moveaxis(changed, 1, state.row_axis))})
         assert (np.abs(found[result] - expected).max(axis=(1, 2)) > 1e-6).all(), state.name
 
 
@@ -268,7 +268,7 @@ def poison_unfilled(stream: Stream, poison: Callable[[tuple[int, ...]], Any]) ->
     for state in stream._states:
         sides = [side[state.name] for side in memory.sides] if isinstance(memory, RolledMemory) else []
         for array in sides or [memory.tensors[state.name]]:
-            slots = np.moveaxis(array, state.axis, 1)
+            slots = np.moveaxis(array, state.row_axis, 1)
             unfilled = np.ones(slots.shape[:2], bool)
             for row, count in enumerate(fill.tolist()):
                 head = slots.shape[1] if isinstance(memory, RolledMemory) else int(stream.loop.heads[row])

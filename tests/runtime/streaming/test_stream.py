@@ -638,7 +638,7 @@ def test_a_state_of_another_model_is_refused(models, kv):
 def test_a_state_of_the_other_form_of_memory_is_refused(models, kv):
     state = models("hidden").stream().snapshot()
     assert state.model_id == models(kv).manifest.model_id, "the same model, kept differently"
-    with pytest.raises(UsageError, match="keeps kv memory, restore a state of the same form"):
+    with pytest.raises(UsageError, match="restore a state of a bundle that keeps the same form of memory"):
         models(kv).stream().restore(state)
 
 

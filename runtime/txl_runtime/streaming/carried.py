@@ -1,0 +1,208 @@
+"""The state that a stream carries from segment to segment: shown, reset, moved, stored and restored."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import check_rows
+from txl_runtime.streaming.loop import Loop
+from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.snapshot import StreamState, check_fits
+from txl_runtime.types import Array, Floats, Ids
+
+
+class CarriedState:
+    """What a stream does with its state, apart from running segments.
+
+    Attributes:
+        loop: what it runs on, for whoever measures or tests an engine.
+    """
+
+    def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
+        self._manifest, self.loop, self._b = manifest, loop, batch_size
+        self._states = manifest.states_of(update)
+        self._counts_rows = "fill" in manifest.counters
+        self._lockstep = manifest.streams == "lockstep"
+        self._replaced = 0  # how often the state was replaced from outside: a running `generate` must not go on then
+        self._half_changed = False  # an interrupt came while the state was being replaced
+
+    def __repr__(self) -> str:
+        rows = f", fill {self.fill.tolist()} of {self._manifest.memory_length}" if self._counts_rows else ""
+        return f"<Stream of {self._b} sequences{rows}>"
+
+    @property
+    def batch_size(self) -> int:
+        """b, the number of sequences."""
+        return self._b
+
+    @property
+    def fill(self) -> Ids:
+        """Memory rows that exist, int32 [b], 0 … M each; zeros where the model has no memory rows."""
+        return self.loop.fill[: self._b].copy()
+
+    def memory(self) -> dict[str, Floats]:
+        """The memory, one entry per layer and role: copies, unscaled, oldest row first.
+
+        Returns:
+            "layers.00.hidden": float32 [b, rows, D], or "layers.00.key" and "layers.00.value": [b, rows, H, d_head];
+            rows is the largest fill, shorter sequences are zero-padded on the left.
+
+        Raises:
+            UsageError: the model has no memory rows.
+        """
+        return dict(self.iter_memory())
+
+    def iter_memory(self) -> Iterator[tuple[str, Floats]]:
+        """As `memory`, name and rows of one tensor at a time: all together can be larger than the weights."""
+        if not self._counts_rows:
+            names = ", ".join(state.name for state in self._states) or "nothing"
+            raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")
+        fill = self.fill
+        rows = int(fill.max(initial=0))
+        for group in [(state,) for state in self._states] if self.loop.piecewise else [self._states]:
+            taken = {state.name: np.zeros((self._b, rows, *state.row_shape), np.float32) for state in group}
+            for row, count in enumerate(fill.tolist()):
+                if count:
+                    for name, newest in self.loop.take(row, tuple(taken)).tensors.items():
+                        taken[name][row, rows - count :] = newest
+            yield from taken.items()
+
+    def state(self) -> dict[str, Array]:
+        """The state by the names and shapes of the bundle's table, with b sequences: copies.
+
+        A tensor that is absent is left out. Memory rows are float32, M of them, the oldest first and those that exist
+        last.
+        """
+        self._ready()
+        from txl_runtime.streaming import states  # whoever only streams needs none of it
+
+        if self._counts_rows:
+            table = self._manifest.states_of("rolled") or self._states
+            return states.with_all_rows(dict(self.iter_memory()), table, self._manifest.memory_length)
+        return states.gathered([self.loop.take(row) for row in range(self._b)], self._states)
+
+    def take(self, row: int) -> RowState:
+        """A copy of one sequence's state, to `put` into a stream of the same model.
+
+        Raises:
+            UsageError: there is no such sequence, or it has no state of its own because the model runs in lockstep.
+        """
+        self._ready()
+        return self.loop.take(self._alone(row, "take"))
+
+    def put(self, row: int, state: RowState) -> None:
+        """Let one sequence continue from a state that was taken. It is checked before anything is changed.
+
+        Raises:
+            UsageError: as `take`, or the state does not fit the model.
+        """
+        self._ready()
+        from txl_runtime.streaming import states
+
+        which = self._alone(row, "put")
+        states.check_row(state, self._manifest, self._states)
+        with self._changing():
+            self.loop.clear(np.arange(self._manifest.batch_size) if self._lockstep else np.array([which]))
+            self.loop.put(which, state)
+
+    def reset(self, rows: ArrayLike | None = None) -> None:
+        """Forget everything, in all sequences or in those named: indices, or one bool per sequence.
+
+        Raises:
+            UsageError: no such sequences, or some of them alone where the model runs in lockstep.
+        """
+        which = np.arange(self._manifest.batch_size)
+        if rows is not None:
+            self._ready()
+            named = check_rows(rows, self._b)
+            if self._lockstep and 0 < len(set(named.tolist())) < self._b:
+                raise UsageError(
+                    f"reset names sequences {named.tolist()}, expected all {self._b} or none, because this model's "
+                    "sequences run in lockstep; call reset(), or open a stream for each"
+                )
+            if not self._lockstep or not len(named):
+                which = named
+        with self._changing():
+            self.loop.clear(which)
+
+    def select(self, rows: ArrayLike) -> None:
+        """Make sequence i continue what sequence rows[i] was: reorder, drop or duplicate, as beam search needs.
+
+        Afterwards the stream has len(rows) sequences, at most the bundle's batch size.
+        """
+        self._ready()
+        which = check_rows(rows, self._b)
+        if not 1 <= len(which) <= self._manifest.batch_size:
+            raise UsageError(f"rows name {len(which)} sequences, expected 1 … {self._manifest.batch_size}")
+        with self._changing():
+            self.loop.reorder(which)
+            self._b = len(which)
+
+    def snapshot(self) -> StreamState:
+        """A copy of the state, to go back to or to save."""
+        heads, model_id = self._ready().heads[: self._b], self._manifest.model_id
+        if self._counts_rows:
+            return StreamState(model_id, self.fill, self.memory(), heads)
+        return StreamState(model_id, self.fill, {}, None, self.state())
+
+    def restore(self, state: StreamState) -> None:
+        """Continue from a snapshot, bit for bit as if nothing had happened since.
+
+        Everything is checked before anything is changed.
+
+        Raises:
+            UsageError: the snapshot is of another model, form of state or number of sequences.
+        """
+        check_fits(state, self._manifest, self._states, self._b)
+        if state.states is not None:
+            from txl_runtime.streaming import states
+
+            parts = states.parted(state.states, self._states, self._b)
+        else:
+            rows = int(state.fill.max(initial=0))
+            heads = np.zeros_like(state.fill) if state.head is None else state.head
+            parts = (
+                RowState(count, head, {name: memory[row, rows - count :] for name, memory in state.memory.items()})
+                for row, (count, head) in enumerate(zip(state.fill.tolist(), heads.tolist(), strict=True))
+            )
+        with self._changing():
+            self.loop.clear(np.arange(self._manifest.batch_size))
+            for row, part in enumerate(parts):
+                self.loop.put(row, part)
+
+    def _alone(self, row: int, what: str) -> int:
+        """The index of a sequence that has a state of its own."""
+        (which,) = check_rows([row], self._b).tolist()
+        if self._lockstep and self._b > 1:
+            raise UsageError(
+                f"{what} names one of {self._b} sequences, expected a stream of one, because this model's sequences "
+                "run in lockstep; use snapshot() and restore(...) for all of them"
+            )
+        return int(which)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Replace state from outside; what interrupts this in the middle is remembered until all of it is replaced."""
+        self._replaced += 1
+        self._half_changed = True
+        yield
+        self._half_changed = False
+
+    def _ready(self) -> Loop:
+        """The loop, unless its state was left half replaced.
+
+        Raises:
+            UsageError: it was.
+        """
+        if self._half_changed:
+            raise UsageError(
+                "the stream's memory was left half replaced when a reset, select or restore was interrupted, expected "
+                "whole memory; call reset() or restore(...)"
+            )
+        return self.loop

@@ -1,0 +1,233 @@
+"""Inputs by name, held against the bundle's tables; and what a model that is no plain token model can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Input
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import as_array, check_lengths
+from txl_runtime.types import Array, Ids
+
+ORDERS = (("B", "L"), ("L", "B"), ("B",))
+"""How tokens may be declared where streams speak [b, T]; log-probabilities have one axis more."""
+KINDS = {"float32": "fiu", "float16": "fiu", "int32": "iu", "bool": "b"}
+"""Kinds of NumPy's types that an input of each type takes."""
+
+
+def require_tokens(manifest: Manifest, what: str) -> None:
+    """Refuse what a model cannot do with token ids alone.
+
+    Raises:
+        UsageError: it reads something else, returns no log-probabilities, or keeps no state between two tokens.
+    """
+    tokens, logprobs = manifest.tokens, manifest.logprobs
+    instead = "use run({...}) or feed({...}) with arrays by name"
+    if tokens is None:
+        read = [f"{entry.name} ({entry.role})" for entry in _read(manifest)]
+        raise UsageError(
+            f"{what} takes token ids alone, but this model reads {', '.join(read) or 'nothing'}; {instead}"
+        )
+    if logprobs is None:
+        given = ", ".join(f"{output.name} ({output.role})" for output in manifest.outputs) or "nothing"
+        raise UsageError(
+            f"{what} needs log-probabilities, but this model returns {given}, expected an output of role logprobs; "
+            f"{instead}"
+        )
+    if tokens.shape not in ORDERS or tokens.lookahead or logprobs.shape != (*tokens.shape, manifest.vocab_size):
+        raise UsageError(
+            f"{what} takes tokens one by one, but this model reads {list(tokens.shape)} with a look-ahead of "
+            f"{tokens.lookahead} and returns {list(logprobs.shape)}, expected ids of one kind of shape {ORDERS} and "
+            f"V = {manifest.vocab_size} columns more; {instead}"
+        )
+    if what in ("score", "generate") and manifest.commits == "segment":
+        lengths = _listed(manifest.segment_lengths)
+        raise UsageError(
+            f"{what} needs a state after every token, but this model's is that of whole segments of {lengths}; use "
+            "run(..., commit=False) to look into a segment and feed for whole ones"
+        )
+
+
+def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
+    """Tokens [b, T] as the model declares them."""
+    tokens = manifest.tokens
+    assert tokens is not None, "asked for by `require_tokens`"
+    if "L" not in tokens.shape:
+        ids = ids[:, 0]
+    return {tokens.name: ids if tokens.shape[0] == "B" else ids.T}
+
+
+def check_inputs(
+    inputs: object, lengths: ArrayLike | None, manifest: Manifest, batch_size: int
+) -> tuple[dict[str, Array], Ids, int]:
+    """Arrays by name in the table's types, with zeros where nothing counts; lengths int32 [b]; and T.
+
+    Raises:
+        UsageError: an input is missing or unknown, or of another kind or shape, or holds a token id out of range where
+            it counts.
+    """
+    table = _read(manifest)
+    if not isinstance(inputs, Mapping):
+        raise UsageError(f"inputs are a {type(inputs).__name__}, expected a dict of arrays, {_described(table)}")
+    for name in sorted({*inputs, *(entry.name for entry in table)}, key=str):
+        if name not in inputs:
+            raise UsageError(f"inputs lack {name}, expected {_described(table)}; add it")
+        if not any(entry.name == name for entry in table):
+            raise UsageError(f"inputs hold {name!r}, expected {_described(table)}; take it out")
+    columns: int | None = None
+    arrays: dict[str, Array] = {}
+    for entry in table:
+        array = arrays[entry.name] = _typed(entry, inputs[entry.name])
+        columns = _columns(entry, array, batch_size, columns)
+    columns = 1 if columns is None else columns
+    counts = check_lengths(lengths, batch_size, columns)
+    for entry in table:
+        array = arrays[entry.name]
+        if lengths is not None:
+            array = arrays[entry.name] = _counted(entry, array, counts)
+        if entry.vocab is not None and ((array < 0) | (array >= entry.vocab)).any():
+            place = np.argwhere((array < 0) | (array >= entry.vocab))[0].tolist()
+            raise UsageError(
+                f"{entry.name} hold id {array[tuple(place)]} at {place}, expected 0 … {entry.vocab - 1}; check the "
+                "vocabulary the ids come from"
+            )
+        arrays[entry.name] = array.astype(np.dtype(entry.dtype), copy=False)
+    return arrays, counts, columns
+
+
+def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> None:
+    """Hold one segment against the lengths that the model takes, and against lockstep.
+
+    Raises:
+        UsageError: it is no segment of this model.
+    """
+    known = manifest.segment_lengths
+    if manifest.lengths == "exact":
+        if columns not in known:
+            raise UsageError(
+                f"{what} have {columns} positions, expected {_listed(known)}, because this model takes whole segments "
+                "alone; use feed for several, or export with another --segment-length"
+            )
+        _check_whole(counts, [0, columns])
+    elif columns > known[0]:
+        raise UsageError(
+            f"{what} have {columns} positions, expected at most one segment of {known[0]}; use feed for more"
+        )
+    _check_lockstep(counts, manifest)
+
+
+def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int, int, Ids]]:
+    """Segments [first, last) and the lengths that count in each, for models that cannot be cut anywhere.
+
+    Exact lengths: the longest segments that fit, then shorter ones. Segments that nobody has are left out.
+
+    Raises:
+        UsageError: something remains that no program holds, a sequence ends inside a segment, or sequences that run in
+            lockstep do not end together.
+    """
+    known = manifest.segment_lengths
+    edges = [0]
+    while edges[-1] < length:
+        rest = length - edges[-1]
+        step = next((size for size in known if size <= rest), None)
+        if manifest.lengths == "valid":
+            step = min(rest, known[0])
+        if step is None:
+            raise UsageError(
+                f"there are {length} positions, of which {rest} remain after whole segments, expected what segments "
+                f"of {_listed(known)} add up to; give more or fewer, or export with another --segment-length"
+            )
+        edges.append(edges[-1] + step)
+    if manifest.lengths == "exact":
+        _check_whole(counts, edges)
+    cuts = []
+    for first, last in pairwise(edges):
+        inside = np.clip(counts - first, 0, last - first).astype(np.int32)
+        if inside.any():
+            _check_lockstep(inside, manifest)
+            cuts.append((first, last, inside))
+    return cuts
+
+
+def _check_whole(counts: Ids, edges: Sequence[int]) -> None:
+    wrong = [count for count in counts.tolist() if count not in edges]
+    if wrong:
+        raise UsageError(
+            f"lengths are {counts.tolist()}, expected {_listed(edges)} each, because this model takes whole segments "
+            "alone; sequences of other lengths need calls of their own"
+        )
+
+
+def _check_lockstep(counts: Ids, manifest: Manifest) -> None:
+    if manifest.streams == "lockstep" and counts.any() and not counts.all():
+        raise UsageError(
+            f"lengths are {counts.tolist()} within a segment, expected all sequences to run or none, because this "
+            "model's sequences run in lockstep; give all of them the same length, or open a stream for each"
+        )
+
+
+def _read(manifest: Manifest) -> list[Input]:
+    """The inputs that callers give; counts are the runtime's."""
+    return [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
+
+
+def _typed(entry: Input, values: Any) -> Array:
+    array = as_array(values, entry.name)
+    if array.dtype.kind not in KINDS.get(entry.dtype, "f"):
+        raise UsageError(f"{entry.name} is {array.dtype}, expected {entry.dtype}; convert it")
+    if entry.dtype == "int32" and array.size and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
+        raise UsageError(f"{entry.name} holds {int(array.min())} … {int(array.max())}, expected values of int32")
+    return array
+
+
+def _columns(entry: Input, array: Array, batch_size: int, columns: int | None) -> int | None:
+    """T by this input, which has to be what the others say."""
+    shape, found = entry.shape, array.shape
+    fits = len(shape) == len(found)
+    for size, has in zip(shape, found, strict=False):
+        if size == "L":
+            own = has - entry.lookahead
+            fits = fits and own >= 1 and columns in (None, own)
+            columns = own if columns is None else columns
+        else:
+            fits = fits and has == (batch_size if size == "B" else size)
+    if not fits:
+        known = "T" if columns is None or columns < 1 else str(columns)
+        more = f"{known} + {entry.lookahead}" if entry.lookahead else known
+        sizes = ", ".join({"B": str(batch_size), "L": more}.get(str(size), str(size)) for size in shape)
+        raise UsageError(
+            f"{entry.name} has shape {list(found)}, expected [{sizes}], with the same T of at least 1 in all inputs"
+        )
+    return columns
+
+
+def _counted(entry: Input, array: Array, counts: Ids) -> Array:
+    """A copy with zeros where nothing counts: beyond a sequence's length and look-ahead, and in idle ones."""
+    if "B" not in entry.shape:
+        return array
+    array = array.copy()
+    batch = entry.shape.index("B")
+    seen = np.where(counts > 0, counts + entry.lookahead, 0)
+    times = [axis for axis, size in enumerate(entry.shape) if size == "L"]
+    for time in times:
+        view = np.moveaxis(array, (batch, time), (0, 1))
+        view[np.arange(view.shape[1]) >= seen[:, None]] = 0
+    if not times:
+        np.moveaxis(array, batch, 0)[counts == 0] = 0
+    return array
+
+
+def _described(table: Sequence[Input]) -> str:
+    told = [f"{entry.name} {entry.dtype} {list(entry.shape)}" for entry in table]
+    return ", ".join(told) or "none"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    found = sorted(set(numbers))
+    return " or ".join([", ".join(map(str, found[:-1])), str(found[-1])]) if len(found) > 1 else str(found[0])
