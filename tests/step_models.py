@@ -236,8 +236,9 @@ def counting(lengths: tuple[int, ...] = (4, 1)) -> StepModel:
         counts = graph.add("Less", [places, graph.add("Unsqueeze", ["valid", graph.constant([1], np.int64)])])
         counts = graph.add("Cast", [counts], to=TensorProto.FLOAT)
         counts = graph.add("Unsqueeze", [counts, graph.constant([2], np.int64)])
-        hot = [graph.constant([VOCABULARY], np.int64), graph.constant([0, 1], np.float32)]
-        hot = graph.add("Mul", [graph.add("OneHot", ["tokens", *hot], axis=-1), counts])
+        ids = graph.add("Unsqueeze", ["tokens", graph.constant([2], np.int64)])
+        hot = graph.add("Equal", [ids, graph.constant(np.arange(VOCABULARY, dtype=np.int32)[None, None])])
+        hot = graph.add("Mul", [graph.add("Cast", [hot], to=TensorProto.FLOAT), counts])
         so_far = graph.add("CumSum", [hot, graph.constant(1, np.int64)])
         before = graph.add("Unsqueeze", ["state.seen.in", graph.constant([1], np.int64)])
         graph.add("LogSoftmax", [graph.add("Add", [so_far, before])], "logits", axis=-1)

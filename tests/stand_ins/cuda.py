@@ -207,7 +207,7 @@ def run_engines(trt: Any, bundle: Bundle, programs: dict[str, Program], cuda: Fa
 
     seen = SimpleNamespace(contexts=0, strategies=[], caches=[], invalid=[])
     sessions = OrtSessions(onnxruntime, bundle, ["CPUExecutionProvider"], "cpu")
-    kinds = {"int32": "INT32", "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
+    kinds = {"int32": "INT32", "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "bool": "BOOL"}
 
     def teach(title: str, **members: Any) -> None:
         for name, member in members.items():

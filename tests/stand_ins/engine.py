@@ -203,7 +203,7 @@ def open_stand_in(
     bundle: Bundle,
     update: str | None = None,
     name: str = "rtx",
-    kinds: tuple[str, ...] = ("logprobs", "last", "score"),
+    kinds: tuple[str, ...] = ("logprobs", "last", "score", "step"),
     recordable: bool = True,
     device: StandInDevice | None = None,
     change: Callable[[Executable], None] | None = None,

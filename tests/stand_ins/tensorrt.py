@@ -26,7 +26,7 @@ VERSIONS = {
     "trt114a": ("tensorrt", "11.4.0.106"),
     "rtx171": ("tensorrt_rtx", "1.7.1.116"),
 }
-DTYPES = {1: "FLOAT", 10: "HALF", 16: "BF16", 6: "INT32", 7: "INT64", 11: "FLOAT"}
+DTYPES = {1: "FLOAT", 10: "HALF", 16: "BF16", 6: "INT32", 7: "INT64", 9: "BOOL", 11: "FLOAT"}
 
 
 def read_members(name: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

@@ -9,12 +9,12 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.device.interface import Device, Executable, Queue
 from txl_runtime.device.loop import DeviceLoop, Programs
 from txl_runtime.errors import BackendError
-from txl_runtime.streaming.loop import Backend
+from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.memory import Initial
 
 
 class DeviceBackend(Backend):
-    """See `streaming.loop.Backend`. Programs are whole: log-probabilities come out of them.
+    """See `streaming.loop.Backend`. Programs are whole: log-probabilities come out of them, or all that a step returns.
 
     Attributes:
         device, queue, lock: where it runs, the one order of its work, and who may add to it.
@@ -35,17 +35,21 @@ class DeviceBackend(Backend):
         self.executables: Mapping[str, Executable] = {item.program.name: item for item in executables}
         rules = {item.program.update for item in executables}
         kinds = {item.program.kind for item in executables}
-        if len(rules) != 1 or "logprobs" not in kinds:
+        if len(rules) != 1 or not kinds & {"logprobs", "step"}:
             raise BackendError(
                 f"backend {name} has programs of kinds {sorted(kinds)} and update rules {sorted(rules)}, expected "
-                "log-probabilities and one rule; build the engines again"
+                "log-probabilities or steps, and one rule; build the engines again"
             )
         self.update = rules.pop()
         self._programs = Programs(name, executables)
         self.programs = self._programs.all
         self._settled = settled
 
-    def open_loop(self, manifest: Manifest, initial: Initial) -> DeviceLoop:
+    def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
+        if self.update == "replace":
+            from txl_runtime.device.step_loop import DeviceStepLoop  # a Transformer-XL does not carry it
+
+            return DeviceStepLoop(manifest, self.device, self.queue, self.lock, self.executables, initial, self.settled)
         return DeviceLoop(manifest, self.device, self.queue, self.lock, self._programs, initial, self.settled)
 
     def settled(self) -> None:

@@ -10,7 +10,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from txl_runtime.device.interface import Queue, host_address
 from txl_runtime.errors import UsageError
+from txl_runtime.types import Ids
 
 
 class _DataType(ctypes.Structure):
@@ -86,3 +90,12 @@ def device_tokens(tokens: Any, device: tuple[int, int], queue: int) -> DeviceTok
     if pitch < WIDTH * shape[1]:
         raise UsageError(f"tokens on the device have strides {list(strides)}, expected rows apart; copy them")
     return DeviceTokens(int(tensor.data) + int(tensor.byte_offset), (shape[0], shape[1]), pitch, (tokens, capsule))
+
+
+def fetch_tokens(tokens: DeviceTokens, queue: Queue) -> Ids:
+    """A copy on the host."""
+    host = np.zeros(tokens.shape, np.int32)
+    width = host.strides[0]
+    queue.copy(host_address(host), tokens.address, width, len(host), width, tokens.pitch)
+    queue.wait()
+    return host

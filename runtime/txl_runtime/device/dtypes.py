@@ -1,4 +1,7 @@
-"""Types of tensors on a device, and how float32 becomes them and comes back. NumPy has no bfloat16: uint16 holds it."""
+"""Types of tensors on a device, and how float32 becomes them and comes back. NumPy has no bfloat16: uint16 holds it.
+
+A bool is one byte, 0 or 1, as TensorRT and ONNX Runtime have it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from txl_runtime.errors import BackendError
 from txl_runtime.types import Array, Floats
 
 STORED: dict[str, np.dtype[Any]] = {
+    "bool": np.dtype("?"),
     "int32": np.dtype("<i4"),
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),

@@ -11,8 +11,8 @@ import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.call import DeviceCall, InputBlock, ResultBlock
-from txl_runtime.device.dlpack import DeviceTokens, device_tokens
+from txl_runtime.device.call import DeviceCall, TensorBlock, open_blocks
+from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens
 from txl_runtime.device.interface import Device, Event, Executable, Queue
 from txl_runtime.device.memory import DeviceMemory, DeviceRing, DeviceRolled
 from txl_runtime.errors import BackendError
@@ -131,7 +131,7 @@ class DeviceLoop(LoopState, Loop):
         super().__init__(update, manifest, lock)
         self._device, self._queue, self._programs, self._settled = device, queue, programs, settled
         self.output: Output = WholeOutput(manifest)
-        self._blocks: dict[str, tuple[InputBlock, ResultBlock]] = {}
+        self._blocks: dict[str, tuple[TensorBlock, TensorBlock]] = {}
         self._calls: dict[tuple[str, int], DeviceCall] = {}
         self._latest: _Pending | None = None
         with self._lock:
@@ -150,12 +150,8 @@ class DeviceLoop(LoopState, Loop):
 
     def fetch(self, tokens: Resident) -> Ids:
         assert isinstance(tokens, DeviceTokens)
-        host = np.zeros(tokens.shape, np.int32)
         with self._lock:
-            width = host.strides[0]
-            self._queue.copy(host.ctypes.data, tokens.address, width, len(host), width, tokens.pitch)
-            self._queue.wait()
-        return host
+            return fetch_tokens(tokens, self._queue)
 
     def run(
         self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
@@ -165,18 +161,20 @@ class DeviceLoop(LoopState, Loop):
         b = len(counts)
         length = next(iter(inputs.values())).shape[1]
         executable = self._programs.find(KINDS[want], length)
-        kind, call, result = executable.program.kind, *self._call(executable)
+        kind, call, results = executable.program.kind, *self._call(executable)
         read = {name: value for name, value in inputs.items() if name != "targets" or kind == "score"}
         resident = {name: value for name, value in read.items() if isinstance(value, DeviceTokens)}
         values: dict[str, Array] = {name: value for name, value in read.items() if isinstance(value, np.ndarray)}
-        columns = 0 if kind == "last" else length
+        result = executable.program.outputs[0]
+        part = (b, *(() if kind == "last" else (length,)))
         self.valid[:b] = counts
-        given = result.host[:b, :columns] if columns else result.host[:b]
         targets = inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
         try:
             with self._lock:
-                event = call.step(values | self.counts, resident, b, columns)
+                call.step(values | self.counts, resident)
+                given = results.fetch(self._queue, result.name, (*part, *result.fixed[len(part) :]))
+                event = self._queue.record()
                 if commit:
                     self.advance()
             done = self._settled if call.steps == 2 else None
@@ -186,14 +184,13 @@ class DeviceLoop(LoopState, Loop):
             raise
         return self._latest
 
-    def _call(self, executable: Executable) -> tuple[DeviceCall, ResultBlock]:
+    def _call(self, executable: Executable) -> tuple[DeviceCall, TensorBlock]:
         """The program tied to this side of the memory, for the first time or again."""
         name, side = executable.program.name, self.counters.side
         if (name, side) not in self._calls:
             with self._lock:
                 memory = self.memory.addresses(side)
                 if name not in self._blocks:
-                    inputs = InputBlock(self._device, executable, frozenset(memory[0]))
-                    self._blocks[name] = inputs, ResultBlock(self._device, executable)
+                    self._blocks[name] = open_blocks(self._device, executable, memory)
                 self._calls[name, side] = DeviceCall(executable, self._queue, *self._blocks[name], memory)
         return self._calls[name, side], self._blocks[name][1]

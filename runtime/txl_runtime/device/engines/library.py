@@ -19,7 +19,14 @@ from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_facts
 from txl_runtime.errors import BackendError
 
-DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
+DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
 """The libraries' names of types, and the manifest's."""
 ERROR = 1
 LONGEST = 400

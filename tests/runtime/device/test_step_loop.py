@@ -1,0 +1,303 @@
+"""The loop on a device of steps that return their whole state, against the one on the CPU: every bit the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import step_models
+from stand_ins.engine import DeviceArray, open_stand_in, refuse
+from step_models import FEATURES, MODELS, VOCABULARY, B
+from support import interrupted
+from txl_runtime import BackendError, Model, UsageError, load
+from txl_runtime.device import choosing
+from txl_runtime.streaming.memory import RowState
+
+every = pytest.mark.parametrize("kind", MODELS)
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch) -> Callable[..., tuple[Model, Model]]:
+    """A model on a stand-in device, and on the CPU."""
+
+    def open_both(kind: str, **options: Any) -> tuple[Model, Model]:
+        path = tmp_path / f"{kind}.txl"
+        if not path.exists():
+            MODELS[kind]().write(path)
+        monkeypatch.setattr(
+            choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name, **options)
+        )
+        return load(path, backend="rtx"), load(path, backend="cpu", threads=1)
+
+    return open_both
+
+
+def draw_inputs(kind: str, draws: np.random.Generator, b: int, length: int) -> dict[str, np.ndarray]:
+    if kind == "recurrent":
+        obs = draws.normal(size=(b, length, FEATURES)).astype(np.float32)
+        return {"obs": obs, "starts": draws.random(b) < 0.2}
+    return {"tokens": draws.integers(0, VOCABULARY, (b, length)).astype(np.int32)}
+
+
+def draw_segment(kind: str, draws: np.random.Generator, b: int = B) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Inputs, and how many positions of each sequence count; some are idle where the model allows it."""
+    length = 2 if kind == "growing" else int(draws.integers(1, 5)) if kind == "counting" else int(draws.choice([1, 4]))
+    if kind == "counting":
+        counts = draws.integers(0, length + 1, b)
+    else:
+        counts = np.full(b, length)
+        if kind == "recurrent":
+            counts[draws.random(b) < 0.3] = 0
+    return draw_inputs(kind, draws, b, length), counts.astype(np.int32)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+def assert_alike(ours: Any, theirs: Any) -> None:
+    for row in range(B):
+        assert_same(ours.take(row).tensors, theirs.take(row).tensors)
+
+
+CALLS = ("run", "run", "run", "run", "not committed", "clear some", "clear all", "reorder", "take", "put", "named")
+
+
+def do(call: str, kind: str, loops: tuple[Any, Any], kept: list[Any], draws: np.random.Generator) -> None:
+    """One thing that can be done to a loop, done to both; results are compared."""
+    if call in ("run", "not committed"):
+        inputs, counts = draw_segment(kind, draws, int(draws.integers(1, B + 1)))
+        ours, theirs = (loop.run(inputs, counts, commit=call == "run") for loop in loops)
+        assert_same(ours.outputs(), theirs.outputs())
+        if kind == "counting":
+            assert_same({"rows": ours.rows()}, {"rows": theirs.rows()})
+    elif call == "clear some":
+        rows = np.flatnonzero(draws.random(B) < 0.4)
+        for loop in loops:
+            loop.clear(rows)
+    elif call == "clear all":
+        if draws.random() < 0.3:
+            for loop in loops:
+                loop.clear(np.arange(B))
+    elif call == "reorder":
+        rows = draws.integers(0, B, int(draws.integers(1, B + 1)))
+        for loop in loops:
+            loop.reorder(rows)
+    elif call == "take":
+        kept.append([loop.take(int(draws.integers(B))) for loop in loops[:1]] * 2)
+    elif call == "named":
+        row, names = int(draws.integers(B)), [loops[0].states[-1].name]
+        assert_same(*(loop.take(row, names).tensors for loop in loops))
+    elif kept:
+        row, states = int(draws.integers(B)), kept[int(draws.integers(len(kept)))]
+        for loop, state in zip(loops, states, strict=True):
+            loop.put(row, state)
+
+
+@every
+@pytest.mark.parametrize("recordable", [True, False], ids=["recorded", "not recorded"])
+def test_whatever_is_done_to_a_loop_device_and_cpu_hold_the_same_bits(opened, kind, recordable):
+    ours, theirs = opened(kind, recordable=recordable)
+    for seed in range(3):
+        draws, kept = np.random.default_rng(seed), []
+        loops = ours.open_loop(), theirs.open_loop()
+        for call in draws.choice(CALLS, 70):
+            do(str(call), kind, loops, kept, draws)
+            assert_alike(*loops)
+
+
+@every
+def test_a_state_that_was_taken_continues_in_another_loop(opened, kind):
+    model, _ = opened(kind)
+    draws, one, other = np.random.default_rng(1), model.open_loop(), model.open_loop()
+    for _ in range(4):
+        inputs, counts = draw_segment(kind, draws)
+        one.run(inputs, counts)
+    for row in range(B):
+        other.put(row, one.take(row))
+    inputs, counts = draw_segment(kind, draws)
+    assert_same(other.run(inputs, counts).outputs(), one.run(inputs, counts).outputs())
+    assert_alike(other, one)
+
+
+def test_a_state_grows_program_by_program_and_starts_anew_with_a_reset(opened):
+    model, _ = opened("growing")
+    loop, log, draws = model.open_loop(), model.backend.queue.log, np.random.default_rng(0)
+    for _ in range(2):
+        for _ in range(5):
+            loop.run(*draw_segment("growing", draws)).outputs()
+        loop.clear(np.arange(B))
+    ran = [name.removeprefix("run ").removesuffix(" (recorded)") for name in log if name.startswith("run")]
+    assert ran == 2 * ["step-2.0", "step-2.1", "step-2.2", "step-2.3", "step-2.3"]
+    assert loop.take(0).tensors.keys() == {"clock", "rows"}, "the summary is absent"
+    assert loop.take(0).tensors["rows"].shape == (0, 4)
+
+
+def test_each_program_is_recorded_once_per_side_of_the_memory(opened):
+    model, _ = opened("recurrent")
+    loop, queue, draws = model.open_loop(), model.backend.queue, np.random.default_rng(0)
+    for _ in range(10):
+        loop.run(draw_inputs("recurrent", draws, B, 1), np.ones(B, np.int32)).outputs()
+    assert (queue.captured, queue.replayed) == (2, 8)
+    assert loop.recorded == {"step-1, side 0": "recorded", "step-1, side 1": "recorded"}
+
+
+def test_only_what_was_asked_for_comes_back_and_no_state_does(opened):
+    model, _ = opened("recurrent")
+    loop, queue, draws = model.open_loop(), model.backend.queue, np.random.default_rng(0)
+
+    def segment() -> Any:
+        return loop.run(draw_inputs("recurrent", draws, 2, 4), np.full(2, 4, np.int32))
+
+    segment().outputs()
+    before = queue.bytes_copied
+    segment().arrays()["known"]
+    inputs = -(-B * 4 * FEATURES * 4 // 256) * 256 + 2 * 256
+    assert queue.bytes_copied - before == inputs + 2
+    before = queue.bytes_copied
+    segment().outputs()
+    assert queue.bytes_copied - before == inputs + 2 * (2 * 4 * 2 * 4) + 2 * 4 * 4 + 2
+
+
+def test_the_states_of_one_sequence_are_moved_alone(opened):
+    model, _ = opened("recurrent")
+    loop, queue, draws = model.open_loop(), model.backend.queue, np.random.default_rng(0)
+    loop.run(draw_inputs("recurrent", draws, B, 4), np.full(B, 4, np.int32)).outputs()
+    before, one = queue.bytes_copied, 2 * step_models.WIDTH * 4 + 4 + 1
+    taken = loop.take(1)
+    assert queue.bytes_copied - before == one
+    loop.put(2, taken)
+    assert queue.bytes_copied - before == 2 * one
+
+
+def test_streams_that_share_a_device_do_not_disturb_each_other(opened):
+    model, other = opened("recurrent")
+    draws, pairs = np.random.default_rng(0), [(model.open_loop(), other.open_loop()) for _ in range(3)]
+    for turn in range(30):
+        ours, theirs = pairs[turn % 3]
+        inputs, counts = draw_segment("recurrent", draws)
+        assert_same(ours.run(inputs, counts).outputs(), theirs.run(inputs, counts).outputs())
+
+
+def test_loops_give_their_memory_back(opened):
+    model, _ = opened("recurrent")
+    device, loop = model.backend.device, model.open_loop()
+    result = loop.run(draw_inputs("recurrent", np.random.default_rng(0), B, 4), np.full(B, 4, np.int32))
+    loop.clear(np.array([1]))  # put into the queue, and nobody waits for it
+    del loop
+    assert result.outputs()["best"].any()
+    del result
+    assert device.used == 0
+
+
+def test_tokens_on_the_device_are_taken_from_there(opened):
+    ours, theirs = opened("counting")
+    one, other, draws = ours.open_loop(), theirs.open_loop(), np.random.default_rng(0)
+    for columns in (1, 4, 3, 2):
+        host = draw_inputs("counting", draws, 2, columns)["tokens"]
+        there = one.resident(DeviceArray(ours.backend.device, host))
+        assert one.fetch(there).tobytes() == host.tobytes()
+        counts = np.array([columns, columns // 2], np.int32)
+        assert_same(one.run({"tokens": there}, counts).outputs(), other.run({"tokens": host}, counts).outputs())
+    assert opened("recurrent")[0].open_loop().resident(DeviceArray(ours.backend.device, host)) is None
+
+
+def test_a_segment_that_no_program_takes_is_refused_with_the_lengths_there_are(opened):
+    loop = opened("recurrent")[0].open_loop()
+    with pytest.raises(UsageError, match=r"a segment of 3 positions .* \(lengths \[1, 4\]\)"):
+        loop.run(draw_inputs("recurrent", np.random.default_rng(0), B, 3), np.full(B, 3, np.int32))
+
+
+@every
+def test_a_step_that_fails_changes_nothing(opened, kind, monkeypatch):
+    model, other = opened(kind)
+    draws, ours, theirs = np.random.default_rng(0), model.open_loop(), other.open_loop()
+    for _ in range(3):
+        inputs, counts = draw_segment(kind, draws)
+        for loop in (ours, theirs):
+            loop.run(inputs, counts).outputs()
+        with monkeypatch.context() as patch:
+            patch.setattr(model.backend.queue, "push", refuse("the device is lost"))
+            with pytest.raises(BackendError, match="the device is lost"):
+                ours.run(inputs, np.full(B, counts.max(initial=1), np.int32))
+        assert_alike(ours, theirs)
+
+
+def test_an_allocation_that_fails_can_be_tried_again(opened):
+    model, other = opened("growing")
+    device, ours, theirs = model.backend.device, model.open_loop(), other.open_loop()
+    inputs, counts = draw_segment("growing", np.random.default_rng(0))
+    allocate = device.allocate
+    for allowed in range(3):
+        left = [allowed]
+
+        def scarce(size: int, left: list[int] = left) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise BackendError("cudaMalloc failed: out of memory")
+            return allocate(size)
+
+        device.allocate = scarce
+        with pytest.raises(BackendError, match="out of memory") if allowed < 2 else nullcontext():
+            ours.run(inputs, counts)
+        device.allocate = allocate
+    assert_alike(ours, (theirs.run(inputs, counts), theirs)[1])
+
+
+@pytest.mark.slow
+@every
+def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, kind):
+    """The stand-in does nothing before somebody waits: what is overwritten too early is found out."""
+    model, _ = opened(kind)
+    draws, loop = np.random.default_rng(0), model.open_loop()
+    segment, further = draw_segment(kind, draws), draw_segment(kind, draws)
+    segment, further = (
+        (inputs, np.full(B, next(iter(inputs.values())).shape[1], np.int32)) for inputs, _ in (segment, further)
+    )
+
+    def begin() -> None:
+        loop.clear(np.arange(B))
+        for seed in range(2):
+            loop.run(*draw_segment(kind, np.random.default_rng(seed))).outputs()
+
+    def after() -> bytes:
+        return b"".join(array.tobytes() for array in loop.run(*further).outputs().values())
+
+    begin()
+    before = after()
+    begin()
+    loop.run(*segment).outputs()
+    expected, seen, line = after(), set(), 0
+    while True:
+        line += 1
+        begin()
+        if not interrupted(lambda: loop.run(*segment).outputs(), line, "streaming", "device/step", "device/call"):
+            break
+        found = after()
+        assert found in (before, expected), f"neither before nor after the step, interrupted at line {line}"
+        seen.add(found)
+    assert seen == {before, expected}
+
+
+def test_rows_put_with_another_number_than_are_held_go_through_the_host(opened):
+    model, other = opened("growing")
+    ours, theirs = model.open_loop(), other.open_loop()
+    draws, kept = np.random.default_rng(0), []
+    for _ in range(4):
+        inputs, counts = draw_segment("growing", draws)
+        for loop in (ours, theirs):
+            loop.run(inputs, counts).outputs()
+        kept.append(ours.take(0))
+    for state in (kept[1], kept[0], kept[3]):
+        for loop in (ours, theirs):
+            loop.put(0, state)
+        assert_alike(ours, theirs)
+    too_many = {**kept[3].tensors, "rows": np.zeros((900, 4), np.float32)}
+    with pytest.raises(AssertionError, match="more rows than the state has"):
+        ours.put(0, RowState(0, 0, too_many))
