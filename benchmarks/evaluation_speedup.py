@@ -44,8 +44,8 @@ def works_of_bundles(recurrent: Model, vanilla: Model) -> dict[str, Work]:
     decoding = BundleCompetitor("d", recurrent)
     for competitor in (segments, decoding):
         fill(competitor, recurrent)
-    segment = random_tokens(recurrent.vocab_size, (4, 1, recurrent.segment_lengths[0] + 1))
-    window = random_tokens(vanilla.vocab_size, (4, 1, vanilla.segment_lengths[0]))
+    segment = random_tokens(recurrent.manifest.vocab_size, (4, 1, recurrent.segment_lengths[0] + 1))
+    window = random_tokens(vanilla.manifest.vocab_size, (4, 1, vanilla.segment_lengths[0]))
     return {
         "recurrent": lambda index: segments.score(segment[index % 4]),
         "vanilla": lambda index: windows.next_token(window[index % 4]),
@@ -59,8 +59,8 @@ def works_of_torch(recurrent: Model, vanilla: Model) -> dict[str, Work]:
     eager = TimeFirstHidden(Parts(m.config, m.dialect, m.memory_length, weights_of(recurrent)), 1)
     plain = Reference(v.config, v.dialect, 0, weights_of(vanilla))
     fill(eager, recurrent)
-    segment = random_tokens(recurrent.vocab_size, (4, 1, recurrent.segment_lengths[0] + 1))
-    window = torch.from_numpy(random_tokens(vanilla.vocab_size, (4, 1, vanilla.segment_lengths[0])))
+    segment = random_tokens(recurrent.manifest.vocab_size, (4, 1, recurrent.segment_lengths[0] + 1))
+    window = torch.from_numpy(random_tokens(vanilla.manifest.vocab_size, (4, 1, vanilla.segment_lengths[0])))
     return {
         "recurrent": lambda index: eager.score(segment[index % 4]),
         "vanilla": lambda index: plain(window[index % 4], plain.initial_memory()),

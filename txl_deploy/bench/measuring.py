@@ -254,7 +254,7 @@ def time_tasks(
 def _work(competitor: Competitor, task: Task, model: Model) -> Work:
     """One call of a task; consecutive calls take consecutive segments."""
     shape = (TOKENS, model.batch_size, task.segment_length + (task.kind == "score"))
-    tokens = random_tokens(model.vocab_size, shape, seed=1)
+    tokens = random_tokens(model.manifest.vocab_size, shape, seed=1)
     calls = {"decode": competitor.logprobs, "prefill": competitor.next_token, "score": competitor.score}
     call = calls[task.kind]
     return lambda index: call(tokens[index % TOKENS])
