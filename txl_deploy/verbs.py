@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 VERBS = {
     "inspect": "Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds.",
-    "export": "Turn a trained Transformer-XL into a verified, self-contained bundle.",
+    "export": "Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle.",
     "build": "Build an engine of each program and put it into the bundle.",
     "verify": "Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
@@ -35,7 +35,7 @@ class _Verbs(TyperGroup):
 
 app = typer.Typer(
     name="txl-deploy",
-    help="From a trained Transformer-XL to a verified bundle, and streaming from it.",
+    help="From a trained model with state to a verified bundle, and streaming from it.",
     cls=_Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,

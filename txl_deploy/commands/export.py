@@ -1,4 +1,4 @@
-"""`txl-deploy export`: checkpoint → verified bundle."""
+"""`txl-deploy export`: a checkpoint, or a model of your own → verified bundle."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from txl_export.options import ExportOptions, flags_of_export
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, parse_aliases
+from txl_deploy.commands.own_modules import of_own_module, own_frames
 from txl_deploy.console import Display, print_json, quantity, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
@@ -34,26 +35,31 @@ def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
 @_with_export_options
 def run(
     checkpoint: Annotated[
-        Path,
-        typer.Argument(metavar="CHECKPOINT", help="A checkpoint file or a Hugging Face folder.", show_default=False),
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint file, a Hugging Face folder, or FILE.py:FUNCTION for a model of your own.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT with suffix .txl without it.")
+        Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT's file with suffix .txl without it.")
     ] = None,
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Turn a trained Transformer-XL into a verified, self-contained bundle."""
+    """Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle."""
     require_export("export")
     lean_heap()
     import txl_export
     from txl_export.parity.report import ParityError
 
+    source = of_own_module(checkpoint) or Path(checkpoint)
     given = {name: value for name, value in options.items() if value is not None}
     given["aliases"] = parse_aliases(options["aliases"])
     try:
-        with Display() as display:
-            result = txl_export.export(checkpoint, output or _beside(checkpoint), listener=display, **given)
+        with Display() as display, own_frames():
+            result = txl_export.export(source, output or _beside(checkpoint), listener=display, **given)
     except ParityError as error:
         if not json:
             print_parity(error.parity.document())
@@ -69,10 +75,11 @@ def run(
     stdout.print(f"{result.path}: {quantity(size)}, {verified}", soft_wrap=True)
 
 
-def _beside(checkpoint: Path) -> Path:
-    """The default name: CHECKPOINT with suffix .txl."""
-    if checkpoint.name in ("", ".."):
-        raise UsageError(f"{checkpoint}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
-    if checkpoint.is_dir():
-        return checkpoint.with_name(f"{checkpoint.name}.txl")  # a folder's dots are part of its name
-    return checkpoint.with_suffix(".txl")
+def _beside(checkpoint: str) -> Path:
+    """The default name: CHECKPOINT with suffix .txl; of a model of your own, that of its file."""
+    path = Path(own.rpartition(":")[0] if (own := of_own_module(checkpoint)) else checkpoint)
+    if path.name in ("", ".."):
+        raise UsageError(f"{path}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
+    if path.is_dir():
+        return path.with_name(f"{path.name}.txl")  # a folder's dots are part of its name
+    return path.with_suffix(".txl")

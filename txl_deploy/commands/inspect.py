@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from txl_export.families.registry import facts_of_bundle
 from txl_export.options import Family
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
@@ -19,7 +21,14 @@ from txl_deploy.commands.options import Json, like_export, parse_aliases
 from txl_deploy.console import facts_table, number, print_json, quantity, rows_table, stdout
 from txl_deploy.extras import require_export
 
-POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "absolute learned")
+STREAMS = {
+    "independent": "independent: each can be idle, reset and moved alone",
+    "lockstep": "in lockstep: all of them run, or none",
+}
+LENGTHS = {
+    "valid": "any number of positions of a segment may count",
+    "exact": "exact: a segment is one of the lengths above",
+}
 
 
 def run(
@@ -77,16 +86,20 @@ def run(
 
 def describe_bundle(manifest: Manifest) -> dict[str, Any]:
     """The facts about a bundle that people ask for first."""
+    family = manifest.family.get("dialect", {}).get("family") or manifest.family_name
     return {
         "kind": "bundle",
         "model_id": manifest.model_id,
-        "family": manifest.dialect.family,
+        "family": family,
         "parameters": manifest.parameters,
         "batch_size": manifest.batch_size,
         "segment_lengths": manifest.segment_lengths,
-        "memory_length": manifest.memory_length,
+        "memory_length": manifest.memory_length if manifest.counters else None,
         "bytes_per_stream": manifest.state_bytes,
         "effective_context": manifest.reach,
+        "streams": manifest.streams,
+        "lengths": manifest.lengths,
+        "commits": manifest.commits,
         "bytes": sum(record.size for record in manifest.files.values()),
         "precision": manifest.precision,
         "parity": manifest.parity,
@@ -94,32 +107,28 @@ def describe_bundle(manifest: Manifest) -> dict[str, Any]:
 
 
 def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None:
-    config, dialect = manifest.config, manifest.dialect
-    norm = "pre" if config.pre_lnorm else "post"
     lengths = ", ".join(map(str, manifest.segment_lengths))
-    window = "none" if dialect.window is None else f"{dialect.window} keys"
-    if dialect.segment_window:
-        window = "as many keys as the segment has tokens, all for a single one"
-    adaptive = f", clusters cut at {list(config.cutoffs)}, div_val {config.div_val}" if config.cutoffs else ""
+    memory = f", M {manifest.memory_length}" if manifest.counters else ""
     could_run = ["cpu", *(f"not {name}: {why}" if why else name for name, why in facts["backends"].items())]
-    clamp = "none" if dialect.clamp_length is None else dialect.clamp_length
     shown = {
         "bundle": f"{path}, {quantity(facts['bytes'])}, every file's hash checked",
         "model": f"{manifest.model_id[:12]}, {quantity(manifest.parameters, '')} parameters, {manifest.precision}",
-        "architecture": f"{config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads of {config.d_head}, "
-        f"d_inner {config.d_inner}, {config.vocab_size} tokens{adaptive}",
-        "positions": f"{POSITIONS[config.attn_type]}, {norm}-norm, window {window}, clamp {clamp}",
-        "dialect": f"{dialect.family}, memory starts {dialect.memory_start}",
-        "shapes": f"B {manifest.batch_size}, L {lengths}, M {manifest.memory_length}",
-        "memory": f"{manifest.transformer_xl.memory}, {quantity(manifest.state_bytes)} per stream",
+        **facts_of_bundle(manifest),
+        "shapes": f"B {manifest.batch_size}, L {lengths}{memory}",
+        "state": f"{quantity(manifest.state_bytes)} per sequence",
+        "sequences": STREAMS[manifest.streams],
+        "lengths": LENGTHS[manifest.lengths],
         "backends": "\n".join(could_run),
-        "effective context": f"{manifest.reach} tokens (layers × memory + segment)",
-        "vocabulary": manifest.vocabulary or "none: token ids only",
     }
+    if manifest.reach is not None:
+        shown["effective context"] = f"{manifest.reach} tokens (layers × memory + segment)"
+    shown["vocabulary"] = manifest.vocabulary or "none: token ids only" if manifest.vocab_size else "none: no tokens"
     source = manifest.provenance.get("source")
     if isinstance(source, dict):
-        shown["made from"] = f"{source.get('name')} ({source.get('container')})"
+        container = f" ({source['container']})" if source.get("container") else ""
+        shown["made from"] = f"{source.get('name')}{container}"
     stdout.print(facts_table(shown), soft_wrap=True)
+    _print_tables(manifest)
     programs = [(p.name, p.kind, p.segment_length, p.update, p.file) for p in manifest.programs]
     stdout.print(rows_table(("\nprogram", "\nkind", "\nL", "\nupdate", "\nfile"), programs))
     if manifest.parity:
@@ -127,6 +136,31 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         stdout.print(rows_table(("\nparity reached at export", ""), reached))
     else:
         stdout.print("\nparity: NOT verified when it was exported; `txl-deploy verify` does it")
+
+
+def _print_tables(manifest: Manifest) -> None:
+    """What a step reads, returns and carries. Tensors of one form, such as those of all layers, share a row."""
+    reads = [(entry.name, entry.dtype, _sizes(entry.shape), entry.role) for entry in manifest.inputs]
+    returns = [(entry.name, entry.dtype, _sizes(entry.shape), entry.role) for entry in manifest.outputs]
+    stdout.print(rows_table(("\nreads", "\ndtype", "\nshape", "\nrole"), reads))
+    stdout.print(rows_table(("\nreturns", "\ndtype", "\nshape", "\nrole"), returns))
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    for state in manifest.states:
+        begins = "absent" if state.absent else "no rows" if state.rows else state.initial
+        if isinstance(begins, str) and begins.startswith("initial."):
+            begins = "a tensor"
+        form = (state.dtype, _sizes(state.shape), state.update, "zeros" if begins in (None, 0.0) else str(begins))
+        alike.setdefault(form, []).append(state.name)
+    carries = [(_first_and_last(names), *form) for form, names in alike.items()]
+    stdout.print(rows_table(("\ncarries", "\ndtype", "\nshape", "\nupdate", "\nstarts as"), carries))
+
+
+def _first_and_last(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _sizes(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def _engines(bundle: Bundle) -> tuple[list[dict[str, Any]], list[str]]:

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
-from txl_runtime.selftest import run_selftest
+from txl_runtime.selftest import WORDS, run_selftest
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import facts_table, number, print_json, stderr, stdout
@@ -24,20 +24,17 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
     if result.passed:
         _record(model)
     if json:
-        names = "backend steps streams max_logprobs max_memory limit_logprobs limit_memory passed"
-        document = {name: getattr(result, name) for name in names.split()}
-        print_json(document | {"seconds": seconds, "backend_notes": model.backend_notes})
+        print_json(result.document() | {"seconds": seconds, "backend_notes": model.backend_notes})
     else:
         streams = ", ".join(map(str, result.streams))
         facts = {
             "backend": result.backend,
             "replayed": f"{result.steps} steps with {streams} live streams, {seconds:.1f} s",
-            "log-probs max abs": f"{number(result.max_logprobs)} (limit {number(result.limit_logprobs)})",
-            "memory max abs": f"{number(result.max_memory)} (limit {number(result.limit_memory)})",
-            "verdict": Text("passed", "green") if result.passed else Text("FAILED", "bold red"),
         }
-        facts |= {f"not {name}": note for name, note in model.backend_notes.items()}
-        stdout.print(facts_table(facts))
+        for name, value in result.largest.items():
+            facts[f"{WORDS[name]} max abs"] = f"{number(value)} (limit {number(result.limits[name])})"
+        verdict = {"verdict": Text("passed", "green") if result.passed else Text("FAILED", "bold red")}
+        stdout.print(facts_table(facts | verdict | {f"not {name}": note for name, note in model.backend_notes.items()}))
     if not result.passed:
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ import typer
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
+from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, number, print_json, rows_table, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
@@ -19,6 +20,10 @@ def run(
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="The checkpoint it came from, to repeat the import.")
     ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
+    ] = None,
+    weights: Annotated[Path | None, like_export("weights")] = None,
     text: Annotated[Path | None, like_export("text")] = None,
     tokens: Annotated[Path | None, like_export("tokens")] = None,
     segments: Annotated[int | None, typer.Option("--segments", help="Segments of the longest chain.")] = None,
@@ -40,16 +45,25 @@ def run(
     import txl_export
 
     if bisect:
-        given = {"--text": text, "--tokens": tokens, "--segments": segments, "--threads": threads}
+        given = {
+            "--module": module,
+            "--weights": weights,
+            "--text": text,
+            "--tokens": tokens,
+            "--segments": segments,
+            "--threads": threads,
+        }
         if names := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"{names[0]} is given with --bisect, which runs segments of its own; leave it out")
         _bisect(bundle, checkpoint, backend, json)
         return
 
-    with Display() as display:
+    with Display() as display, own_frames():
         parity = txl_export.verify(
             bundle,
             checkpoint=checkpoint,
+            module=module,
+            weights=weights,
             text=text,
             tokens=tokens,
             segments=segments,
