@@ -51,6 +51,7 @@ def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Se
     _take_inputs(graph, inputs)
     _give_outputs(graph, outputs)
     _leave_out_empty(graph)
+    _choose_by_logic(graph)
     int32_indices(graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
@@ -121,6 +122,26 @@ def _leave_out_empty(graph: ir.Graph) -> None:
                 for index, value in enumerate(kept):
                     node.replace_input_with(index, value)
                 node.resize_inputs(len(kept))
+
+
+def _choose_by_logic(graph: ir.Graph) -> None:
+    """Choose between truth values by And and Or: ONNX Runtime has no Where for them."""
+    for node in list(graph):
+        result = node.outputs[0]
+        if node.op_type == "Where" and result.dtype == ir.DataType.BOOL:
+            condition, one, other = node.inputs
+            no = ir.node("Not", [condition])
+            first, second = ir.node("And", [condition, one]), ir.node("And", [no.outputs[0], other])
+            made = ir.node("Or", [first.outputs[0], second.outputs[0]])
+            for part in (no, first, second):
+                part.outputs[0].name = f"{result.name}.{part.op_type}.{'second' if part is second else 'first'}"
+                part.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
+            made.outputs[0].type, made.outputs[0].shape = result.type, result.shape
+            name, result.name = result.name, None
+            made.outputs[0].name = name
+            ir.convenience.replace_nodes_and_values(
+                graph, node, [node], [no, first, second, made], [result], [made.outputs[0]]
+            )
 
 
 def _complete(graph: ir.Graph, opened: bool) -> None:

@@ -10,6 +10,7 @@ Each graph is loaded, run on real values and compared (`trial`) before it counts
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import users_frames
 from txl_export.families.own_module.tracer_worker import TracerError, trace
 from txl_export.families.own_module.trial import Example, TrialError, try_graph
+from txl_export.families.own_module.value_reads import value_read
 from txl_export.graphs.settling import OPSET, UnsettledError, settle
 from txl_export.graphs.tracing import quiet
 
@@ -49,6 +51,13 @@ class _Reason:
     text: str
 
 
+class _ReadError(Exception):
+    """A step decides by a value; the message says where."""
+
+
+_WEIGHTS: dict[type[Exception], int] = {_ReadError: 5, UnsettledError: 2, TracerError: 2, TrialError: 1}
+
+
 def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes: Sequence[Route] = ROUTES) -> Captured:
     """The graph of a network.
 
@@ -70,8 +79,9 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
                 model = _ROUTES[route](network, examples[0], exported)
                 settle(model, name, network.inputs, network.outputs)
                 try_graph(model, network, examples)
-        except (TracerError, TrialError, UnsettledError) as error:
-            reasons.append(_Reason(route, 1 if isinstance(error, TrialError) else 2, str(error)))
+        except (_ReadError, TracerError, TrialError, UnsettledError) as error:
+            weight = next(weight for kind, weight in _WEIGHTS.items() if isinstance(error, kind))
+            reasons.append(_Reason(route, weight, str(error)))
         except Exception as error:  # torch raises many kinds, and so may the user's code
             reasons.append(_told(route, error))
         else:
@@ -97,6 +107,9 @@ def _decomposed(network: StepNetwork, example: Example, exported: list[Any]) -> 
 
 
 def _traced(network: StepNetwork, example: Example, exported: list[Any]) -> ir.Model:
+    place = value_read(network, [tensor.clone() for tensor in example.given])
+    if place is not None:
+        raise _ReadError(f"what the step does next depends on a value that it reads at {place}")
     inputs, outputs = ([spec.name for spec in side] for side in (network.inputs, network.outputs))
     return trace(network, tuple(tensor.clone() for tensor in example.given), inputs, outputs, OPSET)
 
@@ -132,11 +145,11 @@ def _to_onnx(exported: Any, network: StepNetwork) -> ir.Model:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Without what torch warns of and logs while it captures."""
+    """Without what torch warns of, logs and prints while it captures."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with quiet():
+        with quiet(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         logging.disable(before)
