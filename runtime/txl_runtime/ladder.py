@@ -21,6 +21,10 @@ GAIN = 0.02
 FURTHER = 2.0
 """A quantised bundle's self-test may be this many times as far from the reference as it was where it was made."""
 
+MASK = 1e9
+"""A value of this size and more stands for "never", as where a running maximum begins: it says nothing of how large the
+values of its tensor are, and is compared relative to itself."""
+
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
 more."""

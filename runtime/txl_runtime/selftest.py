@@ -1,28 +1,43 @@
 """Replaying stored vectors: does this bundle, on this machine, still compute what the reference computed?
 
 The vectors are steps through every program, with memory empty, filling, full and rolled over, partial segments and
-idle sequences; what they expect came from the reference, not from an engine. They are kept small: some positions per
-step, some columns of the vocabulary.
+idle sequences; what they expect came from the reference, not from an engine. They are kept small. Of a Transformer-XL
+there are some positions per step and some columns of the vocabulary:
 
     tokens     int32 [steps, B, longest]      length     int32 [steps], T of the call
     counts     int32 [steps, B], lengths      positions  int32 [steps, B, P], rows compared (those below the count)
     columns    int32 [C], vocabulary ids      logprobs   float32 [steps, B, P, C]
     memory/<state>   float32 [B, 2, ...]: oldest and newest row after the last step
-    reached    float64 [2]: only where weights are quantised, the largest differences of log-probabilities and memory
-               where the bundle was made. There is no absolute limit then: it may not become twice as far away
+
+Of any other step there are some values of every output and state, in the order of one sequence's own array:
+
+    length     int32 [steps], L of the call   counts     int32 [steps, B], lengths
+    reset      bool [steps, B], which sequences begin anew before the step
+    input/<name>     [steps, ...] as the table of inputs says, of the longest segment; shorter ones stand first
+    output/<name>    [steps, B, P], values at place/<name>, int32 [steps, B, P]
+    state/<name>     [B, P], values after the last step at state_place/<name>, int64 [P], of one sequence's part, whose
+                     shape is state_shape/<name>; a state that all sequences share is stored once
+
+Both have, below float32, what was reached where the bundle was made: there is no absolute limit then, and it may not
+become twice as far away.
+
+    reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from txl_runtime.errors import BundleError, CheckError
-from txl_runtime.ladder import FURTHER, rung
+from txl_runtime.ladder import FURTHER, MASK, rung
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
+
+WORDS = {"logprobs": "log-probabilities", "memory": "memory", "outputs": "outputs", "state": "state"}
+"""What is compared, for people."""
 
 
 @dataclass(frozen=True)
@@ -33,69 +48,79 @@ class SelftestResult:
         backend: description of the engine.
         steps: steps replayed per stream.
         streams: numbers of live sequences that were tried.
-        max_logprobs: largest |Δ| of a log-probability; NaN counts as infinite.
-        max_memory: largest |Δ| of a memory value, relative to max(1, largest |value|).
-        limit_logprobs, limit_memory: the ladder's.
+        largest: the largest differences; NaN counts as infinite. Of a Transformer-XL those of "logprobs", |Δ|, and of
+            "memory", relative to max(1, largest |value|). Of any other step those of "outputs" and "state", relative
+            likewise; a whole number that differs counts as infinite.
+        limits: the ladder's, by the same names.
     """
 
     backend: str
     steps: int
     streams: tuple[int, ...]
-    max_logprobs: float
-    max_memory: float
-    limit_logprobs: float
-    limit_memory: float
+    largest: Mapping[str, float]
+    limits: Mapping[str, float]
 
     @property
-    def reached(self) -> tuple[float, float]:
+    def reached(self) -> tuple[float, ...]:
         """The two largest differences, as vectors of lower precisions keep them."""
-        return self.max_logprobs, self.max_memory
+        return tuple(self.largest.values())
 
     @property
     def passed(self) -> bool:
         """Whether every difference is within the ladder's limits."""
-        return self.max_logprobs <= self.limit_logprobs and self.max_memory <= self.limit_memory
+        return all(value <= self.limits[name] for name, value in self.largest.items())
 
     def require(self) -> None:
         """Raise CheckError unless the replay passed."""
         if not self.passed:
+            differing = ", ".join(
+                f"{WORDS[name]} by {value:.2e} (limit {self.limits[name]:.0e})" for name, value in self.largest.items()
+            ).replace(" by", " differ by", 1)
             raise CheckError(
-                f"self-test failed on {self.backend}: log-probabilities differ by {self.max_logprobs:.2e} "
-                f"(limit {self.limit_logprobs:.0e}), memory by {self.max_memory:.2e} (limit {self.limit_memory:.0e}); "
+                f"self-test failed on {self.backend}: {differing}; "
                 "do not use this bundle here; export it again or try another backend"
             )
 
+    def document(self) -> dict[str, object]:
+        """Everything, as plain JSON: `max_logprobs`, `limit_logprobs` and so on."""
+        return {
+            "backend": self.backend,
+            "steps": self.steps,
+            "streams": self.streams,
+            **{f"max_{name}": value for name, value in self.largest.items()},
+            **{f"limit_{name}": value for name, value in self.limits.items()},
+            "passed": self.passed,
+        }
+
 
 def run_selftest(model: Model) -> SelftestResult:
-    """Replay the bundle's vectors with 1 … B live sequences.
+    """Replay the bundle's vectors with 1 … B live sequences; with all of them where they have to run together.
 
     Raises:
         BundleError: the bundle holds no usable vectors.
     """
     vectors = model.bundle.selftest()
-    limits = rung(model.manifest.precision, model.backend.name)
+    any_step = "tokens" not in vectors
+    rungs = rung(model.manifest.precision, model.backend.name)
     batch = model.batch_size
-    logprobs = limits.logprobs if limits.logprobs is not None else float("inf")
-    memory = limits.memory if limits.memory is not None else float("inf")
+    limits = [float("inf") if limit is None else limit for limit in (rungs.logprobs, rungs.memory)]
     if "reached" in vectors:
-        logprobs, memory = (FURTHER * float(value) + 1e-4 for value in vectors["reached"])
+        limits = [FURTHER * float(value) + 1e-4 for value in vectors["reached"]]
     streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
+    if model.manifest.streams == "lockstep":
+        streams = (batch,)
     try:
-        errors = [_replay(model, vectors, b) for b in streams]
-        kinds = {program.kind for program in model.backend.programs}
-        errors.append((_shortcuts(model, vectors, kinds), 0.0))
+        errors = [(_replay_step if any_step else _replay)(model, vectors, b) for b in streams]
+        if not any_step:
+            kinds = {program.kind for program in model.backend.programs}
+            errors.append((_shortcuts(model, vectors, kinds), 0.0))
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
-    return SelftestResult(
-        model.backend.description,
-        steps,
-        streams,
-        max(error[0] for error in errors),
-        max(error[1] for error in errors),
-        logprobs,
-        memory,
-    )
+    names = ("outputs", "state") if any_step else ("logprobs", "memory")
+    largest = [max(pair[place] for pair in errors) for place in (0, 1)]
+    found, allowed = (dict(zip(names, values, strict=True)) for values in (largest, limits))
+    return SelftestResult(model.backend.description, steps, streams, found, allowed)
 
 
 def _replay(model: Model, vectors: dict[str, Array], b: int) -> tuple[float, float]:
@@ -122,6 +147,46 @@ def _replay(model: Model, vectors: dict[str, Array], b: int) -> tuple[float, flo
     return worst, worst_memory
 
 
+def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[float, float]:
+    """Largest differences of outputs and state with b live sequences, of any step."""
+    manifest, stream, values = model.manifest, model.stream(b), 0
+    read = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
+    pairs: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
+    for step, length in enumerate(vectors["length"].tolist()):
+        again = vectors["reset"][step, :b]
+        if again.any():
+            stream.reset(None if again.all() else again)
+        counts = vectors["counts"][step, :b]
+        given = {
+            entry.name: vectors[f"input/{entry.name}"][step][tuple(slice(size) for size in entry.sizes(b, length))]
+            for entry in read
+        }
+        found = stream.run(given, lengths=counts)
+        for output in manifest.outputs:
+            batch = output.shape.index("B") if "B" in output.shape else None
+            for row in np.flatnonzero(counts):
+                own = found[output.name] if batch is None else found[output.name].take(row, axis=batch)
+                places = vectors[f"place/{output.name}"][step, row]
+                pairs[output.name].append((own.ravel()[places], vectors[f"output/{output.name}"][step, row]))
+                values += places.size
+    if not values:
+        raise ValueError("nothing to compare")
+    worst = max(
+        _relative(*(np.concatenate([pair[side] for pair in some]) for side in (0, 1))) for some in pairs.values()
+    )
+    worst_state, axes = 0.0, {state.name: state.batch_axis for state in manifest.states}
+    for name, held in stream.state().items():
+        axis = axes[name]
+        rows = held[None] if axis is None else np.moveaxis(held, axis, 0)
+        expected = vectors[f"state/{name}"][: len(rows)]
+        if rows.shape[1:] != tuple(vectors[f"state_shape/{name}"].tolist()):
+            worst_state = np.inf
+        else:
+            places = vectors[f"state_place/{name}"]
+            worst_state = max(worst_state, _relative(rows.reshape(len(rows), -1)[:, places], expected))
+    return worst, float(worst_state)
+
+
 def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) -> float:
     """Engines have programs of their own for scores and for prompts: largest difference from what the others say."""
     tokens = vectors["tokens"][int(np.argmax(vectors["length"]))]
@@ -140,3 +205,16 @@ def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) 
 def _largest(found: Floats, expected: Floats) -> float:
     difference = np.abs(found.astype(np.float64) - expected)
     return float(np.nan_to_num(difference, nan=np.inf).max(initial=0))
+
+
+def _relative(found: Array, expected: Array) -> float:
+    """The largest difference, relative to max(1, largest value); whole numbers and truths have to be equal."""
+    if found.shape != expected.shape:
+        raise ValueError(f"values have shape {found.shape}, stored were {expected.shape}")
+    if not np.issubdtype(expected.dtype, np.floating):
+        return 0.0 if np.array_equal(found, expected) else np.inf
+    sizes = np.abs(expected)
+    scale = float(sizes[sizes < MASK].max(initial=1))
+    with np.errstate(all="ignore"):  # NaN counts as infinitely far
+        apart = np.abs(found.astype(np.float64) - expected) / np.maximum(sizes, scale)
+    return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))

@@ -6,7 +6,6 @@ count AND the memory, so that an error which only grows through the recurrence c
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from txl_export.families.transformer_xl.reference import Reference
 from txl_export.parity.chains import compare_text, plans, run_chain
 from txl_export.parity.heap import give_back
 from txl_export.parity.report import ChainResult, Gate, Parity, TextResult
+from txl_export.parity.threads import few_threads
 
 
 def openers(
@@ -62,7 +62,7 @@ def verify_models(
     listener = listener or Silent()
     chains: list[ChainResult] = []
     compared: TextResult | None = None
-    with _few_threads(reference):
+    with few_threads(reference.dtype == torch.float64):
         for number, opener in enumerate(openers):
             listener.stage("load the bundle")
             give_back()
@@ -82,20 +82,6 @@ def verify_models(
         description = f"{description}, in float32 rounded to {stand_in_for} (indicative)"
     gates = tuple(_judge(manifest, precision, backend, chains, compared))
     return Parity(description, precision, f"{source}, computed in {dtype}", tuple(chains), compared, gates)
-
-
-@contextlib.contextmanager
-def _few_threads(reference: Reference) -> Iterator[None]:
-    """One thread of torch for a small model: where cores are shared, threads that wait for each other after every
-    small operation use ten times the processor time that they save.
-    """
-    threads = torch.get_num_threads()
-    if reference.dtype == torch.float64:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _judge(

@@ -1,0 +1,86 @@
+"""The user's module as the reference of its bundle: in double precision where it runs there, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from txl_runtime.errors import UsageError
+from txl_runtime.types import Array, Arrays, Ids
+
+from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.running import Eager, in_float64
+from txl_export.families.own_module.sizes import batch_axis, fresh_states, random_inputs, state_specs
+from txl_export.parity.steps.truth import Reference, States
+
+SMALL = 10_000_000
+"""A module of fewer parameters runs best in one thread."""
+
+
+class ModuleReference(Reference):
+    """See `Reference`. Log-probabilities are made of logits as the bundle makes them.
+
+    A module that does not take a batch of one is given its own batch size, filled with copies of the one sequence.
+
+    Attributes:
+        in_double: whether it computes in float64.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        double = in_float64(plan.spec, plan.batch_size, plan.segment_lengths[0])
+        self._eager = Eager(plan.spec) if double is None else double
+        self._plan, self.in_double = plan, double is not None
+        self.small = sum(parameter.numel() for parameter in plan.spec.module.parameters()) < SMALL
+        why = "" if self.in_double else " (the module does not run in float64, or computes something else there)"
+        self.described = f"computed in {'float64' if self.in_double else 'float32'}{why}"
+        self._logits = {output.name for output in plan.outputs if output.role == "logits"}
+        spec = self._eager.spec
+        self._axes = {
+            **{entry.name: batch_axis(entry.shape) for entry in spec.inputs},
+            **{entry.name: batch_axis(entry.shape) for entry in plan.outputs},
+        }
+        self._state_axes = {name: batch_axis(entry.shape) for name, entry in state_specs(spec).items()}
+        self._copies = 1 if plan.batch_size == 1 or self._takes_one() else plan.batch_size
+
+    def fresh(self, count: int) -> States:
+        states = fresh_states(self._eager.spec, count, self._eager.dtype)
+        return {name: None if tensor is None else tensor.numpy() for name, tensor in states.items()}
+
+    def step(
+        self, inputs: Arrays, states: Mapping[str, Array | None], valid: Ids | None
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        one = self._copies > 1 and self._plan.streams == "independent"
+        given = {name: self._given(values, self._axes[name], one) for name, values in inputs.items()}
+        held = {
+            name: None if values is None else self._given(values, self._state_axes[name], one)
+            for name, values in states.items()
+        }
+        counts = None if valid is None else self._given(valid, 0, one)
+        outputs, after = self._eager(given, held, counts)
+        for name in self._logits:
+            outputs[name] = torch.log_softmax(outputs[name], dim=-1)
+        found = {name: _returned(tensor, self._axes[name], one) for name, tensor in outputs.items()}
+        return found, {name: _returned(tensor, self._state_axes[name], one) for name, tensor in after.items()}
+
+    def _given(self, values: Array, axis: int | None, one: bool) -> Tensor:
+        if one and axis is not None:
+            values = np.repeat(values, self._copies, axis=axis)
+        return torch.from_numpy(np.ascontiguousarray(values))
+
+    def _takes_one(self) -> bool:
+        """Whether the module runs with a batch of one."""
+        spec, length = self._eager.spec, self._plan.segment_lengths[-1]
+        inputs = random_inputs(spec, 1, length, np.random.default_rng(0), spec.samples)
+        try:
+            self._eager(inputs, fresh_states(spec, 1, self._eager.dtype), torch.full((1,), length, dtype=torch.int32))
+        except UsageError:
+            return False
+        return True
+
+
+def _returned(tensor: Tensor, axis: int | None, one: bool) -> Array:
+    """An array of what came back; of the first sequence, where all were the same."""
+    values: Array = tensor.detach().numpy()
+    return np.take(values, [0], axis=axis) if one and axis is not None else values

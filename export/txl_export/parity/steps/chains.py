@@ -1,0 +1,187 @@
+"""What any step is verified on: chains of segments, from the beginning until every state has long been full.
+
+The longest chain runs whole segments and is the one that drift is judged on. Others run every other length, and one of
+each operation of a stream in turn, at random rows and with whatever the bundle allows in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.listener import Listener
+from txl_runtime.model import Model
+from txl_runtime.types import Ids
+
+from txl_export.parity.report import DRIFT_ROWS
+from txl_export.parity.steps.bits import Bits
+from txl_export.parity.steps.inputs import InputSource
+from txl_export.parity.steps.pair import SideBySide
+from txl_export.parity.steps.results import StepChain
+from txl_export.parity.steps.truth import Reference
+
+SEGMENTS = 200
+"""So many segments are chained in all, at least."""
+
+LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
+"""Segments of the chain for drift, of every other length, of the chain with all operations, of one sequence alone."""
+
+PATIENCE = 4
+"""A chain becomes at most this many times as long where states are not full yet."""
+
+LIVE = 8
+"""As many sequences of a segment run through the reference at most: those that are independent run one by one."""
+
+WORK = 2e12
+"""Multiplications that the reference may take in all; larger models have fewer sequences per segment."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A chain to run.
+
+    Attributes:
+        name: for people.
+        streams: sequences side by side.
+        length: L of its whole segments; 0 for the chain of all operations.
+        segments: how many.
+        most: how many where states are not full by then.
+    """
+
+    name: str
+    streams: int
+    length: int
+    segments: int
+    most: int
+
+
+def planned(manifest: Manifest, segments: int | None) -> list[Planned]:
+    """The chains of a bundle; the longest chain first."""
+    lengths, live = manifest.segment_lengths, live_sequences(manifest)
+    together = manifest.streams == "lockstep"
+    many = manifest.batch_size if together else live
+    operations = MIXED if segments is None else max(8, min(MIXED, segments))
+    rest = [Planned("all operations, lengths mixed", manifest.batch_size, 0, operations, operations)]
+    rest += [Planned(f"segments of {length}", many, length, SHORT, PATIENCE * SHORT) for length in lengths[1:]]
+    if manifest.batch_size > 1 and not together:
+        rest.append(Planned("one sequence alone", 1, lengths[0], ALONE, ALONE))
+    to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (lengths[0] * many))
+    longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
+    first = Planned(f"segments of {lengths[0]}", many, lengths[0], segments or longest, segments or PATIENCE * longest)
+    return [first, *rest]
+
+
+def live_sequences(manifest: Manifest) -> int:
+    """How many independent sequences of a segment run."""
+    affordable = WORK / (max(manifest.parameters, 1) * manifest.segment_lengths[0] * SEGMENTS)
+    return max(1, min(manifest.batch_size, LIVE, int(affordable)))
+
+
+def run_chain(
+    model: Model,
+    reference: Reference,
+    chain: Planned,
+    samples: Mapping[str, Any] | None,
+    bits: Bits,
+    folder: Path,
+    listener: Listener,
+    seed: int = 0,
+) -> StepChain:
+    """Run one chain on both sides and compare them after every segment."""
+    result, draws = StepChain(chain.name, chain.streams), np.random.default_rng(seed)
+    side = SideBySide(model, reference, result, bits, folder)
+    source = InputSource(model.manifest, samples, draws)
+    if not chain.length:
+        _operations(model.manifest, side, source, draws, chain.segments, listener)
+    else:
+        counts = np.full(chain.streams, chain.length, np.int32)
+        while result.segments < chain.segments or (result.segments < chain.most and side.filling()):
+            side.segment(source.take(chain.streams, chain.length), counts)
+            if result.segments <= chain.segments:
+                listener.advance()
+    side.finish()
+    if chain.length:
+        result.full_from, result.filling = side.full_from(), side.filling()
+    return result
+
+
+def _operations(
+    manifest: Manifest,
+    side: SideBySide,
+    source: InputSource,
+    draws: np.random.Generator,
+    segments: int,
+    listener: Listener,
+) -> None:
+    """Segments of all lengths with an operation before each, every one of them in turn."""
+    before = _turns(manifest, side, draws)
+    for _ in range(segments):
+        uncommitted = next(before)()
+        for commit in (False, True) if uncommitted else (True,):
+            length, counts = _drawn_counts(manifest, side.count, draws)
+            side.segment(source.take(side.count, length), counts, commit)
+        listener.advance()
+
+
+def _turns(manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> Iterator[Callable[[], bool]]:
+    """What is done before a segment; True where the segment is also run without becoming part of the state."""
+    independent, batch = manifest.streams == "independent", manifest.batch_size
+
+    def rows(count: int) -> list[int]:
+        return [int(row) for row in draws.integers(0, side.count, count)]
+
+    def nothing() -> bool:
+        return False
+
+    def look() -> bool:
+        return True
+
+    def save() -> bool:
+        side.save()
+        return False
+
+    def restore() -> bool:
+        side.restore()
+        return False
+
+    def reset() -> bool:
+        side.reset(sorted(set(rows(max(1, side.count // 2)))) if independent else None)
+        return False
+
+    def select() -> bool:
+        side.select(rows(int(draws.integers(1, batch + 1))) if independent else draws.permutation(side.count).tolist())
+        return False
+
+    def grow() -> bool:
+        if side.count < batch and independent:
+            side.select([row % side.count for row in range(batch)])
+        return False
+
+    def copy() -> bool:
+        if independent or side.count == 1:
+            source, target = rows(2)
+            side.copy(source, target)
+        return False
+
+    while True:
+        yield from (nothing, look, save, reset, copy, look, restore, select, nothing, grow, copy)
+
+
+def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:
+    """A segment's length, and the rows that count of each sequence: some idle, one at least runs."""
+    lengths, live = manifest.segment_lengths, live_sequences(manifest)
+    if manifest.lengths == "exact":
+        length = int(draws.choice(lengths))
+        counts = np.full(count, length, np.int32)
+    else:
+        length = int(draws.integers(1, lengths[0] + 1))
+        counts = draws.integers(1, length + 1, count).astype(np.int32)
+    if manifest.streams == "independent":
+        running = int(draws.integers(1, min(count, live) + 1))
+        counts[draws.permutation(count)[running:]] = 0
+    return length, counts

@@ -1,0 +1,99 @@
+"""What chains are run on: the user's samples, read on and on, or random values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Input
+from txl_runtime.types import Array, Arrays, Ids
+
+POISON = np.nan
+"""What stands in features that nobody may look at."""
+
+
+class InputSource:
+    """Inputs of one segment after the other; a sequence that reads samples goes on where it was."""
+
+    def __init__(self, manifest: Manifest, samples: Mapping[str, Any] | None, draws: np.random.Generator) -> None:
+        self._read = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
+        self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
+        self._draws = draws
+        self._places: dict[int, tuple[int, int]] = {}
+
+    def take(self, count: int, length: int) -> dict[str, Array]:
+        """The next segment of `length` positions, and what lies ahead of it, for `count` sequences."""
+        if self._samples:
+            return self._sampled(count, length)
+        return {entry.name: self._random(entry, count, length) for entry in self._read}
+
+    def _random(self, entry: Input, count: int, length: int) -> Array:
+        sizes = entry.sizes(count, length)
+        if entry.dtype == "bool":
+            return self._draws.random(sizes) < 0.5
+        if entry.dtype == "int32":
+            return self._draws.integers(0, entry.vocab or 2, sizes).astype(np.int32)
+        return self._draws.standard_normal(sizes).astype(np.float32)
+
+    def _sampled(self, count: int, length: int) -> dict[str, Array]:
+        """Each sequence reads one row of the samples from a place of its own, around their end to the beginning."""
+        rows = [self._sequence(row, length) for row in range(count)]
+        found = {}
+        for entry in self._read:
+            parts = [row[entry.name] for row in rows]
+            joined = np.concatenate(parts, entry.shape.index("B")) if "B" in entry.shape else parts[0]
+            found[entry.name] = joined.astype(entry.dtype)
+        return found
+
+    def _sequence(self, row: int, length: int) -> dict[str, Array]:
+        held = self._extent("B"), self._extent("L")
+        begun = (int(self._draws.integers(held[0])), int(self._draws.integers(held[1])))
+        sample, place = self._places.get(row, begun)
+        self._places[row] = sample, (place + length) % held[1]
+        found = {}
+        for entry in self._read:
+            values = self._samples[entry.name]
+            if "B" in entry.shape:
+                values = np.take(values, [sample % values.shape[entry.shape.index("B")]], entry.shape.index("B"))
+            if "L" in entry.shape:
+                positions = np.arange(place, place + length + entry.lookahead)
+                values = np.take(values, positions, entry.shape.index("L"), mode="wrap")
+            found[entry.name] = values
+        return found
+
+    def _extent(self, axis: str) -> int:
+        """How many sequences or positions the samples have: the fewest of any input."""
+        sizes = [
+            self._samples[entry.name].shape[entry.shape.index(axis)] for entry in self._read if axis in entry.shape
+        ]
+        return int(min(sizes, default=1))
+
+
+def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
+    """Inputs with NaN wherever no sequence that runs may look: in idle ones, and behind the rows that count."""
+    found = {}
+    for entry in manifest.inputs:
+        if entry.name not in inputs:
+            continue
+        values = inputs[entry.name].copy()
+        if np.issubdtype(values.dtype, np.floating) and "B" in entry.shape:
+            values[~_counted(entry, values.shape, counts)] = POISON
+        found[entry.name] = values
+    return found
+
+
+def _counted(entry: Input, shape: tuple[int, ...], counts: Ids) -> NDArray[np.bool_]:
+    """Where the values that count stand, with what lies ahead of them."""
+    batch = entry.shape.index("B")
+
+    def along(values: NDArray[Any], axis: int) -> NDArray[Any]:
+        return values.reshape([-1 if place == axis else 1 for place in range(len(shape))])
+
+    used = along(counts > 0, batch)
+    if "L" in entry.shape:
+        axis = entry.shape.index("L")
+        used = used & (along(np.arange(shape[axis]), axis) < along(counts + entry.lookahead, batch))
+    return np.broadcast_to(used, shape)

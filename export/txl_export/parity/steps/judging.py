@@ -1,0 +1,80 @@
+"""The gates of a step: its chains and its bits, held against the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.ladder import Rung, no_drift_limit, rung
+
+from txl_export.parity.report import Gate
+from txl_export.parity.steps.bits import Bits
+from txl_export.parity.steps.results import StepChain
+
+OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
+
+
+def judge(
+    manifest: Manifest, precision: str, backend: str, chains: Sequence[StepChain], bits: Bits, real: bool
+) -> Iterator[Gate]:
+    """The gates of this precision and backend.
+
+    Args:
+        manifest: of the bundle.
+        precision: to judge by.
+        backend: that ran.
+        chains: that were run.
+        bits: that were compared.
+        real: whether the inputs were real ones; of random ones the distribution says nothing.
+    """
+    limits = rung(precision, backend)
+    logprobs = {output.name for output in manifest.outputs if output.role == "logprobs"}
+    outputs = [(name, errors) for chain in chains for name, errors in chain.outputs.items()]
+    states = [(name, errors) for chain in chains for name, errors in chain.states.items()]
+    for name, tensors, limit in ((OUTPUTS, outputs, limits.logprobs), (STATES, states, limits.memory)):
+        inexact = [errors.largest for _, errors in tensors if not errors.exact]
+        if limit is not None and inexact:
+            yield _gate(name, max(inexact), limit)
+    if limits.deviation is not None:
+        others = [(name, errors) for name, errors in outputs if name not in logprobs]
+        for name, tensors in (("outputs", others), ("state", states)):
+            inexact = [errors.deviation for _, errors in tensors if not errors.exact]
+            if inexact:
+                yield _gate(f"{name} RMS error (of the standard deviation)", max(inexact), limits.deviation)
+    exact = [errors.largest for _, errors in (*outputs, *states) if errors.exact]
+    if exact:
+        yield _gate("whole numbers differing", sum(exact), 0.0)
+    yield _gate("shapes differing", float(sum(errors.shapes for _, errors in (*outputs, *states))), 0.0)
+    yield from _drifts(chains)
+    if logprobs:
+        yield from _distribution(limits, chains, real)
+    for name, count in bits.found.items():
+        yield _gate(name, float(count), 0.0)
+
+
+def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
+    return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit))
+
+
+def _drifts(chains: Sequence[StepChain]) -> Iterator[Gate]:
+    """The worst chain of every tensor."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for chain in chains:
+        for name, ends in chain.drifts():
+            judged = found.setdefault(name, [])
+            if ends is not None:
+                early, late = ends
+                judged.append((late, no_drift_limit(early)))
+    for name, pairs in found.items():
+        worst = max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
+        yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
+
+
+def _distribution(limits: Rung, chains: Sequence[StepChain], real: bool) -> Iterator[Gate]:
+    kl = [value for chain in chains for value in chain.kl]
+    decided, agreeing = sum(chain.decided for chain in chains), sum(chain.agreeing for chain in chains)
+    yield _gate("KL mean", float(np.mean(kl)) if kl else None, limits.kl, real)
+    if limits.top1 is not None:
+        differing = (decided - agreeing) / decided if decided else None
+        yield _gate("top-1 differing", differing, 1 - limits.top1, real)

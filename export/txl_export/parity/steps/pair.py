@@ -1,0 +1,175 @@
+"""A bundle and its reference, side by side: what is done to one is done to the other, and then they are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from txl_runtime.bundle.tables import Output
+from txl_runtime.model import Model
+from txl_runtime.types import Array, Ids
+
+from txl_export.parity.comparing import Distributions
+from txl_export.parity.steps.bits import IDLE, KEPT, Bits, state_rows
+from txl_export.parity.steps.inputs import poisoned
+from txl_export.parity.steps.results import StepChain, TensorErrors
+from txl_export.parity.steps.truth import Indices, Reference, ReferenceStreams, segment_length
+
+FULL = 0.99
+"""A state is full when this share has changed of all values that ever change."""
+
+CHEAP_STATE, SPARSE_STATE = 64_000_000, 8
+"""States of more bytes than the first number are compared after every eighth segment and the last, not after each."""
+
+
+class SideBySide:
+    """One stream of the bundle and as many sequences of the reference.
+
+    Attributes:
+        chain: what was found.
+        stream: the bundle's.
+    """
+
+    def __init__(self, model: Model, reference: Reference, chain: StepChain, bits: Bits, folder: Path) -> None:
+        self._manifest, self.chain, self._bits, self._folder = model.manifest, chain, bits, folder
+        self.stream = model.stream(chain.streams)
+        self._truth = ReferenceStreams(model.manifest, reference, chain.streams)
+        self._fresh = self._truth.state()
+        self._changed: dict[str, list[int]] = {state.name: [] for state in model.manifest.states}
+        self._saved: tuple[Path, Any, int] | None = None
+        chain.every = 1 if model.manifest.state_bytes * chain.streams <= CHEAP_STATE else SPARSE_STATE
+        exact = {"int32", "bool"}
+        chain.outputs = {entry.name: TensorErrors(entry.dtype in exact) for entry in model.manifest.outputs}
+        chain.states = {entry.name: TensorErrors(entry.dtype in exact) for entry in model.manifest.states}
+        output = model.manifest.logprobs
+        self._distributions = Distributions(chain, int(output.shape[-1])) if output is not None else None
+
+    @property
+    def count(self) -> int:
+        """b, the number of sequences."""
+        return self._truth.count
+
+    def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
+        """One segment on both sides. Whatever does not count is NaN for the bundle."""
+        length = segment_length(self._manifest, inputs)
+        idle = [] if commit and counts.all() else np.flatnonzero(counts == 0).tolist()
+        before = self.stream.state() if idle or not commit else {}
+        expected = self._truth.run(inputs, counts, commit)
+        given = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
+        found = self.stream.run(given, lengths=counts, commit=commit)
+        for output in self._manifest.outputs:
+            self._compare(output, expected, found.get(output.name), counts, length)
+        self.chain.segments += 1
+        self.chain.positions += int(counts.sum())
+        self.chain.rows.append(int(counts.sum()))
+        after: dict[str, Array] | None = None
+        if idle or not commit:
+            after = self.stream.state()
+            if commit:
+                before, now = (state_rows(self._manifest, state, idle) for state in (before, after))
+                self._bits.compare(IDLE, before, now)
+            else:
+                self._bits.compare(KEPT, before, after)
+        if self.chain.segments % self.chain.every == 0:
+            self._compare_state(after)
+
+    def finish(self) -> None:
+        """Compare the states that the last segment left, where that was not done yet."""
+        if self.chain.segments % self.chain.every:
+            self._compare_state()
+
+    def _compare_state(self, found: dict[str, Array] | None = None) -> None:
+        """Every state tensor, and how much of each has changed since the beginning."""
+        given: dict[str, Array] = self.stream.state() if found is None else found
+        for name, expected in self._truth.state().items():
+            values, errors = given.get(name), self.chain.states[name]
+            if expected is None:
+                expected = values = np.zeros(0) if values is None or not values.size else values
+            errors.add(expected, np.zeros(0) if values is None else values)
+            fresh = self._fresh[name]
+            same = fresh is not None and fresh.shape == expected.shape
+            self._changed[name].append(int((expected != fresh).sum()) if same else expected.size)
+
+    def filling(self) -> tuple[str, ...]:
+        """States that are not full, or have not been for as long as they took."""
+        return tuple(name for name, counts in self._changed.items() if 2 * _full_after(counts) > len(counts))
+
+    def full_from(self) -> int:
+        """The first segment that met states that were all full."""
+        return max((_full_after(counts) * self.chain.every for counts in self._changed.values()), default=0)
+
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """Forget everything, or some sequences."""
+        self.stream.reset(rows)
+        self._truth.reset(rows)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Reorder, drop or duplicate sequences."""
+        self.stream.select(rows)
+        self._truth.select(rows)
+
+    def save(self) -> None:
+        """Write the bundle's state into a file, and keep the reference's."""
+        path = self._folder / "snapshot.safetensors"
+        self.stream.snapshot().save(path)
+        self._saved = path, self._truth.snapshot(), self.count
+
+    def restore(self) -> None:
+        """Go back to what was saved, with as many sequences as there were then."""
+        assert self._saved is not None, "something was saved"
+        path, snapshot, count = self._saved
+        if count != self.count:
+            self.select([row % self.count for row in range(count)])
+        state = self.stream.snapshot()
+        self.stream.restore(type(state).load(path))
+        self._truth.restore(snapshot)
+
+    def copy(self, source: int, target: int) -> None:
+        """Give one sequence the state of another."""
+        self.stream.put(target, self.stream.take(source))
+        self._truth.copy(source, target)
+
+    def _compare(
+        self,
+        output: Output,
+        expected: list[tuple[Indices, dict[str, Array]]],
+        found: Array | None,
+        counts: Ids,
+        length: int,
+    ) -> None:
+        """One output of the sequences that ran, in the rows that count."""
+        errors = self.chain.outputs[output.name]
+        if not expected:
+            errors.add(np.zeros(0), np.zeros(0))
+            return
+        if found is None or found.shape != output.sizes(self.count, length):
+            errors.add(np.zeros(1), np.zeros(0))
+            return
+        pairs = []
+        for rows, returned in expected:
+            for index, row in enumerate(rows.tolist()):
+                count = int(counts[row])
+                theirs = _counted(output, returned[output.name], index, count)
+                pairs.append((theirs, _counted(output, found, row, count)))
+        if "B" not in output.shape:
+            pairs = pairs[:1]
+        if output.role == "logprobs" and self._distributions is not None:
+            for theirs, ours in pairs:
+                self._distributions.compare(theirs.reshape(-1, theirs.shape[-1]), ours.reshape(-1, ours.shape[-1]))
+        theirs, ours = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
+        errors.add(theirs, ours)
+
+
+def _full_after(changed: list[int]) -> int:
+    """How many segments it took until nearly everything had changed that ever did."""
+    most = max(changed, default=0)
+    return next((index + 1 for index, count in enumerate(changed) if count >= FULL * most), 0) if most else 0
+
+
+def _counted(output: Output, values: Array, index: int, count: int) -> Array:
+    """What one sequence has of an output, in the rows that count."""
+    known: dict[str, Any] = {"B": index, "L": slice(count)}
+    part: Array = values[tuple(known[size] if isinstance(size, str) else slice(None) for size in output.shape)]
+    return part

@@ -1,0 +1,119 @@
+"""How far one tensor of a step was from the reference, segment by segment, and what a chain of segments reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from txl_runtime.ladder import MASK
+from txl_runtime.types import Array
+
+from txl_export.parity.report import Chain
+
+
+@dataclass
+class TensorErrors:
+    """One output or state in one chain.
+
+    Attributes:
+        exact: whether its values are whole numbers or truths, which have to be equal.
+        largest: largest |Δ| relative to max(1, largest |value| of the reference so far); of exact values, how many
+            differed.
+        mean: per segment, the mean of that: the drift curve.
+        most: per segment, the largest of that.
+        shapes: segments in which the tensor had another shape than the reference's.
+        scale: max(1, largest |value| so far).
+    """
+
+    exact: bool = False
+    largest: float = 0.0
+    mean: list[float] = field(default_factory=list)
+    most: list[float] = field(default_factory=list)
+    shapes: int = 0
+    scale: float = 1.0
+    _squared: float = 0.0
+    _values: int = 0
+    _sum: float = 0.0
+    _sum_of_squares: float = 0.0
+
+    def add(self, expected: Array, found: Array) -> None:
+        """Compare one segment's values."""
+        if expected.shape != found.shape:
+            self.shapes += 1
+            self._note(math.inf, math.inf)
+        elif self.exact:
+            differing = int((expected != found).sum())
+            self.largest += differing
+            self._note(differing / max(expected.size, 1), float(differing))
+        else:
+            self._add_floats(expected.astype(np.float64), found)
+
+    @property
+    def deviation(self) -> float:
+        """Root of the mean squared Δ over the whole chain, relative to the standard deviation of the reference's
+        values; where those are all alike, relative to their size.
+        """
+        if not self._values:
+            return 0.0
+        error = math.sqrt(self._squared / self._values)
+        mean = self._sum / self._values
+        spread = math.sqrt(max(self._sum_of_squares / self._values - mean**2, 0.0))
+        size = spread if spread > 1e-6 * abs(mean) else abs(mean)
+        return error / size if size else (math.inf if error else 0.0)
+
+    def document(self) -> dict[str, object]:
+        """For the report, as plain JSON."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def _add_floats(self, expected: Array, found: Array) -> None:
+        sizes = np.abs(expected)
+        self.scale = max(self.scale, float(sizes[sizes < MASK].max(initial=0)))
+        values = np.where(sizes < MASK, expected, 0)
+        with np.errstate(all="ignore"):  # NaN and infinities are judged below
+            difference = np.where(expected == found, 0, np.abs(found - expected) / np.maximum(sizes, self.scale))
+            squared = float(np.square(difference).sum()) * self.scale**2
+            mean, largest = float(difference.mean()) if difference.size else 0.0, float(difference.max(initial=0))
+        self._squared += math.inf if math.isnan(squared) else squared
+        self._sum += float(values.sum())
+        self._sum_of_squares += float(np.square(values).sum())
+        self._values += values.size
+        self._note(*(math.inf if math.isnan(value) else value for value in (mean, largest)))
+
+    def _note(self, mean: float, largest: float) -> None:
+        self.mean.append(mean)
+        self.most.append(largest)
+        if not self.exact:
+            self.largest = max(self.largest, largest)
+
+
+@dataclass
+class StepChain(Chain):
+    """One chain of any step.
+
+    Attributes:
+        outputs, states: how far each was from the reference.
+        every: states were compared after every segment, or after every so many and the last.
+        filling: states that were not full when the chain ended, or had not been for as long again.
+    """
+
+    outputs: dict[str, TensorErrors] = field(default_factory=dict)
+    states: dict[str, TensorErrors] = field(default_factory=dict)
+    every: int = 1
+    filling: tuple[str, ...] = ()
+
+    def drifts(self) -> Iterator[tuple[str, tuple[float, float] | None]]:
+        """The early and the late mean error of every tensor that is not compared exactly; None where too little ran."""
+        for kind, every in ((self.outputs, 1), (self.states, self.every)):
+            for name, errors in kind.items():
+                if not errors.exact:
+                    yield name, self.early_and_late_of(np.repeat(errors.mean, every)[: self.segments].tolist())
+
+    def document(self) -> dict[str, object]:
+        """As of every chain, with numbers for each tensor."""
+        tensors = {
+            kind: {name: errors.document() for name, errors in getattr(self, kind).items()}
+            for kind in ("outputs", "states")
+        }
+        return super().document() | tensors

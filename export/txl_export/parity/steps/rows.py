@@ -1,0 +1,116 @@
+"""Runs of the bundle alone, whose results have to be the same to the bit.
+
+A sequence computes the same whether its neighbours run, are idle, or hold nothing but NaN; a stream that goes back to a
+snapshot computes the same as the first time; so does one that was only looked into. No reference is needed for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from txl_runtime.model import Model
+from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.stream import Stream
+from txl_runtime.types import Array, Ids
+
+from txl_export.parity.steps.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, output_rows, state_rows
+from txl_export.parity.steps.inputs import POISON, InputSource, poisoned
+
+SEGMENTS = 6
+"""Segments of every run."""
+TRIED = 3
+"""Sequences that are tried alone and among poisoned neighbours: the first, the last, and one between."""
+
+Call = tuple[dict[str, Array], Ids]
+"""Inputs of one segment, and the rows that count."""
+
+
+def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path) -> None:
+    """All of them, where the bundle allows them."""
+    draws = np.random.default_rng(7)
+    source = InputSource(model.manifest, samples, draws)
+    calls = []
+    for number in range(2 * SEGMENTS):
+        length = model.segment_lengths[0 if number % 3 else -1]
+        calls.append((source.take(model.batch_size, length), np.full(model.batch_size, length, np.int32)))
+    _repeated(model, calls, bits)
+    _restored(model, calls, bits, folder)
+    if model.manifest.streams == "independent" and model.batch_size > 1:
+        _among_neighbours(model, calls[:SEGMENTS], bits)
+
+
+def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
+    """The same segment twice without becoming part of the state, and once for good."""
+    stream = model.stream()
+    for inputs, counts in calls[: SEGMENTS // 2]:
+        one, two = (stream.run(inputs, lengths=counts, commit=False) for _ in range(2))
+        bits.compare(REPEATED, one, two)
+        bits.compare(REPEATED, one, stream.run(inputs, lengths=counts))
+
+
+def _restored(model: Model, calls: Sequence[Call], bits: Bits, folder: Path) -> None:
+    """Back to a snapshot in the same stream, in a new one through a file, and row by row."""
+    before, after = calls[:SEGMENTS], calls[SEGMENTS:]
+    stream = model.stream()
+    for inputs, counts in before:
+        stream.run(inputs, lengths=counts)
+    snapshot = stream.snapshot()
+    independent = model.manifest.streams == "independent" or model.batch_size == 1
+    taken = [stream.take(row) for row in range(model.batch_size)] if independent else []
+    first = _run(stream, after)
+    stream.restore(snapshot)
+    _compare_runs(RESTORED, first, _run(stream, after), bits)
+    path = folder / "restored.safetensors"
+    snapshot.save(path)
+    other = model.stream()
+    other.restore(type(snapshot).load(path))
+    _compare_runs(RESTORED, first, _run(other, after), bits)
+    if independent:
+        third = model.stream()
+        for row, state in enumerate(taken):
+            third.put(row, state)
+        _compare_runs(RESTORED, first, _run(third, after), bits)
+
+
+def _among_neighbours(model: Model, calls: Sequence[Call], bits: Bits) -> None:
+    """One sequence with all others running, with all idle, and with all NaN: in what they read and in their state."""
+    together = _run(model.stream(), calls)
+    for row in sorted({0, model.batch_size // 2, model.batch_size - 1})[:TRIED]:
+        neighbours = [other for other in range(model.batch_size) if other != row]
+        alone, spoiled = model.stream(), model.stream()
+        for other in neighbours:
+            spoiled.put(other, poisoned_state(spoiled.take(other)))
+        for (inputs, counts), (outputs, state) in zip(calls, together, strict=True):
+            only = np.where(np.arange(len(counts)) == row, counts, 0).astype(np.int32)
+            given = poisoned(model.manifest, inputs, only)
+            expected = output_rows(model.manifest, outputs, [row]), state_rows(model.manifest, state, [row])
+            for tried, stream, lengths in ((IDLE, alone, only), (INDEPENDENT, spoiled, counts)):
+                found = stream.run(given, lengths=lengths)
+                bits.compare(tried, expected[0], output_rows(model.manifest, found, [row]))
+                bits.compare(tried, expected[1], state_rows(model.manifest, stream.state(), [row]))
+
+
+def poisoned_state(state: RowState) -> RowState:
+    """One sequence's state with NaN in place of every number that can be one."""
+    return replace(
+        state,
+        tensors={
+            name: np.full_like(values, POISON) if np.issubdtype(values.dtype, np.floating) else values
+            for name, values in state.tensors.items()
+        },
+    )
+
+
+def _run(stream: Stream, calls: Sequence[Call]) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+    """Outputs and states after every segment."""
+    return [(stream.run(inputs, lengths=counts), stream.state()) for inputs, counts in calls]
+
+
+def _compare_runs(tried: str, first: Sequence[Any], second: Sequence[Any], bits: Bits) -> None:
+    for (outputs, state), (other_outputs, other_state) in zip(first, second, strict=True):
+        bits.compare(tried, outputs, other_outputs)
+        bits.compare(tried, state, other_state)

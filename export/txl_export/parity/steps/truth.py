@@ -1,0 +1,157 @@
+"""A model in plain PyTorch, run as the runtime runs streams.
+
+Of independent sequences each runs on its own, at its own state: whatever a batch does to its neighbours cannot happen
+here. Sequences in lockstep run together, as the model has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Input, StateTensor
+from txl_runtime.types import Array, Arrays, Ids
+
+States: TypeAlias = dict[str, Array | None]
+"""State tensors by name; None where one is absent."""
+Indices: TypeAlias = NDArray[np.integer]
+
+
+class Reference(Protocol):
+    """A step in plain PyTorch, arrays in and arrays out.
+
+    Attributes:
+        described: what it is and what it computes in, for the report.
+        small: whether it is so small that one thread runs it best.
+    """
+
+    described: str
+    small: bool
+
+    def fresh(self, count: int) -> States:
+        """The states of that many sequences before the first step."""
+
+    def step(
+        self, inputs: Arrays, states: Mapping[str, Array | None], valid: Ids | None
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """One step: outputs and states. `valid` counts rows, for a model that takes it."""
+
+
+class ReferenceStreams:
+    """Sequences that advance together through the reference.
+
+    Attributes:
+        count: b, how many.
+    """
+
+    def __init__(self, manifest: Manifest, reference: Reference, count: int) -> None:
+        self._manifest, self._reference, self.count = manifest, reference, count
+        self._apart = manifest.streams == "independent"
+        self._tables = {state.name: state for state in manifest.states}
+        self._held: list[States] = []
+        self.reset()
+
+    def run(self, inputs: Arrays, counts: Ids, commit: bool = True) -> list[tuple[Indices, dict[str, Array]]]:
+        """One segment: sequences that ran, and their outputs, of all positions of the program that holds it.
+
+        Inputs have as many positions as the segment; idle sequences are not run, and keep their state.
+        """
+        length = self._length(inputs)
+        found = []
+        for group, rows in self._groups(counts):
+            given = {entry.name: self._padded(entry.name, inputs, rows, length) for entry in self._read}
+            valid = counts[rows] if self._manifest.lengths == "valid" else None
+            outputs, after = self._reference.step(given, self._held[group], valid)
+            if commit:
+                self._held[group] = dict(after)
+            found.append((rows, outputs))
+        return found
+
+    def state(self) -> States:
+        """Every state tensor of all sequences."""
+        if not self._apart:
+            return dict(self._held[0])
+        joined: States = {}
+        for name, table in self._tables.items():
+            parts = [held[name] for held in self._held]
+            some = [part for part in parts if part is not None]
+            assert table.batch_axis is not None, "independent sequences share no state"
+            joined[name] = np.concatenate(some, axis=table.batch_axis) if some else None
+        return joined
+
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """As `Stream.reset`."""
+        if not self._apart:
+            self._held = [self._reference.fresh(self.count)]
+        elif rows is None:
+            self._held = [self._reference.fresh(1) for _ in range(self.count)]
+        else:
+            for row in rows:
+                self._held[row] = self._reference.fresh(1)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """As `Stream.select`."""
+        self.count = len(rows)
+        if self._apart:
+            self._held = [self._held[row] for row in rows]
+            return
+        self._held = [
+            {name: _along(self._tables[name], values, rows) for name, values in self._held[0].items()},
+        ]
+
+    def copy(self, source: int, target: int) -> None:
+        """Give one sequence the state of another."""
+        self._held[target] = self._held[source]
+
+    def snapshot(self) -> list[States]:
+        """What `restore` goes back to; arrays are never written to, so nothing is copied."""
+        return list(self._held)
+
+    def restore(self, snapshot: list[States]) -> None:
+        """Go back."""
+        self._held = list(snapshot)
+
+    @property
+    def _read(self) -> list[Input]:
+        return [entry for entry in self._manifest.inputs if entry.role in ("tokens", "feature")]
+
+    def _groups(self, counts: Ids) -> list[tuple[int, Indices]]:
+        """Which sequences run together, with the place of their states."""
+        if self._apart:
+            return [(row, np.array([row])) for row in np.flatnonzero(counts).tolist()]
+        return [(0, np.arange(self.count))] if counts.any() else []
+
+    def _length(self, inputs: Arrays) -> int:
+        """L of the smallest program that holds the segment."""
+        length = segment_length(self._manifest, inputs)
+        return min(known for known in self._manifest.segment_lengths if known >= length)
+
+    def _padded(self, name: str, inputs: Arrays, rows: Indices, length: int) -> Array:
+        """An input of some sequences, with zeros behind the segment up to the program's length."""
+        entry = next(entry for entry in self._read if entry.name == name)
+        values = inputs[name]
+        if "B" in entry.shape:
+            values = np.take(values, rows, axis=entry.shape.index("B"))
+        if "L" not in entry.shape:
+            return values
+        axis = entry.shape.index("L")
+        behind = length + entry.lookahead - values.shape[axis]
+        return np.pad(values, [(0, behind if place == axis else 0) for place in range(values.ndim)])
+
+
+def segment_length(manifest: Manifest, inputs: Arrays) -> int:
+    """T of a segment's inputs; 1 where a step takes one position at a time."""
+    for entry in manifest.inputs:
+        if "L" in entry.shape and entry.name in inputs:
+            return int(inputs[entry.name].shape[entry.shape.index("L")]) - entry.lookahead
+    return 1
+
+
+def _along(table: StateTensor, values: Array | None, rows: Sequence[int]) -> Array | None:
+    """Some sequences of a state; all of one that they share."""
+    if values is None or table.batch_axis is None:
+        return values
+    return np.take(values, np.asarray(rows), axis=table.batch_axis)
