@@ -9,9 +9,12 @@ from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.checkpoints.files.loading import load_file, module_state, scan_globals
 from txl_export.checkpoints.files.pickle_names import KNOWN, Stub
+from txl_export.checkpoints.files.unpickling import PYTHON_2
 
 _INERT = "torch.nn.modules.linear.Identity"
 """What a class that is not known is read as: a stand-in that only keeps attributes."""
+_NAMED = 3
+"""So many classes stand in a message."""
 
 
 def read_weights(path: str | Path | None) -> dict[str, Any]:
@@ -24,12 +27,14 @@ def read_weights(path: str | Path | None) -> dict[str, Any]:
     if path is None:
         raise UsageError("no weights were given, and this module reads a file of them; give --weights FILE")
     path = Path(path)
-    try:
-        content = load_file(path).content
-    except CheckpointError as error:
-        content = _whole_module(path)
-        if content is None:
-            raise error
+    unknown = _unknown_names(path)
+    content = load_file(path, dict.fromkeys(unknown, _INERT)).content
+    if unknown and not isinstance(content, Stub):
+        listed = ", ".join(unknown[:_NAMED]) + (f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else "")
+        raise CheckpointError(
+            f"{path}: refers to {listed}, not known here (nothing was imported or run); load the file where it was "
+            "trained and save model.state_dict()"
+        )
     if isinstance(content, Stub):
         return dict(module_state(content)[0])
     if not isinstance(content, dict):
@@ -40,11 +45,10 @@ def read_weights(path: str | Path | None) -> dict[str, Any]:
     return content
 
 
-def _whole_module(path: Path) -> Stub | None:
-    """A pickled module of classes that nobody knows here, as one stand-in in another; None for anything else."""
+def _unknown_names(path: Path) -> list[str]:
+    """The classes that a pickle names and nobody knows here; none for another file, which `load_file` tells."""
     try:
-        unknown = [name for name in scan_globals(path) if name not in KNOWN]
-        content = load_file(path, dict.fromkeys(unknown, _INERT)).content if unknown else None
+        named = [name.rpartition(".") for name in scan_globals(path)]
     except CheckpointError:
-        return None
-    return content if isinstance(content, Stub) else None
+        return []
+    return [f"{home}.{name}" for home, _, name in named if f"{PYTHON_2.get(home, home)}.{name}" not in KNOWN]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,6 +87,8 @@ def _same(one: Any, other: Any) -> bool:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same values, NaN at the same places included."""
+    if torch.equal(one, other):
+        return True
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
@@ -116,8 +120,10 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, item) for name, item in list(vars(value).items()) if name not in _OWN_KEYS)
     elif isinstance(value, dict):
         yield from ((str(key), item) for key, item in list(value.items()))
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque, set, frozenset)):
         yield from ((str(index), item) for index, item in enumerate(value))
+    elif isinstance(value, np.ndarray):
+        yield from (("dtype", str(value.dtype)), ("shape", repr(value.shape)), ("values", value.tobytes()))
     elif hasattr(value, "__dict__"):
         yield from list(vars(value).items())
 
@@ -134,7 +140,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
     finally:
         for container, content in kept:
             container.clear()
-            container.extend(content) if isinstance(container, list) else container.update(content)
+            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
 
 
 def _containers(module: nn.Module) -> Iterator[tuple[Any, Any]]:
@@ -150,7 +156,7 @@ def _containers(module: nn.Module) -> Iterator[tuple[Any, Any]]:
             yield vars(value), dict(vars(value))
             for part in _PARTS:
                 yield vars(value)[part], dict(vars(value)[part])
-        elif isinstance(value, (dict, list)):
+        elif isinstance(value, (dict, list, deque, set)):
             yield value, value.copy()
         elif hasattr(value, "__dict__") and not isinstance(value, (tuple, Tensor)):
             yield vars(value), dict(vars(value))

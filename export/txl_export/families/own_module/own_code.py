@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import TracebackType
 
@@ -36,13 +37,14 @@ class OwnCodeError(UsageError):
 def own_code(doing: str) -> Iterator[None]:
     """Whatever the user's code raises in here becomes one line: what was being done, the exception, the place.
 
-    Errors of this project and interrupts pass.
+    Errors of this project and interrupts pass. What the code prints goes to standard error: the other is for results.
 
     Raises:
         OwnCodeError: in place of what was raised.
     """
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except TxlError:
         raise
     except (Exception, SystemExit) as error:

@@ -12,7 +12,7 @@ from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.checking import check_spec
-from txl_export.families.own_module.probing import Tries, check_pure, dependence, idle_states
+from txl_export.families.own_module.probing import Tries, check_first_calls, check_pure, dependence, idle_states
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import fresh_states, has_length, in_bundle, output_specs, shown
 from txl_export.families.own_module.spec import OutputSpec, StepSpec
@@ -79,15 +79,17 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
 def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listener) -> Plan:
     warnings = []
     eager = Eager(spec)
-    if asked:
-        lengths = tuple(sorted(set(asked), reverse=True))
-        transitions = reached(eager, batch_size, lengths, MOST_TRANSITIONS if _may_be_open(spec) else MOST_GRAPHS)
-    else:
-        lengths, transitions, dropped = _taken(eager, batch_size)
-        warnings += dropped
-    outputs, dtypes = _outputs(eager, batch_size, lengths)
+    with untouched(spec.module):
+        if asked:
+            lengths = tuple(sorted(set(asked), reverse=True))
+            transitions = reached(eager, batch_size, lengths, MOST_TRANSITIONS if _may_be_open(spec) else MOST_GRAPHS)
+        else:
+            lengths, transitions, dropped = _taken(eager, batch_size)
+            warnings += dropped
+        outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
     tries = Tries(Eager(spec), batch_size)
+    check_first_calls(tries, lengths[0])
     for length in lengths:
         check_pure(tries, length)
     for name in idle_states(tries, lengths[0]):

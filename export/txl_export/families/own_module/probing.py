@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from txl_runtime.errors import UsageError
 
-from txl_export.families.own_module.attributes import changed, leaves, same_bits
+from txl_export.families.own_module.attributes import changed, leaves, same_bits, untouched
 from txl_export.families.own_module.own_code import described, is_users
 from txl_export.families.own_module.running import Eager, RawStep, difference
 from txl_export.families.own_module.sizes import (
@@ -66,6 +66,20 @@ class Tries:
         for _ in range(segments):
             states = dict(self.eager(self.inputs(length), states, self.valid(length))[1])
         return states
+
+
+def check_first_calls(tries: Tries, length: int) -> None:
+    """Refuse a module that keeps something of its first call, whatever that was.
+
+    Raises:
+        UsageError: what it keeps was not declared and depends on what it was given.
+    """
+    module, found = tries.eager.spec.module, []
+    for _ in range(2):
+        with untouched(module):
+            tries.states(length)
+            found.append(leaves(module))
+    _refuse_kept(tries.eager, changed(*found))
 
 
 def check_pure(tries: Tries, length: int) -> None:
@@ -143,9 +157,14 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _check_attributes(eager: Eager, before: dict[str, Any]) -> None:
-    """Nothing that is reachable from the module is another than before, but for what was declared."""
+    """Nothing that is reachable from the module is another than before."""
+    _refuse_kept(eager, changed(before, leaves(eager.spec.module)))
+
+
+def _refuse_kept(eager: Eager, paths: Sequence[str]) -> None:
+    """Attributes that calls change are declared."""
     declared = {entry.attribute for entry in eager.spec.states}
-    found = [path for path in changed(before, leaves(eager.spec.module)) if path not in declared]
+    found = [path for path in paths if path not in declared]
     if found:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         raise UsageError(

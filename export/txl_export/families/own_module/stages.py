@@ -90,6 +90,6 @@ def too_many(transitions: Sequence[Transition], most: int) -> str:
     lengths = sorted({one.length for one in transitions}, reverse=True)
     return (
         f"segments of {' and '.join(map(str, lengths))} lead {', '.join(sorted(changing))} through more than {most} "
-        "sizes, expected fewer; give a larger --segment-length alone, or keep all rows from the start and count them in "
-        "a state"
+        "sizes, expected fewer; give a larger --segment-length alone, or keep all rows from the start and a state that "
+        "counts them"
     )

@@ -8,10 +8,9 @@ import sys
 import pytest
 import torch
 from torch import nn
-from txl_export import read_weights
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_runtime.errors import CheckpointError, UsageError
+from txl_runtime.errors import UsageError
 
 GOOD = """
 import torch
@@ -172,25 +171,6 @@ def test_weights_that_do_not_fit_are_named(file, tmp_path):
     assert "cell.weight_ih is [12, 5], expected [12, 3]; give this module's own weights" in error
 
 
-def test_weights_are_read_without_running_them(file, tmp_path):
-    path = tmp_path / "whole.pt"
-    torch.manual_seed(8)
-    module = load_spec(f"{file()}:build", None).module
-    torch.save(module, path)
-    found = read_weights(path)
-    assert list(found) == list(module.state_dict())
-    assert all(torch.equal(found[name], tensor) for name, tensor in module.state_dict().items())
-    torch.save({"model": module.state_dict(), "step": 3}, path)
-    assert read_weights(str(path))["step"] == 3
-
-
-def test_what_holds_no_weights_is_refused(file, tmp_path):
-    path = tmp_path / "list.pt"
-    torch.save([1, 2], path)
-    with pytest.raises(CheckpointError, match="holds a list, expected a state dict"):
-        read_weights(path)
-    with pytest.raises(CheckpointError, match="no such file"):
-        read_weights(tmp_path / "none.pt")
-    with pytest.raises(UsageError, match="no weights were given"):
-        read_weights(None)
-    assert "no such file" in str(refusal(f"{file()}:build", str(tmp_path / "none.pt"), CheckpointError))
+def test_what_the_users_code_prints_is_no_result(file, capsys):
+    load_spec(f"{file('print(1)' + GOOD)}:build", None)
+    assert capsys.readouterr() == ("", "1\n")
