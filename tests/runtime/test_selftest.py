@@ -57,10 +57,12 @@ def test_an_exported_bundle_passes_with_one_to_all_live_streams(make_bundle, opt
     result.require()
     assert result.streams == streams
     assert result.steps >= 6
-    assert 0 < result.max_logprobs < 1e-5
-    assert (0 < result.max_memory < 1e-5) if model.memory_length else result.max_memory == 0
+    assert 0 < result.largest["logprobs"] < 1e-5
+    assert (0 < result.largest["memory"] < 1e-5) if model.memory_length else result.largest["memory"] == 0
     limits = rung("fp32", "cpu")
-    assert (result.limit_logprobs, result.limit_memory) == (limits.logprobs, limits.memory)
+    assert result.limits == {"logprobs": limits.logprobs, "memory": limits.memory}
+    named = "backend steps streams max_logprobs max_memory limit_logprobs limit_memory passed"
+    assert list(result.document()) == named.split()
 
 
 def scale_tensor(path: Path, name: str, factor: float) -> None:
@@ -103,7 +105,8 @@ def test_a_slightly_changed_weight_fails(bundle, name, factor, update):
     [(1e-4, 1e-4, True), (1.1e-4, 0.0, False), (0.0, 1.1e-4, False), (float("inf"), 0.0, False)],
 )
 def test_a_result_passes_up_to_its_limits_and_not_beyond(logprobs, memory, passed):
-    result = SelftestResult("an engine", 9, (1,), logprobs, memory, 1e-4, 1e-4)
+    largest, limits = {"logprobs": logprobs, "memory": memory}, {"logprobs": 1e-4, "memory": 1e-4}
+    result = SelftestResult("an engine", 9, (1,), largest, limits)
     assert result.passed is passed
     if not passed:
         with pytest.raises(CheckError, match="self-test failed on an engine"):
