@@ -231,6 +231,8 @@ def _fewest_rows(transition: Transition) -> int:
 
 def _staged(plan: Plan, heard: Listener) -> _Graphs:
     """A graph for each length and each set of shapes."""
+    if plan.too_many:
+        raise UsageError(plan.too_many)
     graphs = _Graphs()
     routes: Sequence[Route] = ROUTES
     for transition in plan.transitions:
