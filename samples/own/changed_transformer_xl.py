@@ -1,0 +1,156 @@
+"""A Transformer-XL that its owner changed: gated residuals, rotary positions, a memory with its own fill counter.
+
+    python samples/own/changed_transformer_xl.py --train xl.pt
+    txl-deploy export samples/own/changed_transformer_xl.py:build --weights xl.pt --vocabulary bytes.json -o xl.txl
+    txl-deploy generate xl.txl --prompt "def main(" --max-new-tokens 200
+
+It reads bytes of the standard library's sources. `--train` also writes bytes.json, the vocabulary, beside the weights.
+
+The memory always has MEMORY rows. How many of them are filled is a state as well, and a mask hides the others: so the
+graph is the same from the first step on, and every sequence may start when it likes. The module takes `valid`, how many
+bytes of each sequence count, so sequences of different length can be fed together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+import txl_export
+from torch import Tensor, nn
+from torch.nn import functional
+from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
+
+LAYERS, WIDTH, HEADS, MEMORY, SEGMENT, BYTES = 2, 128, 4, 96, 48, 256
+
+
+class Gate(nn.Module):
+    """A GRU's gates in place of the residual sum (arXiv 1910.06764)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.update, self.residual = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.candidate = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.caution = nn.Parameter(torch.full((WIDTH,), 1.0))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Let y change x [B, L, D]."""
+        (reset, mix, new), (old_reset, old_mix) = self.update(y).chunk(3, -1), self.residual(x).chunk(2, -1)
+        share = torch.sigmoid(mix + old_mix - self.caution)
+        return (1 - share) * x + share * torch.tanh(new + self.candidate(torch.sigmoid(reset + old_reset) * x))
+
+
+def rotate(x: Tensor, positions: Tensor) -> Tensor:
+    """Turn pairs of x [B, H, K, d_head] by angles that grow with the position (arXiv 2104.09864)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * torch.exp(torch.arange(half, dtype=x.dtype) * (-math.log(10_000) / half))
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+
+class Layer(nn.Module):
+    """Attention over memory and segment, then a feed-forward half, each behind a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.query, self.key_value, self.mixed = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.gates = nn.ModuleList(Gate() for _ in range(2))
+
+    def forward(self, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+        """Carry x [B, L, D] one layer up."""
+        rows = self.norms[0](torch.cat([memory, x], 1))
+        places = torch.arange(rows.shape[1], dtype=x.dtype)
+        heads = [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.key_value(rows).chunk(2, -1)]
+        query = self.query(rows[:, MEMORY:]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        score = rotate(query, places[MEMORY:]) @ rotate(heads[0], places).mT / math.sqrt(WIDTH // HEADS)
+        weights = torch.where(visible, score, -1e4).softmax(-1)
+        x = self.gates[0](x, self.mixed((weights @ heads[1]).transpose(1, 2).flatten(2)))
+        moved: Tensor = self.gates[1](x, self.outer(functional.gelu(self.inner(self.norms[1](x)))))
+        return moved
+
+
+class GatedXL(nn.Module):
+    """The language model: bytes and memory in, scores of the next byte and memory out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(BYTES, WIDTH), nn.Linear(WIDTH, BYTES)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+
+    def forward(self, tokens: Tensor, memory: Tensor, fill: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From tokens [B, L], memory [layers, B, M, D], fill and valid [B] to logits [B, L, 256], memory and fill."""
+        x, below = self.embedding(tokens), []
+        places = torch.arange(MEMORY + tokens.shape[1])
+        written = places >= MEMORY - fill[:, None, None, None]
+        visible = written & (places <= places[MEMORY:, None])  # [B, 1, L, M + L]
+        for layer, rows in zip(self.layers, memory, strict=True):
+            below.append(x)
+            x = layer(x, rows, visible)
+        # The memory moves on by the rows that count; what is padding is not kept.
+        kept = (valid[:, None] + torch.arange(MEMORY)).long()[None, :, :, None].expand_as(memory)
+        memory = torch.cat([memory, torch.stack(below)], 2).gather(2, kept)
+        return self.head(x), memory, torch.clamp(fill + valid, max=MEMORY)
+
+
+def build(weights: str | None) -> StepSpec:
+    """What `txl-deploy export` calls: the step, with names and shapes."""
+    model = GatedXL()
+    if weights:
+        model.load_state_dict(txl_export.read_weights(weights))
+    return StepSpec(
+        model,
+        inputs=[InputSpec("tokens", ("B", "L"), tokens=BYTES)],
+        states=[StateSpec("memory", (LAYERS, "B", MEMORY, WIDTH)), StateSpec("fill", ("B",), dtype="int32")],
+        outputs=[OutputSpec("next", ("B", "L", BYTES), role="logits")],
+        lengths=True,
+    )
+
+
+def train(seconds: float, streams: int = 8) -> GatedXL:
+    """Learn the sources that came with the interpreter."""
+    torch.manual_seed(0)
+    text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
+    data = (
+        torch.frombuffer(bytearray(text), dtype=torch.uint8)[: len(text) // streams * streams].view(streams, -1).long()
+    )
+    model, started, position = GatedXL(), time.monotonic(), 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.98))
+    valid = torch.full((streams,), SEGMENT, dtype=torch.int32)
+    while time.monotonic() - started < seconds:
+        if position % (32 * SEGMENT) == 0:  # generation starts from an empty memory, so training has to meet it
+            memory, fill = torch.zeros(LAYERS, streams, MEMORY, WIDTH), torch.zeros(streams, dtype=torch.int32)
+        window = data[:, position : position + SEGMENT + 1]
+        logits, memory, fill = model(window[:, :-1], memory.detach(), fill, valid)
+        loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        position += SEGMENT
+    print(f"{position * streams:,} bytes read, the last at {loss.item() / math.log(2):.2f} bits each")
+    return model
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description="Train a changed Transformer-XL on the standard library.")
+    parser.add_argument("--train", metavar="WEIGHTS", type=Path, required=True, help="write the weights to this file")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time to train for (default: %(default)s)")
+    arguments = parser.parse_args()
+    torch.save(train(arguments.seconds).state_dict(), arguments.train)
+    arguments.train.with_name("bytes.json").write_text(json.dumps({"kind": "bytes"}))
+
+
+if __name__ == "__main__":
+    main()

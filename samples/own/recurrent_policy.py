@@ -1,0 +1,154 @@
+"""A recurrent policy: an LSTM with normalised float observations, scores of three actions and a value.
+
+    python samples/own/recurrent_policy.py --train policy.pt
+    txl-deploy export samples/own/recurrent_policy.py:build --weights policy.pt -o policy.txl --batch-size 8
+    python samples/own/recurrent_policy.py --run policy.txl
+
+Whoever enters one of these corridors sees a sign once, at the door. Some ten steps later the way parts, and only the
+sign said which side is right. A policy that forgets is right half of the time; the last line shows that too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import txl_export
+import txl_runtime
+from torch import Tensor, nn
+from torch.nn import functional
+from txl_export import InputSpec, StateSpec, StepSpec
+
+LAYERS, WIDTH, OBSERVED = 2, 48, 6
+AHEAD, LEFT, RIGHT = range(3)
+
+
+class Policy(nn.Module):
+    """Takes one observation of each sequence, returns scores of actions, values, and the LSTM's two states."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(OBSERVED))
+        self.register_buffer("deviation", torch.ones(OBSERVED))
+        self.lstm = nn.LSTM(OBSERVED, WIDTH, LAYERS)
+        self.action, self.value = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 1)
+
+    def forward(self, observation: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """From [B, 6] and two states [layers, B, width] to [B, 3], [B] and two states."""
+        normal = (observation - self.mean) / self.deviation
+        rows, (hidden, cell) = self.lstm(normal[None], (hidden, cell))
+        return self.action(rows[0]), self.value(rows[0])[:, 0], hidden, cell
+
+
+def build(weights: str | None) -> StepSpec:
+    """What `txl-deploy export` calls: the step, with names and shapes."""
+    policy = Policy()
+    if weights:
+        policy.load_state_dict(txl_export.read_weights(weights))
+    return StepSpec(
+        policy,
+        inputs=[InputSpec("observation", ("B", OBSERVED))],
+        states=[StateSpec("hidden", (LAYERS, "B", WIDTH)), StateSpec("cell", (LAYERS, "B", WIDTH))],
+        outputs=["action", "value"],
+    )
+
+
+class Corridors:
+    """Several corridors at once, each of its own length; who leaves one enters the next."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.sign, self.length, self.place = np.zeros((3, number))
+        self.enter(np.ones(number, bool))
+
+    def enter(self, rows: np.ndarray[Any, Any]) -> None:
+        """Begin a new corridor in these rows."""
+        self.sign[rows] = self.random.choice([-1.0, 1.0], rows.sum())
+        self.length[rows] = self.random.integers(6, 15, rows.sum())
+        self.place[rows] = 0
+
+    def observe(self) -> np.ndarray[Any, Any]:
+        """What is seen: the sign, the distance walked, whether the way parts, light, temperature and noise."""
+        noise = self.random.normal(size=(3, len(self.sign)))
+        sign = np.where(self.place == 0, self.sign, 0)
+        parts = np.where(self.place == self.length, 1.0, 0.0)
+        columns = [sign, self.place, parts, 80 + 20 * noise[0], 293 + 2 * noise[1], noise[2]]
+        return np.stack(columns, axis=1).astype(np.float32)
+
+    def right_action(self) -> np.ndarray[Any, Any]:
+        """What somebody with a memory does."""
+        return np.where(self.place < self.length, AHEAD, np.where(self.sign < 0, LEFT, RIGHT))
+
+    def act(self, action: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Take one action each; returns who left the corridor, and who of them on the right side."""
+        left = (action != AHEAD) | (self.place >= self.length)
+        won = (action == self.right_action()) & left
+        self.place += 1
+        self.enter(left)
+        return left, won
+
+
+def train(seconds: float) -> Policy:
+    """Learn to do what `right_action` does, and to foresee the reward: 0.9 to the power of the steps to go."""
+    torch.manual_seed(0)
+    policy, number = Policy(), 64
+    seen = torch.tensor(np.concatenate([corridor.observe() for corridor in (Corridors(99, seed) for seed in range(9))]))
+    policy.mean, policy.deviation = seen.mean(0), seen.std(0) + 1
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
+    corridors, started = Corridors(number, seed=1), time.monotonic()
+    while time.monotonic() - started < seconds:
+        corridors.enter(np.ones(number, bool))
+        hidden = cell = torch.zeros(LAYERS, number, WIDTH)
+        losses = []
+        for _ in range(24):
+            expert, to_go = corridors.right_action(), corridors.length - corridors.place
+            action, value, hidden, cell = policy(torch.from_numpy(corridors.observe()), hidden, cell)
+            weight = torch.from_numpy(np.where(expert == AHEAD, 0.1, 1.0)).float()
+            losses.append(
+                (functional.cross_entropy(action, torch.from_numpy(expert), reduction="none") * weight).mean()
+            )
+            losses.append(functional.mse_loss(value, torch.from_numpy(0.9**to_go).float()))
+            left, _ = corridors.act(expert)
+            goes_on = torch.from_numpy(~left)[:, None]
+            hidden, cell = torch.where(goes_on, hidden, 0), torch.where(goes_on, cell, 0)
+        optimizer.zero_grad()
+        torch.autograd.backward(torch.stack(losses).mean())
+        nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+    return policy
+
+
+def walk(bundle: str, steps: int, forgetful: bool = False) -> float:
+    """The control loop of an application, without torch: returns the share of corridors left on the right side."""
+    model = txl_runtime.load(bundle)
+    stream = model.stream()
+    corridors, ended, won = Corridors(stream.batch_size, seed=2), 0, 0
+    for _ in range(steps):
+        action = stream.run({"observation": corridors.observe()})["action"].argmax(-1)
+        left, right = corridors.act(action)
+        stream.reset(np.ones_like(left) if forgetful else left)  # these sequences alone begin anew
+        ended, won = ended + int(left.sum()), won + int(right.sum())
+    return won / max(1, ended)
+
+
+def main() -> None:
+    """Train, or walk."""
+    parser = argparse.ArgumentParser(description="A recurrent policy that remembers a sign.")
+    parser.add_argument("--train", metavar="WEIGHTS", help="train, and write the weights to this file")
+    parser.add_argument("--run", metavar="BUNDLE", help="let this bundle walk")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time to train for (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.train:
+        torch.save(train(arguments.seconds).state_dict(), arguments.train)
+    if arguments.run:
+        print(f"right: {walk(arguments.run, 500):.0%}, without memory: {walk(arguments.run, 500, forgetful=True):.0%}")
+
+
+if __name__ == "__main__":
+    main()
