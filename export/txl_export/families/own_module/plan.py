@@ -12,6 +12,7 @@ from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.checking import check_spec
+from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.probing import Tries, check_first_calls, check_pure, dependence, idle_states
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import fresh_states, has_length, in_bundle, output_specs, shown
@@ -92,7 +93,8 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
     check_first_calls(tries, lengths[0])
     for length in lengths:
         check_pure(tries, length)
-    for name in idle_states(tries, lengths[0]):
+    to_fill = len({transition.stage.number for transition in transitions}) + 1
+    for name in idle_states(tries, lengths[0], to_fill):
         warnings.append(f"state {name} changes no output of the segments that were tried; look whether it is needed")
     reason = next((found for length in lengths if (found := dependence(tries, length))), "")
     if reason:
@@ -121,7 +123,10 @@ def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transi
         except UsageError as error:
             errors.append((length, error))
     if not lengths:
-        raise errors[0][1]
+        first = errors[0][1]
+        if len(errors) > 1 and isinstance(first, OwnCodeError):
+            raise OwnCodeError(f"{first}; if it takes segments of another length, give --segment-length", first.frames)
+        raise first
     return lengths, transitions, [f"no program takes segments of {length}: {error}" for length, error in errors]
 
 

@@ -191,9 +191,9 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def idle_states(tries: Tries, length: int) -> list[str]:
-    """The declared states that change no output within a few segments, whatever they hold."""
-    start = tries.states(length)
+def idle_states(tries: Tries, length: int, segments: int) -> list[str]:
+    """The declared states that change no output within a few segments, whatever they hold after some from the start."""
+    start = tries.states(length, segments)
     chain = [tries.inputs(length) for _ in range(_STEPS)]
     expected = _outputs(tries, start, chain, length)
     idle = []

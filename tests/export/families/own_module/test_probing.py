@@ -90,6 +90,15 @@ def test_a_length_among_the_usual_ones_that_the_module_cannot_take_is_left_out_w
     assert "the module failed with a segment of 7" in refusal(spec, lengths=(64, 7))
 
 
+def test_a_module_that_takes_none_of_the_usual_lengths_asks_for_its_own():
+    def forward(self, x, h):
+        return x.reshape(2, 5, 4) + h[:, None], h + x.sum(1)
+
+    spec = replace(spec_of(forward), inputs=[InputSpec("x", ("B", "L", 4))])
+    assert "if it takes segments of another length, give --segment-length" in refusal(spec)
+    assert plan_of(spec, lengths=(5,)).segment_lengths == (5,)
+
+
 def test_look_ahead_and_lengths_are_tried():
     assert plan_of(small_steps.ahead(), 2).streams == "independent"
     assert plan_of(small_steps.counted(), 2).outputs[0].shape == ("B", "L", 2)
