@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +42,8 @@ class Written:
     Attributes:
         programs, states, inputs, outputs: its tables.
         routes: by which a program's graph was captured.
-        growth: "symbolic" or "stages" where states grow, else "none".
+        growth: "symbolic" or "stages" where states grow or are absent at first, else "none".
+        note: why a step that could have open rows has stages; "" otherwise.
         parameters: number of trained values.
         model_id: which function this is.
     """
@@ -53,18 +54,25 @@ class Written:
     outputs: tuple[Output, ...]
     routes: dict[str, Route]
     growth: Literal["none", "symbolic", "stages"]
+    note: str
     parameters: int
     model_id: str
 
 
-@dataclass
 class _Graphs:
-    """Programs and their graphs, weights inside."""
+    """Programs and their graphs, which share one set of weights."""
 
-    programs: list[Program] = field(default_factory=list)
-    captured: list[Captured] = field(default_factory=list)
+    def __init__(self, plan: Plan) -> None:
+        names = {f"state.{entry.name}.{side}" for entry in plan.spec.states for side in ("in", "out")}
+        names |= {VALID, *(entry.name for entry in plan.spec.inputs), *(entry.name for entry in plan.outputs)}
+        names |= {f"initial.{entry.name}" for entry in plan.spec.states}
+        self.weights = SharedWeights(own_tensors(plan.spec.module), names)
+        self.programs: list[Program] = []
+        self.models: list[ir.Model] = []
+        self.routes: dict[str, Route] = {}
 
     def add(self, network: StepNetwork, length: int, name: str, captured: Captured) -> None:
+        """Take a program; its graph's weights are then the shared ones."""
         self.programs.append(
             Program(
                 name=name,
@@ -76,7 +84,9 @@ class _Graphs:
                 outputs=network.outputs,
             )
         )
-        self.captured.append(captured)
+        self.weights.adopt(captured.model.graph)
+        self.models.append(captured.model)
+        self.routes[name] = captured.route
 
 
 def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
@@ -98,22 +108,23 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
         )
     if growth not in GROWTHS:
         raise UsageError(f"growth {growth!r} is not known, expected {', '.join(GROWTHS)}")
-    graphs, chosen = _captured(plan, growth, heard)
+    graphs, chosen, note = _captured(plan, growth, heard)
     inputs, outputs = input_table(plan), output_table(plan)
-    identity = model_id(plan.spec, inputs, outputs, [one.model.graph for one in graphs.captured])
+    identity = model_id(plan.spec, inputs, outputs, [model.graph for model in graphs.models])
     initial = dict(_initial_tensors(plan))
-    _write(folder, plan, graphs, precision, initial)
-    for program in graphs.programs:
-        check_graph(folder / program.file, program, OPSET)
+    for name, tensor in initial.items():
+        graphs.weights.add(name, tensor)
+    if precision in HALF:
+        _halve(graphs, precision, {name for name, _ in plan.spec.module.named_parameters()})
+    _write(folder, graphs)
     return Written(
         programs=tuple(graphs.programs),
         states=tuple(_state(plan, entry, f"initial.{entry.name}" in initial) for entry in plan.spec.states),
         inputs=inputs,
         outputs=outputs,
-        routes={
-            program.name: captured.route for program, captured in zip(graphs.programs, graphs.captured, strict=True)
-        },
+        routes=graphs.routes,
         growth=chosen,
+        note=note,
         parameters=parameter_count(plan.spec.module),
         model_id=identity,
     )
@@ -176,8 +187,9 @@ def _initial_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
             yield f"initial.{entry.name}", value.clone().contiguous()
 
 
-def _captured(plan: Plan, growth: str, heard: Listener) -> tuple[_Graphs, Literal["none", "symbolic", "stages"]]:
-    """The graphs, with rows open where that is asked for and possible."""
+def _captured(plan: Plan, growth: str, heard: Listener) -> tuple[_Graphs, Literal["none", "symbolic", "stages"], str]:
+    """The graphs, with rows open where that is asked for and possible; how states grow, and why not otherwise."""
+    note = ""
     growing = any(entry.grows is not None for entry in plan.spec.states)
     absent = [entry.name for entry in plan.spec.states if entry.initial is None]
     if growing and growth != "stages":
@@ -187,16 +199,17 @@ def _captured(plan: Plan, growth: str, heard: Listener) -> tuple[_Graphs, Litera
                     f"state {absent[0]} is absent at first, which no graph with open rows takes; "
                     "expected growth 'stages' for it"
                 )
-            return _symbolic(plan, heard), "symbolic"
-        except UsageError:
+            return _symbolic(plan, heard), "symbolic", ""
+        except UsageError as error:
             if growth == "symbolic":
                 raise
-    return _staged(plan, heard), "stages" if growing or absent else "none"
+            note = str(error)
+    return _staged(plan, heard), "stages" if growing or absent else "none", note
 
 
 def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
     """A graph for each length, for any number of rows that there can be."""
-    graphs = _Graphs()
+    graphs = _Graphs(plan)
     for length in plan.segment_lengths:
         mine = [one for one in plan.transitions if one.length == length]
         heard.stage(f"capture and check step-{length}")
@@ -233,7 +246,7 @@ def _staged(plan: Plan, heard: Listener) -> _Graphs:
     """A graph for each length and each set of shapes."""
     if plan.too_many:
         raise UsageError(plan.too_many)
-    graphs = _Graphs()
+    graphs = _Graphs(plan)
     routes: Sequence[Route] = ROUTES
     for transition in plan.transitions:
         length, alone = transition.length, all(one.stage.number == 0 for one in plan.transitions)
@@ -246,33 +259,21 @@ def _staged(plan: Plan, heard: Listener) -> _Graphs:
     return graphs
 
 
-def _write(folder: Path, plan: Plan, graphs: _Graphs, precision: str, initial: dict[str, Tensor]) -> None:
-    """The weight file, and every graph with its weights in it."""
-    taken = {spec.name for program in graphs.programs for spec in (*program.inputs, *program.outputs)}
-    weights = SharedWeights(own_tensors(plan.spec.module), taken | initial.keys())
-    models = [captured.model for captured in graphs.captured]
-    for model in models:
-        weights.adopt(model.graph)
-    if precision != "fp32":
-        _halve(
-            models,
-            weights,
-            "fp16" if precision == "fp16" else "bf16",
-            {n for n, _ in plan.spec.module.named_parameters()},
-        )
-    for name, tensor in initial.items():
-        weights.add(name, tensor)
-    stored = weights.write(folder / WEIGHTS)
-    for program, model in zip(graphs.programs, models, strict=True):
+def _halve(graphs: _Graphs, precision: str, parameters: set[str]) -> None:
+    """Convert all graphs; a weight that one of them multiplies by in half precision is half in all."""
+    half: HalfPrecision = "fp16" if precision == "fp16" else "bf16"
+    products = (weights_of_products(model.graph, half, parameters) for model in graphs.models)
+    halved = set[str]().union(*products) & graphs.weights.names
+    graphs.weights.halve(halved, HALF[half][1])
+    for model in graphs.models:
+        to_half(model, half, halved)
+
+
+def _write(folder: Path, graphs: _Graphs) -> None:
+    """The weight file, and every graph with its weights in it, held against its program."""
+    stored = graphs.weights.write(folder / WEIGHTS)
+    for program, model in zip(graphs.programs, graphs.models, strict=True):
         stored.point_into(model.graph)
         model.metadata_props["txl-deploy.program"] = msgspec.json.encode(program).decode()
         ir.save(model, folder / program.file)
-
-
-def _halve(models: Sequence[ir.Model], weights: SharedWeights, precision: HalfPrecision, parameters: set[str]) -> None:
-    """Convert all graphs; a weight that one of them multiplies by in half precision is half in all."""
-    products = [weights_of_products(model.graph, precision, parameters) for model in models]
-    halved = set().union(*products) & weights.names
-    weights.halve(halved, HALF[precision][1])
-    for model in models:
-        to_half(model, precision, halved)
+        check_graph(folder / program.file, program, OPSET)
