@@ -56,7 +56,7 @@ def run(
 
     source = of_own_module(checkpoint) or Path(checkpoint)
     given = {name: value for name, value in options.items() if value is not None}
-    given["aliases"] = parse_aliases(options["aliases"])
+    given["aliases"] = parse_aliases(options["aliases"]) or None
     try:
         with Display() as display, own_frames():
             result = txl_export.export(source, output or _beside(checkpoint), listener=display, **given)
