@@ -173,7 +173,8 @@ def _spread(kl: Sequence[float]) -> dict[str, float] | None:
     """How divergence is distributed over positions; None for a model without log-probabilities."""
     if not kl:
         return None
-    return {"mean": float(np.mean(kl)), "p99.9": float(np.quantile(kl, 0.999)), "max": float(np.max(kl))}
+    with np.errstate(invalid="ignore"):  # between infinities
+        return {"mean": float(np.mean(kl)), "p99.9": float(np.quantile(kl, 0.999)), "max": float(np.max(kl))}
 
 
 class ParityError(CheckError):

@@ -14,14 +14,14 @@ from txl_export.parity.steps.bits import differing_values
 from txl_export.parity.steps.inputs import InputSource
 
 BEFORE, AFTER = 4, 4
-"""Segments that fill the state, and segments in which a difference may show."""
+"""Segments that fill the state, beside one for every program, and segments in which a difference may show."""
 
 
 def idle_states(model: Model, samples: Mapping[str, Any] | None) -> list[str]:
     """Names of states that can be emptied without changing any output of the segments that follow."""
     draws, length, count = np.random.default_rng(11), model.segment_lengths[0], model.batch_size
     source, stream = InputSource(model.manifest, samples, draws), model.stream()
-    for _ in range(BEFORE):
+    for _ in range(BEFORE + len(model.manifest.programs)):
         stream.run(source.take(count, length))
     calls, held = [source.take(count, length) for _ in range(AFTER)], stream.snapshot()
     expected, states, idle = [stream.run(inputs) for inputs in calls], held.states or {}, []

@@ -1,0 +1,444 @@
+"""Verification of any step: what is right passes, and every kind of fault is found by the gate that is there for it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from stand_ins.step_stream import AXES, ArrayModel, ArrayStream, B, NumpyReference
+from txl_export.parity.report import Parity, ParityError
+from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits
+from txl_export.parity.steps.chains import SEGMENTS, Planned, live_sequences, planned, run_chain
+from txl_export.parity.steps.judging import OUTPUTS, STATES
+from txl_export.parity.steps.results import StepChain, TensorErrors
+from txl_export.parity.steps.verification import verify_model
+from txl_runtime.listener import Listener, Silent
+from txl_runtime.streaming.memory import RowState
+
+
+class Heard(Listener):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.totals: list[int] = []
+        self.steps = 0
+        self.warnings: list[str] = []
+
+    def stage(self, title: str, total: int | None = None) -> None:
+        if total is not None:
+            self.totals.append(total)
+
+    def advance(self, steps: int = 1) -> None:
+        self.steps += steps
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+def verified(stream: type[ArrayStream] = ArrayStream, segments: int | None = 40, **options: Any) -> Parity:
+    model = ArrayModel(stream, precision=options.pop("precision", "fp32"))
+    return verify_model(lambda: model, NumpyReference(), "the test", segments=segments, **options)
+
+
+def failing(parity: Parity) -> set[str]:
+    return {gate.name for gate in parity.gates if gate.passed is False}
+
+
+# ---- what is right
+
+
+def test_a_right_bundle_passes_every_gate():
+    heard = Heard()
+    parity = verified(segments=None, listener=heard, idle=["count"])
+    parity.require()
+    assert parity.reference == "the test, computed in float64"
+    verdicts = {gate.name: gate.verdict for gate in parity.gates}
+    assert verdicts.pop("KL mean") == "not judged", "of random inputs the distribution says nothing"
+    assert set(verdicts.values()) == {"passed"}
+    drifts = {f"drift of {name}" for name in ("words", "mean", "h", "rows")}
+    assert set(verdicts) == {
+        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing"),
+        *(IDLE, KEPT, RESTORED, REPEATED, INDEPENDENT),
+        *drifts,
+    }
+    assert sum(chain.segments for chain in parity.chains) >= SEGMENTS
+    assert heard.totals == [heard.steps]
+    assert not heard.warnings
+    assert 0 < next(gate.value for gate in parity.gates if gate.name == STATES) < 1e-5
+
+
+def test_the_chains_run_every_length_every_operation_and_one_sequence_alone():
+    parity = verified()
+    assert [chain.name for chain in parity.chains] == [
+        "segments of 4",
+        "all operations, lengths mixed",
+        "segments of 1",
+        "one sequence alone",
+    ]
+    longest, mixed, single, alone = parity.chains
+    assert (longest.segments, longest.streams, alone.streams) == (40, B, 1)
+    assert longest.full_from == 2, "six rows take two segments of four"
+    assert single.full_from == 6
+    assert mixed.full_from is None
+    assert mixed.segments > 40, "segments that were only looked into count as well"
+    assert min(mixed.rows) < max(mixed.rows)
+
+
+def test_each_operation_is_done_to_the_bundle():
+    done: set[str] = set()
+
+    class Noting(ArrayStream):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("reset", "select", "take", "put", "snapshot", "restore"):
+                done.add(name)
+            return super().__getattribute__(name)
+
+    verified(Noting)
+    assert done == {"reset", "select", "take", "put", "snapshot", "restore"}
+
+
+def test_samples_are_read_on_and_on_and_let_the_distribution_be_judged():
+    seen: list[np.ndarray] = []
+
+    class Noting(ArrayStream):
+        def run(self, inputs: Any, lengths: Any = None, commit: bool = True) -> dict[str, np.ndarray]:
+            seen.append(inputs["x"])
+            return super().run(inputs, lengths, commit)
+
+    samples = {"x": np.arange(2 * 50 * 3, dtype=np.float32).reshape(2, 50, 3) / 100}
+    parity = verified(Noting, samples=samples)
+    assert next(gate for gate in parity.gates if gate.name == "KL mean").verdict == "passed"
+    first, second = (values[0, :, 0] for values in seen[:2])
+    assert set(first.tolist()) <= set(samples["x"][..., 0].ravel().tolist())
+    step = (second[0] - first[-1]) * 100
+    assert step == pytest.approx(3, abs=1e-3) or second[0] in (0.0, 1.5), "the next segment goes on"
+
+
+def test_the_document_names_every_output_and_state_with_its_curve():
+    document = json.loads(msgspec.json.encode(verified().document()))
+    longest = document["chains"][0]
+    assert set(longest["outputs"]) == {"words", "mean"}
+    assert set(longest["states"]) == {"count", "h", "rows"}
+    assert len(longest["states"]["h"]["mean"]) == len(longest["outputs"]["words"]["most"]) == longest["segments"]
+    assert longest["states"]["count"]["exact"] is True
+    assert document["kl"]["mean"] < 1e-8
+    assert document["text"] is None
+
+
+# ---- faults, and what finds them
+
+
+class SlightlyOff(ArrayStream):
+    """A state leaks a little with every step."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | {"h": after["h"] + np.float32(2e-5 * min(self.steps, 60) / 60)}
+
+
+class OnceWrong(ArrayStream):
+    """One element of one state after one segment."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        if self.steps == 17:
+            after["rows"][1, 3, 2] += 1e-2
+        return outputs, after
+
+
+class MiscountedOnce(ArrayStream):
+    """A counter is one too many after one segment."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | {"count": after["count"] + np.int32(self.steps == 17)}
+
+
+class Leaking(ArrayStream):
+    """Something of the neighbours comes in, far below any limit."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | {"h": after["h"] + np.float32(1e-7) * np.roll(after["h"], 1, axis=1)}
+
+
+class SwallowingNan(ArrayStream):
+    """Nothing comes in but NaN: as where a neighbour is multiplied by zero."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs | {"mean": outputs["mean"] + 0 * np.roll(outputs["mean"], 1, axis=0)}, after
+
+
+class IdleMoves(ArrayStream):
+    """Idle sequences lose a rounding."""
+
+    def keep(self, live, after):
+        kept = super().keep(live, after)
+        kept["rows"][~live] = np.nextafter(kept["rows"][~live], np.float32(9))
+        return kept
+
+
+class ForgetsToForget(ArrayStream):
+    """A reset leaves one state as it was."""
+
+    def reset(self, rows=None):
+        held = self.held["h"]
+        super().reset(rows)
+        self.held["h"] = held
+
+
+class MixesRows(ArrayStream):
+    """A snapshot goes back to other sequences."""
+
+    def restore(self, state):
+        super().restore(state)
+        self.held["h"] = np.roll(self.held["h"], 1, axis=1)
+
+
+class PutsElsewhere(ArrayStream):
+    """One state is put to another sequence."""
+
+    def put(self, row: int, state: RowState) -> None:
+        super().put(row, RowState(0, 0, {name: state.tensors[name] for name in ("count", "rows")}))
+        self.place("h", np.array([(row + 1) % B]), np.expand_dims(state.tensors["h"], AXES["h"]))
+
+
+class SelectsWrongly(ArrayStream):
+    """One state is not reordered."""
+
+    def select(self, rows):
+        before = self.held["rows"]
+        super().select(rows)
+        self.held["rows"] = before
+
+
+class Commits(ArrayStream):
+    """A segment that was only looked into becomes part of the state."""
+
+    def run(self, inputs, lengths=None, commit=True):
+        return super().run(inputs, lengths, True)
+
+
+class Baked(ArrayStream):
+    """A value of the first segment was taken for a constant."""
+
+    baked = None
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        Baked.baked = outputs["mean"].copy() if Baked.baked is None else Baked.baked
+        return outputs | {"mean": Baked.baked}, after
+
+
+class Nan(ArrayStream):
+    """A single NaN in an output."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        if self.steps == 23:
+            outputs["words"][0, -1, 2] = np.nan
+        return outputs, after
+
+
+class DrawsNumbers(ArrayStream):
+    """Not twice the same."""
+
+    draws = np.random.default_rng(0)
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs | {"mean": outputs["mean"] + np.float32(1e-6) * np.float32(self.draws.random())}, after
+
+
+class Grows(ArrayStream):
+    """A state has more rows than it may."""
+
+    def state(self):
+        found = super().state()
+        return found | {"rows": np.concatenate([found["rows"], found["rows"][:, :1]], axis=1)}
+
+
+class LacksAState(ArrayStream):
+    """A state is not there."""
+
+    def state(self):
+        return {name: values for name, values in super().state().items() if name != "h"}
+
+
+@pytest.mark.parametrize(
+    ("stream", "gates"),
+    [
+        (SlightlyOff, {"drift of h"}),
+        (OnceWrong, {STATES}),
+        (MiscountedOnce, {"whole numbers differing"}),
+        (Leaking, {INDEPENDENT}),
+        (SwallowingNan, {INDEPENDENT}),
+        (IdleMoves, {IDLE}),
+        (ForgetsToForget, {STATES}),
+        (MixesRows, {STATES, RESTORED}),
+        (PutsElsewhere, {STATES, RESTORED}),
+        (SelectsWrongly, {STATES}),
+        (Commits, {KEPT, REPEATED}),
+        (Baked, {OUTPUTS}),
+        (Nan, {OUTPUTS}),
+        (DrawsNumbers, {REPEATED}),
+        (Grows, {"shapes differing"}),
+        (LacksAState, {"shapes differing"}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_fault_is_found_by_its_gate(stream, gates):
+    parity = verified(stream, segments=120 if stream is SlightlyOff else 40)
+    assert failing(parity) >= gates
+    if stream in (SlightlyOff, Leaking, SwallowingNan, IdleMoves, DrawsNumbers):
+        assert not failing(parity) & {OUTPUTS, STATES}, "found although it is within every other limit"
+    with pytest.raises(ParityError, match="parity failed: ") as refused:
+        parity.require()
+    assert len(str(refused.value).splitlines()) == 1
+    assert refused.value.details["parity"]["passed"] is False
+
+
+def test_one_wrong_element_is_shown_where_it_was():
+    parity = verified(OnceWrong)
+    longest = parity.chains[0]
+    assert isinstance(longest, StepChain)
+    assert next(number for number, value in enumerate(longest.states["rows"].most) if value > 1e-4) == 17
+    assert longest.states["h"].largest < 1e-4 or longest.states["h"].most[17] < 1e-5
+
+
+def test_a_state_that_changes_nothing_is_warned_of():
+    heard = Heard()
+
+    class Unread(ArrayStream):
+        def compute(self, x, states):
+            return super().compute(x, states | {"rows": np.zeros_like(states["rows"])})
+
+    verified(Unread, listener=heard)
+    assert [line for line in heard.warnings if line.startswith("state rows changes no output")]
+    assert [line for line in heard.warnings if line.startswith("state count changes no output")]
+    assert not [line for line in heard.warnings if line.startswith("state h ")]
+
+
+# ---- lower precisions
+
+
+class Rounded(ArrayStream):
+    """As fp16 computes: outputs and states lose bits, each by itself."""
+
+    bits = 1e-3
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        draws = np.random.default_rng(self.steps)
+        return (
+            {name: self._rounded(values, draws) for name, values in outputs.items()},
+            {name: self._rounded(values, draws) for name, values in after.items()},
+        )
+
+    def _rounded(self, values: np.ndarray, draws: np.random.Generator) -> np.ndarray:
+        if values.dtype != np.float32:
+            return values
+        same = draws.uniform(-1, 1, values.shape[1:])  # for all sequences alike
+        return (values * (1 + self.bits * same)).astype(np.float32)
+
+
+def test_half_precision_is_judged_by_the_deviation_and_whole_numbers_stay_exact():
+    parity = verified(Rounded, precision="fp16")
+    assert OUTPUTS not in {gate.name for gate in parity.gates}
+    values = {gate.name: gate for gate in parity.gates}
+    for name in ("outputs", "state"):
+        gate = values[f"{name} RMS error (of the standard deviation)"]
+        assert gate.passed
+        assert gate.limit == 1e-2
+        assert gate.value is not None
+        assert 1e-5 < gate.value < 5e-3
+    assert values["whole numbers differing"].passed
+    assert values["top-1 differing"].verdict == "not judged"
+    assert verified(MiscountedOnce, precision="bf16").passed is False
+
+
+def test_too_coarse_an_arithmetic_fails_by_the_deviation():
+    class Coarse(Rounded):
+        bits = 0.1
+
+    found = failing(verified(Coarse, precision="fp16"))
+    assert "outputs RMS error (of the standard deviation)" in found
+    assert "state RMS error (of the standard deviation)" in found
+
+
+# ---- the numbers themselves
+
+
+def errors(expected: list[float], found: list[float]) -> TensorErrors:
+    result = TensorErrors()
+    result.add(np.array(expected), np.array(found, np.float32))
+    return result
+
+
+def test_errors_are_relative_to_the_largest_value_so_far_from_one_on():
+    small, large = errors([0.1, 0.2], [0.1, 0.3]), errors([10, -100], [10, -101])
+    assert small.largest == pytest.approx(0.1, rel=1e-6)
+    assert large.largest == pytest.approx(0.01, rel=1e-6)
+    large.add(np.array([1.0]), np.array([2.0]))
+    assert large.most == pytest.approx([0.01, 0.01])
+    assert large.mean == pytest.approx([0.005, 0.01])
+
+
+def test_values_that_stand_for_never_say_nothing_of_the_size_and_are_compared_with_themselves():
+    found = errors([-1e30, 0.5], [-1e30, 0.5001])
+    assert found.largest == pytest.approx(1e-4, rel=1e-3)
+    assert errors([-1e30], [-2e30]).largest == pytest.approx(1)
+    assert errors([-math.inf, 1], [-math.inf, 1]).largest == 0
+    assert errors([-math.inf], [0]).largest == math.inf
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_and_infinity_are_infinitely_far(value):
+    found = errors([0.0, 1.0], [0.0, value])
+    assert found.largest == found.deviation == math.inf
+
+
+def test_another_shape_is_infinitely_far():
+    found = errors([0.0, 1.0], [0.0])
+    assert found.shapes == 1
+    assert found.largest == math.inf
+
+
+def test_the_deviation_is_relative_to_the_spread_of_the_values():
+    draws = np.random.default_rng(0)
+    values = draws.normal(5, 2, 10_000)
+    found = TensorErrors()
+    for part in np.split(values, 10):
+        found.add(part, part + 0.02)
+    assert found.deviation == pytest.approx(0.01, rel=0.02)
+    assert errors([3, 3], [3.03, 3.03]).deviation == pytest.approx(0.01, rel=1e-3), "all alike: of their size"
+    assert errors([0, 0], [0, 0]).deviation == 0
+
+
+# ---- how much is run
+
+
+def test_there_are_two_hundred_segments_however_the_bundle_was_exported():
+    manifest = ArrayModel().manifest
+    for change in ({}, {"batch_size": 1}, {"streams": "lockstep"}, {"parameters": 10**10}):
+        chains = planned(msgspec.structs.replace(manifest, **change), None)
+        assert sum(chain.segments for chain in chains) >= SEGMENTS
+        assert all(chain.most >= chain.segments for chain in chains)
+    assert planned(manifest, 7)[0].segments == 7, "unless fewer are asked for"
+
+
+@pytest.mark.parametrize(("parameters", "live"), [(100, 3), (10**9, 2), (10**11, 1)])
+def test_large_models_have_fewer_sequences_per_segment(parameters, live):
+    assert live_sequences(msgspec.structs.replace(ArrayModel().manifest, parameters=parameters)) == live
+
+
+def test_a_chain_goes_on_until_every_state_was_full_for_as_long_again(tmp_path):
+    for most, segments, filling in ((16, 12, ()), (8, 8, ("rows",))):
+        planned_chain = Planned("segments of 1", streams=1, length=1, segments=4, most=most)
+        chain = run_chain(ArrayModel(), NumpyReference(), planned_chain, None, Bits(), tmp_path, Silent())
+        assert (chain.segments, chain.full_from, chain.filling) == (segments, 6, filling), "six rows, one by one"
