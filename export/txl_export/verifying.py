@@ -79,6 +79,11 @@ def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: st
     """
     opened = open_bundle(bundle)
     manifest = opened.manifest
+    if manifest.family_name != "transformer_xl":
+        raise UsageError(
+            f"{opened.path}: is of family {manifest.family_name!r}, --bisect looks into a Transformer-XL's layers; "
+            "`txl-deploy verify` without it names the output and the state that differ"
+        )
     if backend not in ("auto", "cpu", "rtx", "tensorrt"):
         raise UsageError(f"backend is {backend!r}, which cannot be taken apart; expected cpu, rtx, tensorrt or auto")
     if backend in ("rtx", "tensorrt"):

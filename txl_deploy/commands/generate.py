@@ -12,6 +12,7 @@ import typer
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
+from txl_runtime.streaming.inputs import require_tokens
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import print_json, stderr
@@ -36,6 +37,7 @@ def run(
 ) -> None:
     """Continue a prompt; text where the bundle has a vocabulary, token ids otherwise."""
     model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    require_tokens(model.manifest, "generate")
     vocabulary = model.vocabulary
     ids = _prompt(prompt, prompt_tokens, vocabulary)
     stops = [] if stop_tokens is None else _ids(stop_tokens, "--stop-tokens").tolist()

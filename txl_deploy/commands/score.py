@@ -12,6 +12,7 @@ import typer
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.streaming.inputs import require_tokens
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import Display, facts_table, print_json, stdout
@@ -30,6 +31,7 @@ def run(
 ) -> None:
     """Score a file as one stream: perplexity, bits per token, and bits per byte of text."""
     model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    require_tokens(model.manifest, "score")
     ids, scored_bytes = _read(file, model.vocabulary)
     if len(ids) < 2:
         raise UsageError(f"{file}: holds {len(ids)} tokens, expected at least 2, because the first is only context")
