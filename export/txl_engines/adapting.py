@@ -63,7 +63,8 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
     """The same graph as one of an older opset, when each of its operators means the same there.
 
     An operator means the same when its definition is the same one, or when the older definition has every input and
-    attribute that is used. A Split into equal parts has no sizes before opset 18, and the number of parts since.
+    attribute that is used. A Split into equal parts has no sizes before opset 18, and the number of parts since. What a
+    reduction sums over is an attribute before opset 18, and an input since.
 
     Raises:
         BackendError: an operator is newer or means something else.
@@ -72,11 +73,14 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
     found = opset_of(model)
     older_model = deepcopy(model)
     shapes = known_shapes(older_model.graph)
+    constants = {tensor.name: tensor for tensor in older_model.graph.initializer if not tensor.external_data}
     for node in older_model.graph.node:
         if node.op_type == "Split" and opset < 18 and _splits_evenly(node, shapes):
             kept = [attribute for attribute in node.attribute if attribute.name != "num_outputs"]
             del node.attribute[:]
             node.attribute.extend(kept)
+        if node.op_type.startswith("Reduce") and opset < 18:
+            _take_axes(node, constants)
         try:
             newer = onnx.defs.get_schema(node.op_type, max_inclusive_version=found, domain="")
             older = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset, domain="")
@@ -97,6 +101,19 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
     older_model.opset_import.append(onnx.helper.make_opsetid("", opset))
     older_model.ir_version = min(older_model.ir_version, 8)
     return older_model
+
+
+def _take_axes(node: Any, constants: Mapping[str, Any]) -> None:
+    """Make the axes of a reduction an attribute, where they are a constant. Those of a sum have long been an input."""
+    if node.op_type == "ReduceSum" or len(node.input) != 2 or node.input[1] not in constants:
+        return
+    onnx = import_onnx()
+    axes = onnx.numpy_helper.to_array(constants[node.input[1]]).tolist()
+    # Without axes all are meant, unless this says that none are.
+    kept = [entry for entry in node.attribute if entry.name != "noop_with_empty_axes" or (entry.i and not axes)]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute("axes", axes)] if axes else kept)
+    del node.input[1:]
 
 
 def _splits_evenly(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:

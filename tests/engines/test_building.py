@@ -287,6 +287,21 @@ def test_a_split_into_equal_parts_is_the_same_in_the_older_opset():
         np.testing.assert_array_equal(before, after)
 
 
+def test_a_reduction_over_constant_axes_is_the_same_in_the_older_opset():
+    axes = onnx.numpy_helper.from_array(np.array([1], np.int64), "axes")
+    newer = small_graphs.model(
+        [helper.make_node("ReduceMax", ["a", "axes"], ["b"], keepdims=0, noop_with_empty_axes=0)],
+        [small_graphs.value("a", [2, 3])],
+        [small_graphs.value("b", [2])],
+        [axes],
+    )
+    older = restamp(newer, 17)
+    assert list(older.graph.node[0].input) == ["a"]
+    onnx.checker.check_model(older, full_check=True)
+    given = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    np.testing.assert_array_equal(_run(newer, given)[0], _run(older, given)[0])
+
+
 def _run(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, given))

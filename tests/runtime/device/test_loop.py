@@ -276,7 +276,7 @@ def test_the_self_test_passes(models, kind, update, engine):
 
     result = run_selftest(models(kind, update, engine)[0])
     result.require()
-    assert result.limit_logprobs == 1e-3, "the rung of devices"
+    assert result.limits["logprobs"] == 1e-3, "the rung of devices"
 
 
 @pytest.mark.parametrize("update", ["ring", "rolled"])
