@@ -97,7 +97,7 @@ def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor])
     if not isinstance(state, RowState):
         raise UsageError(f"the state is a {type(state).__name__}, expected what Stream.take returned")
     if "fill" not in manifest.counters:
-        check_states(state.tensors, table, None, "the sequence's state")
+        check_states(state.tensors, table, None, "the sequence")
         return
     fill, most = state.fill, manifest.memory_length
     if not is_whole(fill) or not 0 <= fill <= most or not is_whole(state.head) or state.head < 0:

@@ -1,0 +1,300 @@
+"""Steps that return their whole state, on the CPU: any dtype, any batch axis, growth; no state but one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_ins.steps import FRAME, MOST, looking, open_rows, speaking
+from step_models import FEATURES, VOCABULARY, WIDTH, B, counting, growing, recurrent
+from support import interrupted
+from txl_runtime import BackendError, BundleError, Stream, UsageError, load
+
+KINDS = {"recurrent": recurrent, "growing": growing, "counting": counting, "open": open_rows, "looking": looking}
+every = pytest.mark.parametrize("kind", KINDS)
+independent = pytest.mark.parametrize("kind", ["recurrent", "counting", "looking"])
+
+
+@pytest.fixture(scope="module")
+def open_stream(tmp_path_factory):
+    models: dict[str, Any] = {}
+
+    def open_one(kind: str, batch_size: int | None = None) -> Stream:
+        if kind not in models:
+            path = KINDS[kind]().write(tmp_path_factory.mktemp("own") / "own.txl")
+            models[kind] = load(path, backend="cpu", threads=1)
+        return models[kind].stream(batch_size)
+
+    return open_one
+
+
+def segment(kind: str, seed: int, b: int = B, columns: int = 2) -> dict[str, np.ndarray]:
+    draws = np.random.default_rng(seed)
+    if kind == "recurrent":
+        columns = 4 if columns > 1 else 1
+        obs = draws.normal(size=(b, columns, FEATURES)).astype(np.float32)
+        return {"obs": obs, "starts": draws.random(b) < 0.3}
+    if kind == "open":
+        return {"frames": draws.normal(size=(b, columns, FRAME)).astype(np.float32)}
+    if kind == "looking":
+        frames = draws.normal(size=(columns + 2, b, FRAME)).astype(np.float32)
+        return {"frames": frames, "marks": draws.integers(0, 9, (b, columns)), "gain": np.ones(FRAME, np.float32)}
+    return {"tokens": draws.integers(0, VOCABULARY, (b, columns))}
+
+
+def bits(arrays: dict[str, np.ndarray]) -> dict[str, tuple[Any, ...]]:
+    return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def lengths_of(kind: str, given: dict[str, np.ndarray], live: list[bool]) -> list[int]:
+    columns = 4 if kind == "recurrent" else 2
+    return [columns if alive else 0 for alive in live]
+
+
+def test_states_have_the_tables_shapes_and_types_and_start_as_it_says(open_stream):
+    state = open_stream("recurrent").state()
+    shapes = {name: (str(array.dtype), array.shape) for name, array in state.items()}
+    wide = ("float32", (1, B, WIDTH))
+    assert shapes == {"c": wide, "count": ("int32", (B,)), "h": wide, "seen": ("bool", (B,))}
+    assert state["count"].tolist() == [7, 7, 7]
+    np.testing.assert_array_equal(state["h"], np.tile(np.linspace(-1, 1, WIDTH, dtype=np.float32), (1, B, 1)))
+    assert open_stream("recurrent", 2).state()["h"].shape == (1, 2, WIDTH)
+
+
+def test_an_lstm_is_the_lstm_of_onnx_with_any_lengths_in_any_order(open_stream):
+    """Segments of 4 and of 1 are the same recurrence."""
+    whole, single = open_stream("recurrent"), open_stream("recurrent")
+    for seed in range(5):
+        given = segment("recurrent", seed)
+        at_once = whole.run(given)
+        parts = []
+        for column in range(4):
+            starts = given["starts"] if column == 0 else np.zeros(B, bool)
+            parts.append(single.run({"obs": given["obs"][:, column : column + 1], "starts": starts}))
+        np.testing.assert_allclose(at_once["best"], np.concatenate([part["best"] for part in parts], axis=1), atol=1e-6)
+        np.testing.assert_allclose(at_once["total"], np.concatenate([part["total"] for part in parts]), atol=1e-6)
+    assert whole.state()["count"].tolist() == single.state()["count"].tolist() == [27, 27, 27]
+
+
+def test_rows_grow_through_stages_and_begin_anew(open_stream):
+    stream, shapes = open_stream("growing"), []
+    assert {name: array.shape for name, array in stream.state().items()} == {"clock": (1,), "rows": (B, 0, 4)}
+    first = stream.run(segment("growing", 0))["mean"]
+    for seed in range(1, 5):
+        shapes.append(stream.state()["rows"].shape[1])
+        stream.run(segment("growing", seed))
+    assert shapes == [2, 4, 5, 5]
+    assert stream.state()["clock"].tolist() == [8]
+    assert stream.state()["summary"].shape == (2, B, 3)
+    stream.reset()
+    assert sorted(stream.state()) == ["clock", "rows"], "what was absent is absent again"
+    assert stream.state()["clock"].tolist() == [3]
+    assert stream.run(segment("growing", 0))["mean"].tobytes() == first.tobytes()
+
+
+def test_one_graph_serves_any_number_of_rows(open_stream):
+    stream, seen = open_stream("open"), np.zeros((B, 0, FRAME), np.float32)
+    for seed in range(8):
+        given = segment("open", seed, columns=1 + seed % 2)
+        every_row = np.concatenate([seen, given["frames"]], axis=1)
+        np.testing.assert_allclose(stream.run(given)["mean"], every_row.mean(axis=1), rtol=0, atol=1e-6)
+        seen = every_row[:, -MOST:]
+        assert bits(stream.state()) == bits({"rows": seen})
+    stream.reset()
+    assert stream.state()["rows"].shape == (B, 0, FRAME)
+
+
+def test_the_shortest_program_that_holds_a_segment_runs_it(open_stream):
+    stream = open_stream("counting")
+    taken = []
+    real = stream.loop._programs.find
+    stream.loop._programs.find = lambda *given: taken.append(real(*given)) or taken[-1]
+    for columns in (1, 2, 4):
+        stream.step(np.zeros((B, columns), int))
+    assert [program.segment_length for program in taken] == [1, 4, 4]
+
+
+@every
+def test_a_segment_that_is_not_committed_leaves_every_bit(open_stream, kind):
+    one, other = open_stream(kind), open_stream(kind)
+    for seed in range(6):
+        before = bits(one.state())
+        tried = bits(one.run(segment(kind, 100 + seed), commit=False))
+        assert bits(one.run(segment(kind, 100 + seed), commit=False)) == tried, "trying twice gives the same"
+        assert bits(one.state()) == before
+        assert bits(one.run(segment(kind, seed))) == bits(other.run(segment(kind, seed)))
+    assert bits(one.state()) == bits(other.state())
+
+
+@every
+def test_an_idle_segment_does_nothing(open_stream, kind):
+    stream = open_stream(kind)
+    stream.run(segment(kind, 0))
+    before = bits(stream.state())
+    found = stream.run(segment(kind, 1), [0] * B)
+    assert not any(array.any() for array in found.values())
+    assert bits(stream.state()) == before
+
+
+@independent
+def test_a_sequence_is_the_same_alone_beside_idle_ones_and_beside_nan(open_stream, kind):
+    """Outputs and state of one sequence, bit for bit, whatever stands in the others."""
+    draws = np.random.default_rng(7)
+    together, alone, poisoned = (open_stream(kind) for _ in range(3))
+    for seed in range(12):
+        given = segment(kind, seed)
+        live = (draws.random(B) < 0.6).tolist()
+        live[1] = live[1] or seed < 2
+        if seed == 5:
+            for stream in (together, alone, poisoned):
+                stream.reset([1])
+        if seed == 8:
+            together.reset([0, 2])
+        found = together.run(given, lengths_of(kind, given, live))
+        only = alone.run(given, lengths_of(kind, given, [False, live[1], False]))
+        spoiled = {name: array.copy() for name, array in given.items()}
+        for name, array in spoiled.items():
+            if array.dtype == np.float32 and name != "gain":
+                np.moveaxis(array, array.shape.index(B), 0)[[0, 2]] = np.nan
+        beside = poisoned.run(spoiled, lengths_of(kind, given, [True, live[1], True]))
+        for entry in together._manifest.outputs:
+            one = [np.moveaxis(a[entry.name], entry.shape.index("B"), 0)[1].tobytes() for a in (found, only, beside)]
+            assert len(set(one)) == 1, (seed, entry.name)
+        mine, theirs, spared = (bits(dict(stream.take(1).tensors)) for stream in (together, alone, poisoned))
+        assert mine == theirs == spared, seed
+
+
+@independent
+def test_fewer_sequences_than_the_bundle_holds_are_the_same_ones(open_stream, kind):
+    full, part = open_stream(kind), open_stream(kind, 2)
+    for seed in range(4):
+        given = segment(kind, seed)
+        fewer = {
+            entry.name: given[entry.name].take([0, 1], entry.shape.index("B"))
+            if "B" in entry.shape
+            else given[entry.name]
+            for entry in full._manifest.inputs
+            if entry.name in given
+        }
+        found, whole = part.run(fewer), full.run(given)
+        for entry in full._manifest.outputs:
+            axis = entry.shape.index("B")
+            assert found[entry.name].tobytes() == whole[entry.name].take([0, 1], axis).tobytes()
+
+
+@independent
+def test_sequences_change_places_and_streams(open_stream, kind):
+    one, other = open_stream(kind), open_stream(kind)
+    for seed in range(3):
+        one.run(segment(kind, seed))
+    before = [bits(dict(one.take(row).tensors)) for row in range(B)]
+    fresh = bits(dict(other.take(0).tensors))
+    other.put(2, one.take(0))
+    assert bits(dict(other.take(2).tensors)) == before[0]
+    assert bits(dict(other.take(1).tensors)) == fresh
+    one.select([2, 0])
+    assert one.batch_size == 2
+    assert [bits(dict(one.take(row).tensors)) for row in range(2)] == [before[2], before[0]]
+    one.select([0, 0, 1])
+    assert [bits(dict(one.take(row).tensors)) for row in range(3)] == [before[2], before[2], before[0]]
+    one.reset([1])
+    assert bits(dict(one.take(1).tensors)) == fresh
+    assert bits(dict(one.take(2).tensors)) == before[0]
+
+
+def test_states_no_program_takes_are_refused_and_stay(open_stream):
+    stream = open_stream("growing")
+    stream.run(segment("growing", 0))
+    part = stream.snapshot()
+    assert part.states is not None
+    odd = {**part.states, "rows": part.states["rows"][:, :1]}
+    stream.loop.put(0, stream.loop.take(0))
+    stream.restore(type(part)(part.model_id, part.fill, {}, None, odd))
+    with pytest.raises(
+        UsageError,
+        match=r"a segment of 2 positions came with state clock \[1\], rows \[3, 1, 4\], .* \(lengths \[2\]\)",
+    ):
+        stream.run(segment("growing", 1))
+    assert stream.state()["rows"].shape == (B, 1, 4)
+    stream.reset()
+    stream.run(segment("growing", 1))
+
+
+@every
+@pytest.mark.parametrize("runs", [0, 1, 4])
+def test_a_step_happens_or_does_not_wherever_it_is_interrupted(open_stream, kind, runs):
+    stream, given = open_stream(kind), segment(kind, 50)
+    for seed in range(runs):
+        stream.run(segment(kind, seed))
+    start, before = stream.snapshot(), bits(stream.state())
+    expected = bits(stream.run(given))
+    after, seen, line = bits(stream.state()), set(), 0
+    while True:
+        line += 1
+        stream.restore(start)
+        if not interrupted(lambda: stream.run(given), line):
+            break
+        now = bits(stream.state())
+        assert now in (before, after), f"neither before nor after the step, interrupted at line {line}"
+        seen.add(now == after)
+        if now == before:
+            assert bits(stream.run(given)) == expected
+        assert bits(stream.state()) == after
+    assert seen == {True, False}
+    assert line > 20
+
+
+@every
+@pytest.mark.parametrize("change", ["reset", "select", "restore"])
+def test_state_that_is_half_replaced_is_not_streamed_on(open_stream, kind, change):
+    stream = open_stream(kind)
+    stream.run(segment(kind, 0))
+    start, before = stream.snapshot(), bits(stream.state())
+    calls = {
+        "reset": stream.reset,
+        "select": lambda: stream.select([2, 0, 1]),
+        "restore": lambda: stream.restore(start),
+    }
+    refused, line = 0, 0
+    while True:
+        line += 1
+        if not interrupted(calls[change], line):
+            break
+        if stream._half_changed:
+            refused += 1
+            for call in (lambda: stream.run(segment(kind, 1)), stream.snapshot, stream.state, lambda: stream.take(0)):
+                with pytest.raises(UsageError, match="half replaced"):
+                    call()
+        stream.restore(start)
+        assert bits(stream.state()) == before
+    assert refused > 3
+
+
+def failing(*_: Any) -> Any:
+    raise BackendError("the engine failed")
+
+
+@pytest.mark.parametrize("kind", ["open", "recurrent"])
+def test_an_engine_that_fails_leaves_the_state(open_stream, monkeypatch, kind):
+    stream = open_stream(kind)
+    stream.run(segment(kind, 0))
+    before = bits(stream.state())
+    with monkeypatch.context() as patch:
+        patch.setattr(stream.loop._engine, "run", failing)
+        patch.setattr(stream.loop._engine, "bind", lambda *_: failing)
+        patch.setattr(stream.loop, "_bound", {})
+        with pytest.raises(BackendError, match="the engine failed"):
+            stream.run(segment(kind, 1))
+    assert bits(stream.state()) == before
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_graph_that_is_not_what_its_program_says_is_refused(tmp_path, lean):
+    model = speaking(("B", "L"))
+    model.graphs["step-4.onnx"], model.graphs["step-1.onnx"] = model.graphs["step-1.onnx"], model.graphs["step-4.onnx"]
+
+    with pytest.raises(
+        BundleError, match=r"step-4\.onnx: one of its inputs is words int32\[3, 1\], expected .*\[3, 4\]"
+    ):
+        load(model.write(tmp_path / "own.txl"), backend="cpu", lean=lean)

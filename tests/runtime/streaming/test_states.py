@@ -1,0 +1,266 @@
+"""State by the table's names and shapes: shown, moved, stored and taken up by another process; lockstep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from stand_ins.steps import FRAME, open_rows
+from step_models import FEATURES, VOCABULARY, B, growing, recurrent
+from txl_runtime import Model, Stream, StreamState, UsageError, load
+from txl_runtime.streaming.memory import RowState
+
+KINDS = {"recurrent": recurrent, "growing": growing, "open": open_rows}
+every = pytest.mark.parametrize("kind", KINDS)
+lockstep = pytest.mark.parametrize("kind", ["growing", "open"])
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    models: dict[str, Model] = {}
+
+    def open_one(kind: str) -> Model:
+        if kind not in models:
+            path = KINDS[kind]().write(tmp_path_factory.mktemp("own") / "own.txl")
+            models[kind] = load(path, backend="cpu", threads=1)
+        return models[kind]
+
+    return open_one
+
+
+def segment(kind: str, seed: int, b: int = B) -> dict[str, np.ndarray]:
+    draws = np.random.default_rng(seed)
+    if kind == "recurrent":
+        return {"obs": draws.normal(size=(b, 4, FEATURES)), "starts": draws.random(b) < 0.3}
+    if kind == "open":
+        return {"frames": draws.normal(size=(b, 2, FRAME))}
+    return {"tokens": draws.integers(0, VOCABULARY, (b, 2))}
+
+
+def ran(stream: Stream, kind: str, *seeds: int) -> Stream:
+    for seed in seeds:
+        stream.run(segment(kind, seed, stream.batch_size))
+    return stream
+
+
+def bits(arrays: Any) -> dict[str, tuple[Any, ...]]:
+    return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+CONTINUE = """
+import sys
+import numpy as np
+import txl_runtime
+stream = txl_runtime.load(sys.argv[1], backend="cpu", threads=1).stream(int(sys.argv[4]))
+stream.restore(txl_runtime.StreamState.load(sys.argv[2]))
+given = dict(np.load(sys.argv[2] + ".npz"))
+np.savez(sys.argv[3], **stream.run(given), **{"state." + name: array for name, array in stream.state().items()})
+"""
+
+
+@every
+@pytest.mark.parametrize(("runs", "b"), [(1, B), (4, 1)], ids=["growing", "full and alone"])
+def test_another_process_goes_on_bit_for_bit(model_of, tmp_path, kind, runs, b):
+    model, saved, out = model_of(kind), str(tmp_path / "a.state"), str(tmp_path / "out.npz")
+    stream = ran(model.stream(b), kind, *range(runs))
+    stream.snapshot().save(saved)
+    assert StreamState.load(saved).batch_size == b
+    given = segment(kind, 99, b)
+    np.savez(saved + ".npz", **given)
+    command = [sys.executable, "-W", "error", "-c", CONTINUE, str(model.bundle.path), saved, out, str(b)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    expected = stream.run(given) | {f"state.{name}": array for name, array in stream.state().items()}
+    assert bits(np.load(out)) == bits(expected)
+
+
+@every
+def test_a_snapshot_is_gone_back_to_from_any_other_shape(model_of, kind):
+    stream = ran(model_of(kind).stream(), kind, 0)
+    start, state = stream.snapshot(), bits(stream.state())
+    expected = bits(stream.run(segment(kind, 7)))
+    for further in (0, 1, 5):
+        ran(stream, kind, *range(further))
+        stream.restore(start)
+        assert bits(stream.state()) == state
+        assert bits(stream.run(segment(kind, 7))) == expected
+
+
+def test_a_file_says_which_form_it_has(model_of, make_bundle, tmp_path):
+    from safetensors import safe_open
+
+    own = ran(model_of("recurrent").stream(), "recurrent", 0)
+    xl = load(make_bundle(config={}, batch_size=2), backend="cpu", threads=1).stream()
+    for stream, version, names in ((own, 2, ["c", "count", "h", "seen"]), (xl, 1, None)):
+        stream.snapshot().save(tmp_path / "a.state")
+        with safe_open(tmp_path / "a.state", framework="numpy") as stored:
+            assert stored.metadata()["format"] == f"txl-deploy.state/{version}"
+            if names:
+                assert sorted(stored.keys()) == names
+                assert bits({name: stored.get_tensor(name) for name in names}) == bits(own.state())
+            else:
+                assert {"fill", "head", "layers.00.key"} <= set(stored.keys())
+
+
+MISFITS: dict[str, tuple[Any, str]] = {
+    "a missing tensor": (
+        lambda t: {k: v for k, v in t.items() if k != "h"},
+        r"the state's h is absent, expected float32",
+    ),
+    "a surplus tensor": (lambda t: {**t, "x": t["h"]}, "the state has x, expected c, count, h, seen"),
+    "another type": (
+        lambda t: {**t, "count": t["count"].astype(np.int64)},
+        r"count is int64 \[3\], expected int32 \[3\]",
+    ),
+    "another shape": (lambda t: {**t, "h": t["h"][:, :2]}, r"h is float32 \[1, 2, 6\], expected float32 \[1, 3, 6\]"),
+    "another rank": (lambda t: {**t, "h": t["h"][0]}, r"h is float32 \[3, 6\], expected"),
+    "no array": (lambda t: {**t, "h": [1]}, r"h is list, expected"),
+    "memory rows": (lambda t: None, "the state holds memory rows, this model carries whole tensors"),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_what_does_not_fit_is_refused_and_the_state_is_what_it_was(model_of, misfit):
+    change, said = MISFITS[misfit]
+    stream = ran(model_of("recurrent").stream(), "recurrent", 0)
+    snapshot = stream.snapshot()
+    before = bits(ran(stream, "recurrent", 1).state())
+    with pytest.raises(UsageError, match=said):
+        stream.restore(replace(snapshot, states=change(snapshot.states)))
+    assert bits(stream.state()) == before
+
+
+def test_rows_beyond_the_table_and_other_models_are_refused(model_of):
+    stream = ran(model_of("growing").stream(), "growing", *range(5))
+    snapshot = stream.snapshot()
+    tall = np.zeros((B, 6, 4), np.float32)
+    with pytest.raises(UsageError, match=r"rows is float32 \[3, 6, 4\], expected float32 \[3, 0 … 5, 4\]"):
+        stream.restore(replace(snapshot, states={**snapshot.states, "rows": tall}))
+    with pytest.raises(UsageError, match="belongs to model"):
+        model_of("open").stream().restore(snapshot)
+    with pytest.raises(UsageError, match="holds 3 sequences, this stream has 2"):
+        model_of("growing").stream(2).restore(snapshot)
+    stream.restore(replace(snapshot, states={k: v for k, v in snapshot.states.items() if k != "summary"}))
+    assert "summary" not in stream.state(), "it may be absent"
+
+
+@pytest.mark.parametrize("size", ["", "0", "-1", "many", "9" * 12])
+def test_a_file_that_does_not_say_how_many_sequences_it_has_is_refused(tmp_path, size):
+    facts = {"format": "txl-deploy.state/2", "model_id": "0" * 64, "batch_size": size}
+    save_file({"h": np.zeros(2, np.float32)}, tmp_path / "a.state", metadata=facts)
+    with pytest.raises(UsageError, match="another kind of file, expected a saved state"):
+        StreamState.load(tmp_path / "a.state")
+
+
+@lockstep
+def test_lockstep_resets_all_or_none(model_of, kind):
+    stream = ran(model_of(kind).stream(), kind, 0)
+    before = bits(stream.state())
+    for rows in ([0], [True, False, False], [1, 2]):
+        with pytest.raises(UsageError, match="expected all 3 or none, because this model's sequences run in lockstep"):
+            stream.reset(rows)
+    stream.reset([])
+    stream.reset([False] * B)
+    assert bits(stream.state()) == before
+    stream.reset([2, 0, 1])
+    assert bits(stream.state()) == bits(model_of(kind).stream().state())
+
+
+@lockstep
+def test_lockstep_has_no_state_of_one_sequence(model_of, kind):
+    stream, single = ran(model_of(kind).stream(), kind, 0), ran(model_of(kind).stream(1), kind, 0)
+    taken = single.take(0)
+    for call in (lambda: stream.take(0), lambda: stream.put(0, taken)):
+        with pytest.raises(UsageError, match=r"names one of 3 sequences, expected a stream of one, .* lockstep"):
+            call()
+    other = ran(model_of(kind).stream(1), kind, 5, 6)
+    other.put(0, taken)
+    assert bits(other.state()) == bits(single.state())
+    assert bits(other.run(segment(kind, 3, 1))) == bits(single.run(segment(kind, 3, 1)))
+
+
+@lockstep
+def test_lockstep_sequences_change_places(model_of, kind):
+    stream = ran(model_of(kind).stream(), kind, 0, 1)
+    before = stream.state()
+    stream.select([2, 1, 0])
+    for state in stream._states:
+        found, was = stream.state()[state.name], before[state.name]
+        assert found.tobytes() == (was if state.batch_axis is None else np.flip(was, state.batch_axis)).tobytes()
+    stream.select([1])
+    assert stream.batch_size == 1
+    single = model_of(kind).stream(1)
+    single.restore(stream.snapshot())
+    assert bits(stream.run(segment(kind, 9, 1))) == bits(single.run(segment(kind, 9, 1)))
+
+
+ROWS: dict[str, tuple[Any, str]] = {
+    "no state": (lambda s: s.tensors, "the state is a dict, expected what Stream.take returned"),
+    "a missing tensor": (lambda s: RowState(0, 0, {}), "the sequence's c is absent, expected float32 .1, 6."),
+    "a whole tensor": (
+        lambda s: RowState(0, 0, {**s.tensors, "h": np.zeros((1, B, 6), np.float32)}),
+        r"h is float32 \[1, 3, 6\], expected float32 \[1, 6\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", ROWS)
+def test_a_sequence_that_does_not_fit_is_not_put(model_of, misfit):
+    change, said = ROWS[misfit]
+    stream = ran(model_of("recurrent").stream(), "recurrent", 0)
+    before = bits(stream.state())
+    with pytest.raises(UsageError, match=said):
+        stream.put(1, change(stream.take(0)))
+    for row in (3, -1, True, 0.5):
+        with pytest.raises(UsageError, match="rows are"):
+            stream.take(row)
+    assert bits(stream.state()) == before
+
+
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+def test_a_transformer_xls_state_is_its_rolled_table_whatever_moves(make_bundle, update):
+    model = load(make_bundle(config={}, batch_size=B), backend="cpu", threads=1, update=update)
+    stream = model.stream()
+    tokens = np.random.default_rng(0).integers(0, 60, (B, 9))
+    assert not any(array.any() for array in stream.state().values())
+    stream.feed(tokens, [9, 3, 0])
+    state, memory, table = stream.state(), stream.memory(), model.manifest.states_of("rolled")
+    assert {name: (str(array.dtype), array.shape) for name, array in state.items()} == {
+        entry.name: ("float32", entry.shape) for entry in table
+    }
+    for entry in table:
+        rows = np.moveaxis(state[entry.name], entry.row_axis, 1)
+        assert rows[:, -7:].tobytes() == memory[entry.name][:, -7:].tobytes()
+        assert not rows[1, :4].any()
+        assert rows[1, 4:].all()
+    one = model.stream(1)
+    assert one.state()["layers.00.key"].shape[0] == 1
+    one.put(0, stream.take(1))
+    assert one.fill.tolist() == [3]
+    assert one.step(tokens[:1, :2]).tobytes() == (stream.select([1]), stream.step(tokens[:1, :2]))[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: replace(s, fill=8), "the sequence's fill is 8 and its head 3, expected 0 … 7 and a slot"),
+        (lambda s: replace(s, head=-1), "its head -1, expected"),
+        (lambda s: replace(s, fill=2), r"layers\.00\.key is float32 \[3, 2, 8\], expected float32 \[2, 2, 8\]"),
+        (lambda s: replace(s, tensors={}), r"layers\.00\.key is absent, expected float32 \[3, 2, 8\]"),
+        (lambda s: replace(s, tensors={**s.tensors, "x": np.zeros(3)}), r"x is float64 \[3\], expected absent"),
+    ],
+)
+def test_memory_rows_that_do_not_fit_are_not_put(make_bundle, change, said):
+    stream = load(make_bundle(config={}, batch_size=B), backend="cpu", threads=1).stream()
+    stream.feed(np.ones((B, 3), int))
+    before = bits(stream.state())
+    with pytest.raises(UsageError, match=said):
+        stream.put(1, change(stream.take(0)))
+    assert bits(stream.state()) == before
