@@ -16,7 +16,12 @@ from safetensors.numpy import save_file
 from txl_runtime.bundle.tables import Input, Output, Program, StateTensor, TensorSpec
 
 B = 3
-KINDS = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32, "bool": TensorProto.BOOL}
+KINDS = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int32": TensorProto.INT32,
+    "bool": TensorProto.BOOL,
+}
 
 
 @dataclass

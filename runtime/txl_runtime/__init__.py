@@ -1,10 +1,11 @@
-"""txl_runtime: stream a Transformer-XL from a bundle, without torch.
+"""txl_runtime: stream a model with state from a bundle, without torch.
 
     model = txl_runtime.load("model.txl")
     stream = model.stream()
     logprobs = stream.feed(tokens)              # int [b, T] -> float32 [b, T, V], memory carried along
     for token in stream.generate(prompt, 100):  # int32 [b]
         ...
+    outputs = stream.run({"obs": obs})          # any model: arrays by name, one segment
 
 Imports numpy, msgspec, safetensors and the chosen engine, nothing else.
 """

@@ -26,6 +26,7 @@ def test_a_ring_is_for_versions_that_have_its_operator(version, usable, monkeypa
     assert usable_updates(("ring", "rolled")) == usable
     assert usable_updates(("rolled",)) == ("rolled",)
     assert usable_updates(("ring",)) == ("ring",), "then loading says what is wanted"
+    assert usable_updates(("replace",)) == ("replace",)
 
 
 def test_an_old_version_loads_and_verifies_rolled_programs(make_bundle, monkeypatch):

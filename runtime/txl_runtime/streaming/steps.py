@@ -225,10 +225,14 @@ class StepResult(RowsResult):
     def outputs(self) -> dict[str, Array]:
         """See `loop.Result`."""
         given, counts = self.arrays(), self._counts
-        return {
-            output.name: _counted(_part(given[output.name], output, len(counts), self._columns).copy(), output, counts)
+        results = {
+            output.name: _part(given[output.name], output, len(counts), self._columns).copy()
             for output in self._manifest.outputs
         }
+        if min(counts.tolist()) < self._columns:  # else all of it counts
+            for output in self._manifest.outputs:
+                _clear_uncounted(results[output.name], output, counts)
+        return results
 
 
 def empty_outputs(manifest: Manifest, batch_size: int, length: int) -> dict[str, Array]:
@@ -271,17 +275,17 @@ def _part(array: Array, output: OutputRow, batch_size: int, columns: int) -> Arr
     return part
 
 
-def _counted(array: Array, output: OutputRow, counts: Ids) -> Array:
-    """The array with zeros where nothing counts."""
-    if "B" in output.shape:
-        batch = output.shape.index("B")
-        times = [axis for axis, size in enumerate(output.shape) if size == "L"]
-        for time in times:
-            view = np.moveaxis(array, (batch, time), (0, 1))
-            view[np.arange(view.shape[1]) >= counts[:, None]] = 0
-        if not times:
-            array[at(batch, counts == 0)] = 0
-    return array
+def _clear_uncounted(array: Array, output: OutputRow, counts: Ids) -> None:
+    """Write zeros where nothing counts."""
+    if "B" not in output.shape:
+        return
+    batch = output.shape.index("B")
+    times = [axis for axis, size in enumerate(output.shape) if size == "L"]
+    for time in times:
+        view = np.moveaxis(array, (batch, time), (0, 1))
+        view[np.arange(view.shape[1]) >= counts[:, None]] = 0
+    if not times:
+        array[at(batch, counts == 0)] = 0
 
 
 def _shown(shape: Shape) -> str:

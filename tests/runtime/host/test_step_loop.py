@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stand_ins.steps import FRAME, MOST, looking, open_rows, speaking
-from step_models import FEATURES, VOCABULARY, WIDTH, B, counting, growing, recurrent
+from onnx import TensorProto
+from stand_ins.steps import FRAME, MOST, looking, open_rows, speaking, state
+from step_models import FEATURES, VOCABULARY, WIDTH, B, Graph, StepModel, counting, growing, recurrent
 from support import interrupted
 from txl_runtime import BackendError, BundleError, Stream, UsageError, load
+from txl_runtime.bundle.tables import Input, Output
 
 KINDS = {"recurrent": recurrent, "growing": growing, "counting": counting, "open": open_rows, "looking": looking}
 every = pytest.mark.parametrize("kind", KINDS)
@@ -298,3 +300,50 @@ def test_a_graph_that_is_not_what_its_program_says_is_refused(tmp_path, lean):
         BundleError, match=r"step-4\.onnx: one of its inputs is words int32\[3, 1\], expected .*\[3, 4\]"
     ):
         load(model.write(tmp_path / "own.txl"), backend="cpu", lean=lean)
+
+
+def half() -> StepModel:
+    """Sums in float16 and in float32, the batch second."""
+    model = StepModel(
+        inputs=(
+            Input(name="x", dtype="float32", shape=("B", 2), role="feature"),
+            Input(name="valid", dtype="int32", shape=("B",), role="valid"),
+        ),
+        outputs=(Output(name="y", dtype="float32", shape=("B", 2)),),
+        states=(
+            state("half", (2, B), 1, "float16", initial="initial.half"),
+            state("number", (2, B), 1, "int32", initial=16777217),
+        ),
+        tensors={"initial.half": np.array([[0.5], [1.5]], np.float16)[:, 0]},
+    )
+    graph = Graph()
+    live = graph.add("Greater", ["valid", graph.constant(0, np.int32)])
+    turned = graph.add("Transpose", ["x"], perm=[1, 0])
+    total = graph.add("Add", ["state.half.in", graph.add("Cast", [turned], to=TensorProto.FLOAT16)])
+    graph.add("Where", [live, total, "state.half.in"], "state.half.out")
+    graph.add("Add", ["state.number.in", "valid"], "state.number.out")
+    graph.add("Transpose", [graph.add("Cast", ["state.half.out"], to=TensorProto.FLOAT)], "y", perm=[1, 0])
+    model.add("step-1", 1, graph)
+    return model
+
+
+def test_halves_and_large_numbers_are_kept_as_they_are(tmp_path):
+    stream = load(half().write(tmp_path / "own.txl"), backend="cpu", threads=1).stream()
+    given = np.arange(6, dtype=np.float32).reshape(B, 2)
+    found = stream.run({"x": given}, [1, 0, 1])["y"]
+    assert found.tolist() == [[0.5, 2.5], [0, 0], [4.5, 6.5]]
+    held = stream.state()
+    assert (held["half"].dtype, held["number"].tolist()) == (np.float16, [[16777218, 16777217, 16777218]] * 2)
+    assert held["half"][:, 1].tolist() == [0.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    "stored", [np.zeros(3, np.float16), np.zeros((1, 1, 2), np.float16), np.zeros(2, np.float32)], ids=str
+)
+def test_an_initial_value_that_does_not_broadcast_is_refused(tmp_path, stored):
+    model = half()
+    model.tensors["initial.half"] = stored
+    with pytest.raises(
+        BundleError, match=r"initial\.half is float.*, expected float16 \[2\], which broadcasts over half"
+    ):
+        load(model.write(tmp_path / "own.txl"), backend="cpu")
