@@ -12,7 +12,7 @@ import step_models
 from stand_ins.engine import DeviceArray, open_stand_in, refuse
 from step_models import FEATURES, MODELS, VOCABULARY, B
 from support import interrupted
-from txl_runtime import BackendError, Model, UsageError, load
+from txl_runtime import BackendError, Model, StreamState, UsageError, load
 from txl_runtime.device import choosing
 from txl_runtime.streaming.memory import RowState
 
@@ -124,6 +124,56 @@ def test_a_state_that_was_taken_continues_in_another_loop(opened, kind):
     inputs, counts = draw_segment(kind, draws)
     assert_same(other.run(inputs, counts).outputs(), one.run(inputs, counts).outputs())
     assert_alike(other, one)
+
+
+@every
+def test_whatever_is_done_to_a_stream_device_and_cpu_say_the_same(opened, kind, tmp_path):
+    ours, theirs = opened(kind)
+    for seed in range(2):
+        draws, kept = np.random.default_rng(seed), []
+        streams = ours.stream(), theirs.stream()
+        for turn in range(40):
+            b = streams[0].batch_size
+            call = str(draws.choice(["run", "run", "feed", "reset", "select", "snapshot", "restore", "take", "put"]))
+            inputs, counts = draw_segment(kind, draws, b)
+            if call == "run":
+                assert_same(*(stream.run(inputs, counts, commit=turn % 4 > 0) for stream in streams))
+            elif call == "feed":
+                inputs = draw_inputs(kind, draws, b, 6)
+                assert_same(*(stream.feed(inputs, last=turn % 2 > 0) for stream in streams))
+            elif call == "reset":
+                rows = None if kind == "growing" else [int(draws.integers(b))]
+                for stream in streams:
+                    stream.reset(rows)
+            elif call == "select":
+                rows = draws.integers(0, b, int(draws.integers(1, B + 1)))
+                for stream in streams:
+                    stream.select(rows)
+            elif call == "snapshot":
+                streams[0].snapshot().save(tmp_path / "a.state")
+                kept.append(StreamState.load(tmp_path / "a.state"))
+            elif call == "restore":
+                for state in [state for state in kept if state.batch_size == b][-1:]:
+                    for stream in streams:
+                        stream.restore(state)
+            elif kind != "growing":
+                state = streams[0].take(int(draws.integers(b)))
+                if call == "put":
+                    row = int(draws.integers(b))
+                    for stream in streams:
+                        stream.put(row, state)
+            assert_same(*(stream.state() for stream in streams))
+
+
+def test_tokens_are_fed_scored_and_continued_as_on_the_cpu(opened):
+    ours, theirs = (model.stream() for model in opened("counting"))
+    tokens = draw_inputs("counting", np.random.default_rng(0), B, 9)["tokens"]
+    assert_same({"nll": ours.score(tokens)}, {"nll": theirs.score(tokens)})
+    there = DeviceArray(ours.loop._device, tokens)
+    assert_same({"fed": ours.feed(there)}, {"fed": theirs.feed(tokens)})
+    drawn = [list(stream.generate(tokens, 5, seed=1)) for stream in (ours, theirs)]
+    assert np.array_equal(*drawn)
+    assert_same(ours.state(), theirs.state())
 
 
 def test_a_state_grows_program_by_program_and_starts_anew_with_a_reset(opened):
