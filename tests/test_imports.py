@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import txl_export
 import txl_runtime
+from step_models import B, counting
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
@@ -58,12 +59,17 @@ THIRD_PARTIES = {
 """What some packages and rooms import of others, wherever in a module; tensorrt and cuda are looked up by name."""
 
 FED = """
-bundle bundle.bindings bundle.encoding bundle.format1 bundle.manifest bundle.reading bundle.tables errors host
-host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model streaming streaming.checks
-streaming.loop streaming.memory streaming.outputs streaming.snapshot streaming.stream types update_rules
+bundle bundle.agreement bundle.bindings bundle.encoding bundle.manifest bundle.reading bundle.tables errors host
+host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model streaming streaming.carried
+streaming.checks streaming.loop streaming.memory streaming.outputs streaming.snapshot streaming.stream types
+update_rules
 """
-"""What `load` and `feed` on the CPU import of the runtime: what an application carries."""
-FED_LINES = 3000
+"""What `load` and `feed` of a Transformer-XL on the CPU import of the runtime: what an application carries."""
+STEPPED = """
+streaming.inputs streaming.steps host.step_loop
+"""
+"""What `load` and `run` of any other step import beside it."""
+FED_LINES, STEPPED_LINES = 3250, 900
 
 # What the runtime may load, beside the standard library. typing_extensions is msgspec's, where it is installed;
 # flatbuffers, packaging and google (protobuf) are ONNX Runtime's declared needs.
@@ -224,19 +230,33 @@ def getattr_doc(thing: object, key: str) -> object:
     return getattr(thing, key.partition(".")[2]) if "." in key else thing
 
 
-def test_what_an_application_carries(make_bundle):
-    code = """
-import numpy as np
-import txl_runtime
-txl_runtime.load(bundle, backend="cpu").stream().feed(np.zeros((1, 6), np.int32))
-print(*(name for name in sys.modules if name.startswith("txl_runtime")))
-"""
-    program = f"import sys\nbundle = {str(make_bundle())!r}\n{code}"
+def carried_by(code: str) -> set[str]:
+    """The modules of the runtime that some code loads in a process of its own."""
+    told = 'print(*(name for name in sys.modules if name.startswith("txl_runtime")))'
+    program = f"import sys\nimport numpy as np\nimport txl_runtime\n{code}\n{told}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split())
+    return set(done.stdout.split())
+
+
+def lines_of(modules: set[str]) -> int:
+    return sum(len(MODULES[name].read_text().splitlines()) for name in modules)
+
+
+def test_what_an_application_carries(make_bundle):
+    code = f"txl_runtime.load({str(make_bundle())!r}, backend='cpu').stream().feed(np.zeros((1, 6), np.int32))"
+    loaded = carried_by(code)
     assert loaded == {"txl_runtime", *(f"txl_runtime.{name}" for name in FED.split())}
-    assert sum(len(MODULES[name].read_text().splitlines()) for name in loaded) < FED_LINES
+    assert lines_of(loaded) < FED_LINES
+
+
+def test_what_an_application_with_a_step_of_its_own_carries_besides(tmp_path):
+    counting().write(tmp_path / "step.txl")
+    loading = f"txl_runtime.load({str(tmp_path / 'step.txl')!r}, backend='cpu')"
+    code = f"{loading}.stream().run({{'tokens': np.zeros(({B}, 4), np.int32)}})"
+    besides = carried_by(code) - {"txl_runtime", *(f"txl_runtime.{name}" for name in FED.split())}
+    assert besides == {f"txl_runtime.{name}" for name in STEPPED.split()}
+    assert lines_of(besides) < STEPPED_LINES
 
 
 def test_importing_the_runtime_loads_no_engine_and_nothing_that_is_not_its_own():

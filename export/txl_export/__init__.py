@@ -31,7 +31,7 @@ __all__ = [
     "verify",
 ]
 
-HOMES = {
+_HOMES = {
     "ExportResult": "exporting",
     "export": "exporting",
     "verify": "verifying",
@@ -42,6 +42,6 @@ HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import what needs torch when it is asked for: the command line reads the options where torch is missing."""
-    if name not in HOMES:
+    if name not in _HOMES:
         raise AttributeError(f"module 'txl_export' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"txl_export.{HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"txl_export.{_HOMES[name]}"), name)

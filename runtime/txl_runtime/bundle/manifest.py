@@ -8,13 +8,12 @@ format 1 is taken over by its adapter (`format1`). What the tables have to agree
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.agreement import contradictions
-from txl_runtime.bundle.format1 import Dialect, Format1, ModelConfig, TransformerXL, transformer_xl
 from txl_runtime.bundle.tables import (
     Count,
     Counter,
@@ -30,6 +29,9 @@ from txl_runtime.bundle.tables import (
     Tables,
 )
 from txl_runtime.errors import BundleError
+
+if TYPE_CHECKING:  # an application whose bundles are of format 2 does not carry format 1
+    from txl_runtime.bundle.format1 import Dialect, ModelConfig, TransformerXL
 
 FORMAT = "txl-deploy.bundle"
 FORMAT_VERSION = "2.0"
@@ -116,6 +118,8 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
         Raises:
             BundleError: it is another model, or the block is damaged.
         """
+        from txl_runtime.bundle.format1 import transformer_xl
+
         try:
             return transformer_xl(self.family)
         except msgspec.ValidationError as error:
@@ -151,6 +155,8 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
         if header.format != FORMAT:
             raise BundleError(f"{source}: format is {header.format!r}, expected {FORMAT!r}; export the model again")
         if _major(header.format_version, source) == 1:
+            from txl_runtime.bundle.format1 import Format1
+
             old = msgspec.json.decode(data, type=Format1)
             if problem := old.problem():
                 raise BundleError(f"{source}: {problem}; export the model again")
