@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -233,6 +235,26 @@ def test_streams_that_share_a_device_do_not_disturb_each_other(opened):
         ours, theirs = pairs[turn % 3]
         inputs, counts = draw_segment("recurrent", draws)
         assert_same(ours.run(inputs, counts).outputs(), theirs.run(inputs, counts).outputs())
+
+
+@every
+def test_loops_in_threads_compute_what_they_compute_alone(opened, kind):
+    def work(model: Model, worker: int, start: threading.Barrier | None = None) -> list[bytes]:
+        draws, loop, found = np.random.default_rng(worker), model.open_loop(), []
+        if start is not None:
+            start.wait(timeout=60)
+        for turn in range(25):
+            found += [array.tobytes() for array in loop.run(*draw_segment(kind, draws)).outputs().values()]
+            if turn % 6 == worker:
+                loop.reorder(draws.integers(0, B, B))
+                loop.clear(np.arange(B) if kind == "growing" else np.array([worker]))
+        return found + [array.tobytes() for row in range(B) for array in loop.take(row).tensors.values()]
+
+    model, alone = opened(kind)[0], opened(kind)[0]
+    expected, start = [work(alone, worker) for worker in range(3)], threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(work, model, worker, start) for worker in range(3)]
+        assert [future.result(timeout=120) for future in running] == expected
 
 
 def test_loops_give_their_memory_back(opened):
