@@ -70,7 +70,7 @@ def planned(manifest: Manifest, segments: int | None) -> list[Planned]:
     rest += [Planned(f"segments of {length}", many, length, SHORT, PATIENCE * SHORT) for length in lengths[1:]]
     if manifest.batch_size > 1 and not together:
         rest.append(Planned("one sequence alone", 1, lengths[0], ALONE, ALONE))
-    to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (lengths[0] * many))
+    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
     first = Planned(f"segments of {lengths[0]}", many, lengths[0], segments or longest, segments or PATIENCE * longest)
     return [first, *rest]
