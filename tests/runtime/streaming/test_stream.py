@@ -70,7 +70,7 @@ def models(make_bundle):
             options = {"batch_size": B, **KINDS[kind]}
             update = options.pop("update", None)
             opened[kind] = model = load(make_bundle(**options), threads=1, update=update)
-            ring = model.manifest.memory == "kv" and model.memory_length and update is None
+            ring = model.manifest.transformer_xl.memory == "kv" and model.memory_length and update is None
             assert model.update == ("ring" if ring else "rolled")
         return opened[kind]
 
@@ -135,7 +135,7 @@ def assert_same_memory(stream: Stream, truth: ReferenceStreams, form: str) -> No
 def test_chained_steps_equal_the_reference_in_log_probabilities_and_memory(models, kind, streams):
     model = models(kind)
     stream, truth = model.stream(streams), reference_streams(kind, streams)
-    form = model.manifest.memory
+    form = model.manifest.transformer_xl.memory
     assert_same_memory(stream, truth, form)
     for index, (columns, counts) in enumerate(CALLS):
         tokens, lengths = random_tokens(streams, columns, index), np.array(counts[:streams], np.int32)
@@ -614,7 +614,7 @@ def with_first_entry(state: StreamState, change: Any) -> StreamState:
         (lambda s: replace(s, head=s.head[:2]), ["head is int32 [2], expected int32 [3]"]),
         (lambda s: replace(s, head=s.head[None]), ["head is int32 [1, 3]"]),
         (lambda s: replace(s, head=s.head + 0.5), ["head is float64 [3], expected int32 [3]"]),
-        (lambda s: replace(s, memory={}), ["layers.00.key is absent", "kv memory"]),
+        (lambda s: replace(s, memory={}), ["layers.00.key is absent", "same form of memory"]),
         (lambda s: with_first_entry(s, lambda rows: rows[:, 1:]), ["[3, 4, 2, 8], expected float32 [3, 5, 2, 8]"]),
         (lambda s: with_first_entry(s, lambda rows: rows.astype(np.float64)), ["float64 [3, 5, 2, 8]"]),
     ],
