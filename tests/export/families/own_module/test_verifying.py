@@ -1,0 +1,152 @@
+"""A real bundle against its module: what was exported passes, and faults put into its graph are found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import txl_export
+from onnx import helper, numpy_helper
+from stand_ins import small_steps
+from txl_export.families.own_module.plan import Plan, make_plan
+from txl_export.families.own_module.verifying import replay_vectors, verify_step
+from txl_export.parity.report import Parity
+from txl_export.parity.steps.bits import IDLE, INDEPENDENT
+from txl_export.parity.steps.judging import OUTPUTS, STATES
+from txl_runtime import load
+from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.listener import Silent
+
+pytestmark = pytest.mark.slow
+B, SEGMENTS = 3, 16
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "policy.txl"
+    txl_export.export(small_steps.policy(), path, segment_length=(4,), batch_size=B, verify=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(small_steps.policy(), B, (4,), Silent())
+
+
+@pytest.fixture
+def bundle(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "copy.txl"))
+
+
+def verified(bundle: Path, plan: Plan) -> Parity:
+    return verify_step(partial(load, bundle, "cpu"), plan, "the module itself", SEGMENTS)
+
+
+def failing(parity: Parity) -> set[str]:
+    return {gate.name for gate in parity.gates if gate.passed is False}
+
+
+def edit(bundle: Path, change: Callable[[onnx.GraphProto], None]) -> None:
+    """Change the graph, and let the manifest say what the file is now."""
+    path = bundle / "step-4.onnx"
+    model = onnx.load(path, load_external_data=False)
+    change(model.graph)
+    path.write_bytes(model.SerializeToString())
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def before(graph: onnx.GraphProto, name: str) -> str:
+    """Call a value by another name where it is made; the other name."""
+    aside = f"{name}.before"
+    for node in graph.node:
+        node.output[:] = [aside if output == name else output for output in node.output]
+    return aside
+
+
+def constant(graph: onnx.GraphProto, name: str, values: object) -> str:
+    graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
+    return name
+
+
+def leaks(graph: onnx.GraphProto) -> None:
+    """Nothing of a neighbour, times zero."""
+    aside = before(graph, "action")
+    constant(graph, "places", np.array([1, 2, 0], np.int64))
+    constant(graph, "nothing", np.zeros((), np.float32))
+    graph.node.append(helper.make_node("Gather", [aside, "places"], ["neighbours"], axis=0))
+    graph.node.append(helper.make_node("Mul", ["neighbours", "nothing"], ["leak"]))
+    graph.node.append(helper.make_node("Add", [aside, "leak"], ["action"]))
+
+
+def moves_idle_rows(graph: onnx.GraphProto) -> None:
+    """What is kept of idle sequences is rounded."""
+    aside = before(graph, "state.c.out")
+    constant(graph, "nearly", np.float32(1 - 1e-6))
+    graph.node.append(helper.make_node("Mul", [aside, "nearly"], ["state.c.out"]))
+
+
+def bakes_a_state(graph: onnx.GraphProto) -> None:
+    """The cell starts every segment as it did when it was captured."""
+    constant(graph, "baked", np.full((2, B, 8), 0.1, np.float32))
+    (kept,) = [node for node in graph.node if "state.c.out" in node.output]
+    for node in graph.node:
+        if node is not kept:
+            node.input[:] = ["baked" if name == "state.c.in" else name for name in node.input]
+
+
+def turns_to_nan(graph: onnx.GraphProto) -> None:
+    aside = before(graph, "value")
+    constant(graph, "nan", np.float32(np.nan))
+    graph.node.append(helper.make_node("Add", [aside, "nan"], ["value"]))
+
+
+def test_what_was_exported_passes_and_its_vectors_too(bundle, plan):
+    parity = verified(bundle, plan)
+    parity.require()
+    assert parity.reference == "the module itself, computed in float64"
+    replayed = replay_vectors(partial(load, bundle, "cpu"))
+    replayed.require()
+    assert [gate.name for gate in replayed.gates] == [
+        "stored outputs max abs (relative)",
+        "stored state max abs (relative)",
+    ]
+    assert replayed.reference.startswith("the bundle's own vectors")
+    assert replayed.document()["chains"] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "gates"),
+    [
+        (leaks, {INDEPENDENT}),
+        (moves_idle_rows, {IDLE}),
+        (bakes_a_state, {OUTPUTS, STATES}),
+        (turns_to_nan, {OUTPUTS}),
+    ],
+)
+def test_a_fault_in_the_graph_is_found(bundle, plan, fault, gates):
+    edit(bundle, fault)
+    assert failing(verified(bundle, plan)) >= gates
+
+
+@pytest.mark.parametrize("fault", [bakes_a_state, turns_to_nan])
+def test_without_the_module_the_vectors_find_it(bundle, fault):
+    edit(bundle, fault)
+    parity = replay_vectors(partial(load, bundle, "cpu"))
+    assert failing(parity)
+
+
+def test_another_module_is_not_what_the_bundle_computes(bundle):
+    spec = small_steps.policy()
+    with torch.no_grad():
+        spec.module.lstm.weight_hh_l1[0, 0] += 0.05
+    parity = verified(bundle, make_plan(spec, B, (4,), Silent()))
+    assert failing(parity) >= {STATES}
