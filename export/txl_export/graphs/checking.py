@@ -26,7 +26,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
         model = onnx.load(str(path), load_external_data=False)
-        model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
     versions = {entry.domain: entry.version for entry in model.opset_import}

@@ -67,7 +67,7 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
                 halving.convert(node)
     halving.finish()
     RemoveUnusedNodesPass()(model)
-    ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+    ShapeInferencePass(check_type=True, strict_mode=True, data_prop=False)(model)
 
 
 class _Halving:

@@ -76,7 +76,7 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
         options.log_severity_level = 4
         try:
             onnx.shape_inference.infer_shapes(
-                onnx.load(path, load_external_data=False), check_type=True, strict_mode=True, data_prop=True
+                onnx.load(path, load_external_data=False), check_type=True, strict_mode=True
             )
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
