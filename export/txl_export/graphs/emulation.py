@@ -75,7 +75,10 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
             f"{place}: {error.strerror or error}; bf16 runs on the CPU as a float32 copy, expected room for one; "
             "set TMPDIR to where there is"
         ) from None
-    states = tuple(msgspec.structs.replace(state, dtype="float32") for state in manifest.states)
+    states = tuple(
+        msgspec.structs.replace(state, dtype="float32") if state.dtype == "bfloat16" else state
+        for state in manifest.states
+    )
     programs = tuple(
         msgspec.structs.replace(program, inputs=_as_float32(program.inputs), outputs=_as_float32(program.outputs))
         for program in manifest.programs
