@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import txl_export
+import txl_runtime
 from stand_ins.stateful import (
     adaptive_span,
     compressive,
@@ -74,7 +77,10 @@ class Case:
 
     def segment_lengths(self) -> list[int]:
         """The L's to export, largest first; the stored lengths count what lies ahead as well."""
-        ahead = max(entry.lookahead for entry in self.build().inputs)
+        inputs = self.build().inputs
+        if not any("L" in entry.shape for entry in inputs):
+            return [1]
+        ahead = max(entry.lookahead for entry in inputs)
         return sorted({length - ahead for length in self.lengths}, reverse=True)
 
     def initial(self) -> Arrays:
@@ -146,4 +152,30 @@ def run_module(case: Case, forget_resets: bool = False) -> list[tuple[Arrays, Ar
         outputs, after = step(inputs, states)
         states = dict(after)
         found.append(({k: v.numpy() for k, v in outputs.items()}, {k: v.numpy() for k, v in after.items()}))
+    return found
+
+
+def export_case(case: Case, path: Path, **options: Any) -> Any:
+    """Export a case's step; what `txl_export.export` returns."""
+    options.setdefault("verify", False)
+    return txl_export.export(
+        case.build(), path, batch_size=case.batch_size, segment_length=case.segment_lengths(), **options
+    )
+
+
+def run_bundle(case: Case, path: Path) -> list[tuple[Arrays, Arrays]]:
+    """Outputs and states of every segment by the runtime.
+
+    Where sequences run all or none, it ends before the first reset of single sequences.
+    """
+    model = txl_runtime.load(path, backend="cpu")
+    stream = model.stream()
+    found = []
+    for segment, reset in enumerate(case.resets):
+        if reset not in (None, "all") and model.manifest.streams == "lockstep":
+            break
+        if reset is not None:
+            stream.reset(None if reset == "all" else reset)
+        outputs = stream.run(case.inputs(segment))
+        found.append((outputs, stream.state()))
     return found

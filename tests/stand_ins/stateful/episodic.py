@@ -13,7 +13,7 @@ from stand_ins.stateful.weights import Config, Loaded, attend, join_heads, sinus
 
 
 class Episodic(Loaded):
-    """obs [B, n], memory [B, T, blocks, D], t [B] → features [B, D], memory, t."""
+    """obs [B, n], memory [B, T, blocks, D], t [B] → features [B, D], memory, t. No row is written after T steps."""
 
     def __init__(self, weights: Mapping[str, Tensor], config: Config) -> None:
         super().__init__(weights)
@@ -23,7 +23,7 @@ class Episodic(Loaded):
         """One step of each sequence."""
         x = F.relu(self.linear(obs, "linear_embedding"))[:, None]
         steps, slots = memory.shape[1], torch.arange(self.window, device=x.device)
-        rows = (t - (self.window - 1)).clamp(min=0)[:, None].long() + slots
+        rows = (t - (self.window - 1)).clamp(0, steps - self.window)[:, None].long() + slots
         visible = (slots < t[:, None].clamp(max=self.window - 1))[:, None, None]
         read = memory.gather(1, rows[:, :, None, None].expand(-1, -1, *memory.shape[2:]))
         read = read + sinusoids(steps - 1 - rows, self.tensor("pos_embedding.inv_freqs"))[:, :, None]

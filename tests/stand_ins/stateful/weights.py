@@ -100,5 +100,4 @@ def gru_cell(x: Tensor, state: Tensor, into: Tensor, within: Tensor, bias_into: 
 
 def newest(rows: Tensor, axis: int, most: int) -> Tensor:
     """The last rows along an axis, as many as there are up to a most."""
-    there = rows.shape[axis]
-    return rows.narrow(axis, there - most, most) if there > most else rows
+    return rows[(slice(None),) * axis + (slice(-most, None),)]
