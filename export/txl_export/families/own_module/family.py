@@ -63,6 +63,8 @@ class PreparedStep:
         """See `Prepared`."""
         plan = self.plan
         written = write_step(folder, plan, self.precision, self.growth, heard)
+        if written.note:
+            heard.warn(f"there is a graph for every size of the state: {written.note}")
         whole = plan.spec.lengths or 1 in plan.segment_lengths
         return Manifest(
             format=FORMAT,
