@@ -19,11 +19,16 @@ GAIN = 0.02
 """How far the size of a quantised matrix may be from its original's, relatively; 4 bits reach some thousandths."""
 
 FURTHER = 2.0
-"""A quantised bundle's self-test may be this many times as far from the reference as it was where it was made."""
+"""A quantised bundle's self-test may be this many times as far from the reference as it was where it was made, and a
+bundle in half precision from a competitor as the ladder has it."""
 
 MASK = 1e9
 """A value of this size and more stands for "never", as where a running maximum begins: it says nothing of how large the
 values of its tensor are, and is compared relative to itself."""
+
+AMPLIFIED = 2e-5
+"""A model that is itself so far from its float64 in float32, relative to max(1, largest value), makes rounding larger with
+every segment: its segments are compared one by one."""
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
@@ -86,3 +91,12 @@ def competitor_limit(precisions: set[str]) -> tuple[str, float]:
     lower = precisions - {"fp32"}
     limit = max((COMPETITOR_KL.get(name, max(COMPETITOR_KL.values())) for name in lower), default=COMPETITOR_FP32)
     return ("kl" if lower else "max_abs"), limit
+
+
+def competitor_step_limit(precision: str) -> tuple[str, float]:
+    """What `bench` compares any step of this precision with its module by, and the limit of that.
+
+    "max_abs", relative to max(1, largest |value|), in fp32; else "deviation", as on the ladder (see `Rung`).
+    """
+    deviation = rung(precision, "any").deviation
+    return ("max_abs", COMPETITOR_FP32) if deviation is None else ("deviation", FURTHER * deviation)

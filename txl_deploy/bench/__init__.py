@@ -1,7 +1,8 @@
 """Measuring a bundle, without torch, so that it can be done on the device.
 
-`measuring.bench` is the whole measurement. `timing` lets competitors take turns; `floor` says what a step must read and
-how fast the machine reads; `competitor` says what a competitor is, and `agreement` whether one computes what the bundle
-computes; `overhead` is the cost of Python; `processes` measures load time and memory. `competitors` are PyTorch's and
-other exports, and need torch.
+`measuring.bench` is the whole measurement of a Transformer-XL; `steps.bench_steps` is that of a model of any other
+family, and `driving` gives it random inputs. `timing` lets competitors take turns; `floor` says what a step must read
+and how fast the machine reads; `competitor` says what a competitor is, and `agreement` whether one computes what the
+bundle computes; `overhead` is the cost of Python; `processes` measures load time and memory. `competitors` are
+PyTorch's and other exports, and need torch.
 """

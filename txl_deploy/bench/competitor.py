@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from txl_runtime.model import Model
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Array, Arrays, Floats, Ids
 
-from txl_deploy.bench.floor import bytes_of_step
+from txl_deploy.bench.floor import bytes_of_any_step, bytes_of_step
 from txl_deploy.bench.timing import random_tokens
 
 
@@ -59,6 +59,38 @@ class BundleCompetitor(Competitor):
 
     def step_bytes(self, length: int) -> int:
         return bytes_of_step(self._bundle, length).total
+
+
+class StepCompetitor(Protocol):
+    """Something that does the steps of a bundle of any family, and carries its state along.
+
+    Attributes:
+        step_bytes: what a step has to read at least.
+    """
+
+    name: str
+    description: str
+    step_bytes: int
+
+    def reset(self) -> None:
+        """Start anew, with the state of streams that have seen nothing."""
+
+    def run(self, inputs: Arrays) -> Mapping[str, Array]:
+        """One segment of all sequences, by the bundle's names of inputs and outputs."""
+
+
+class BundleSteps(StepCompetitor):
+    """A bundle in this runtime, used through the public interface."""
+
+    def __init__(self, name: str, model: Model) -> None:
+        self.name, self.description = name, model.backend.description
+        self.stream, self.step_bytes = model.stream(), bytes_of_any_step(model.bundle).total
+
+    def reset(self) -> None:
+        self.stream.reset()
+
+    def run(self, inputs: Arrays) -> Mapping[str, Array]:
+        return self.stream.run(inputs)
 
 
 def filling(model: Model, seed: int = 0) -> Iterator[Ids]:

@@ -6,6 +6,7 @@ weights, keys and values, and the table of relative positions. Caches can beat t
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -70,6 +71,34 @@ def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
         else:
             weights += size
     return Bytes(weights=weights, embedding=embedding, memory=memory, positions=_position_bytes(m, length))
+
+
+class StepBytes(Struct, frozen=True, kw_only=True):
+    """Bytes that one step of a model of any family has to read at least, all sequences together.
+
+    Attributes:
+        weights: what the weight file holds, each tensor once. A table of which a step reads single rows counts whole;
+            what is so small that it stands in the graphs does not count.
+        state: of all sequences, with as many rows as it can have.
+    """
+
+    weights: int
+    state: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.state
+
+
+def bytes_of_any_step(bundle: Bundle) -> StepBytes:
+    """The floor of one step by its tables alone; how many positions it has makes no difference to it."""
+    manifest = bundle.manifest
+    stored = read_header(bundle.file(manifest.weights)).items()
+    weights = sum(tensor.length for name, tensor in stored if not name.startswith("initial."))
+    sizes = {"bool": 1, "float16": 2, "bfloat16": 2}
+    states = manifest.states_of(manifest.updates[0])
+    return StepBytes(weights=weights, state=sum(sizes.get(state.dtype, 4) * math.prod(state.shape) for state in states))
 
 
 def _position_bytes(m: Manifest, length: int) -> int:

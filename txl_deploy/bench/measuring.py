@@ -1,9 +1,9 @@
-"""The whole measurement of a bundle, and of its competitors beside it."""
+"""The whole measurement of a Transformer-XL's bundle, and of its competitors beside it."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from txl_runtime.model import Model
 
 from txl_deploy.bench import timing
 from txl_deploy.bench.agreement import Agreement, agree
-from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker, fill
+from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker, StepCompetitor, fill
 from txl_deploy.bench.floor import Bandwidth, Bytes, bytes_of_step
 from txl_deploy.bench.overhead import Overhead, overhead
 from txl_deploy.bench.processes import Footprint, LoadTime, measure_footprint, measure_load
@@ -25,6 +25,7 @@ BUNDLE = "bundle"
 
 ROUNDS = 5
 SHORTEST, LONGEST = 0.01, 600.0
+AT_REST = f"before every slice, until all threads together use less than {timing.AT_REST:.0%} of a core"
 TOKENS = 16
 """How many different segments the calls of a task go through in turns."""
 
@@ -147,17 +148,8 @@ def bench(
         CheckError: a competitor does not compute what the bundle computes.
     """
     heard = listener or Silent()
-    if not SHORTEST <= seconds <= LONGEST:
-        raise UsageError(f"--seconds is {seconds:g}, expected {SHORTEST:g} … {LONGEST:g} per competitor and task")
-    if rounds < 1:
-        raise UsageError(f"rounds is {rounds}, expected at least 1")
-    load = memory = None
-    if processes:
-        heard.stage("load in fresh processes")
-        load = measure_load(model.bundle.path, threads)
-        heard.stage("memory of a fresh process")
-        memory = measure_footprint(model.bundle.path, threads)
-
+    check_times(seconds, rounds)
+    load, memory = in_fresh_processes(model, threads, heard) if processes else (None, None)
     ours = BundleCompetitor(BUNDLE, model)
     others: list[Competitor] = []
     agreement: dict[str, Agreement] = {}
@@ -180,7 +172,7 @@ def bench(
         model_id=m.model_id,
         precision=m.precision,
         memory_form=m.transformer_xl.memory,
-        machine=_machine(bandwidth, others),
+        machine=machine_of(bandwidth, others),
         conditions=Conditions(
             threads=threads,
             batch_size=m.batch_size,
@@ -189,7 +181,7 @@ def bench(
             rounds=rounds,
             slice_seconds=seconds / rounds,
             warm_up_calls=timing.WARM_UP_CALLS,
-            rest=f"before every slice, until all threads together use less than {timing.AT_REST:.0%} of a core",
+            rest=AT_REST,
         ),
         rows=rows,
         floor={task.kind: bytes_of_step(model.bundle, task.segment_length) for task in tasks},
@@ -199,6 +191,22 @@ def bench(
         load=load,
         memory=memory,
     )
+
+
+def check_times(seconds: float, rounds: int) -> None:
+    """Raise UsageError unless so long and so often can be measured."""
+    if not SHORTEST <= seconds <= LONGEST:
+        raise UsageError(f"--seconds is {seconds:g}, expected {SHORTEST:g} … {LONGEST:g} per competitor and task")
+    if rounds < 1:
+        raise UsageError(f"rounds is {rounds}, expected at least 1")
+
+
+def in_fresh_processes(model: Model, threads: int, heard: Listener) -> tuple[LoadTime, Footprint]:
+    """Load time and memory of processes of their own."""
+    heard.stage("load in fresh processes")
+    load = measure_load(model.bundle.path, threads)
+    heard.stage("memory of a fresh process")
+    return load, measure_footprint(model.bundle.path, threads)
 
 
 def time_tasks(
@@ -260,7 +268,8 @@ def _work(competitor: Competitor, task: Task, model: Model) -> Work:
     return lambda index: call(tokens[index % TOKENS])
 
 
-def _machine(bandwidth: Bandwidth, others: list[Competitor]) -> Machine:
+def machine_of(bandwidth: Bandwidth, others: Sequence[Competitor | StepCompetitor]) -> Machine:
+    """What is known of this machine, and what of it these competitors use."""
     torch = ["torch"] if any(other.name.startswith("torch") for other in others) else []
     return Machine(
         cpu=cpu_name(),

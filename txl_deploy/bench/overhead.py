@@ -1,9 +1,10 @@
-"""What Python costs around the engine's work, per decode step."""
+"""What Python costs around the engine's work, per step."""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from msgspec import Struct
@@ -11,18 +12,22 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.engine import Engine
 from txl_runtime.model import Model
+from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Arrays, Call
 
 from txl_deploy.bench.competitor import filling
-from txl_deploy.bench.timing import Percentiles, random_tokens
+from txl_deploy.bench.timing import Percentiles, Work, random_tokens
+
+Drive = Callable[[Model, Stream], Work]
+"""Fills a fresh stream's state, and says what one step on it is."""
 
 
 class Overhead(Struct, frozen=True, kw_only=True):
-    """What Python costs per decode step, in microseconds (medians).
+    """What Python costs per step, in microseconds (medians).
 
     Attributes:
-        in_step: time that `Stream.step` spends outside the engine's call. It is measured around real calls, so caches
-            are as cold as the engine leaves them.
+        in_step: time that the stream's method spends outside the engine's call. It is measured around real calls, so
+            caches are as cold as the engine leaves them.
         without_engine: a step whose engine does nothing: the same code with warm caches.
         step: a whole step with its engine.
         share: in_step / step.
@@ -42,12 +47,16 @@ class _Null(Engine):
 
     def __init__(self, real: Engine) -> None:
         self._real, self.description, self.least_rows = real, real.description, real.least_rows
+        self._returned: dict[tuple[object, ...], Arrays] = {}
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         return lambda: None
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
-        return self._real.run(program, inputs)
+        key = program.name, *(array.shape for array in inputs.values())
+        if key not in self._returned:
+            self._returned[key] = self._real.run(program, inputs)  # somebody has to know the shapes
+        return self._returned[key]
 
     def release_pages(self) -> None:
         self._real.release_pages()
@@ -66,35 +75,47 @@ class _Timed(_Null):
 
         return timed
 
+    def run(self, program: Program, inputs: Arrays) -> Arrays:
+        started = time.perf_counter_ns()
+        returned = self._real.run(program, inputs)
+        self.nanoseconds += time.perf_counter_ns() - started
+        return returned
 
-def overhead(model: Model, steps: int = 300) -> Overhead | None:
-    """Measure what Python costs around one token when the memory is full; None where the engine is a device's.
+
+def one_token(model: Model, stream: Stream) -> Work:
+    """A Transformer-XL's step: all log-probabilities after one token, when the memory is full."""
+    for segment in filling(model):
+        stream.step(segment)
+    tokens = random_tokens(model.manifest.vocab_size, (64, model.batch_size, 1))
+    return lambda index: stream.step(tokens[index % len(tokens)])
+
+
+def overhead(model: Model, steps: int = 300, drive: Drive = one_token) -> Overhead | None:
+    """Measure what Python costs around one step when the state is full; None where the engine is a device's.
 
     The model is not changed: streams are opened on shallow copies of it that have another engine.
     """
     backend = model.backend
     if not isinstance(backend, HostBackend):
         return None
-    outside, whole = _steps(model, backend, _Timed(backend.engine), steps)
-    _, alone = _steps(model, backend, _Null(backend.engine), 10 * steps)
+    outside, whole = _steps(model, backend, _Timed(backend.engine), steps, drive)
+    _, alone = _steps(model, backend, _Null(backend.engine), 10 * steps, drive)
     step, in_step = whole.p50 * 1e3, outside.p50 * 1e3
     return Overhead(in_step=in_step, without_engine=alone.p50 * 1e3, step=step, share=in_step / step)
 
 
-def _steps(model: Model, backend: HostBackend, engine: _Null, steps: int) -> tuple[Percentiles, Percentiles]:
+def _steps(
+    model: Model, backend: HostBackend, engine: _Null, steps: int, drive: Drive
+) -> tuple[Percentiles, Percentiles]:
     """Times of steps outside the engine's calls, and of whole steps."""
     other = copy.copy(model)
     other.backend = replace(backend, engine=engine)
-    stream = other.stream()
-    for segment in filling(model):
-        stream.step(segment)
-    tokens = random_tokens(model.manifest.vocab_size, (64, model.batch_size, 1))
+    step = drive(other, other.stream())
     outside, whole = [], []
     for index in range(-10, steps):
-        ids = tokens[index % len(tokens)]
         before = engine.nanoseconds
         started = time.perf_counter_ns()
-        stream.step(ids)
+        step(index)
         took = time.perf_counter_ns() - started
         if index >= 0:
             whole.append(took)

@@ -1,4 +1,4 @@
-"""Measured in processes of their own: how long a bundle takes to its first token, and how much memory it needs.
+"""Measured in processes of their own: how long a bundle takes to its first result, and how much memory it needs.
 
     python -m txl_deploy.bench.processes load|memory BUNDLE OPTIONS
 
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,26 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 from txl_runtime.errors import BackendError
-from txl_runtime.model import load
+from txl_runtime.model import Model, load
+from txl_runtime.streaming.stream import Stream
+
+from txl_deploy.bench.driving import is_transformer_xl, random_inputs, until_full
+from txl_deploy.bench.floor import bytes_of_any_step
 
 SAMPLE_SECONDS = 0.02
+DECODED = 20
+"""Short segments that a process runs before its memory is looked at for the last time."""
 SMAPS = Path("/proc/self/smaps")
 
 
 class LoadTime(Struct, frozen=True, kw_only=True):
-    """Seconds to the first token: medians over fresh processes. The files were read before, so they are cached.
+    """Seconds to the first result: medians over fresh processes. The files were read before, so they are cached.
 
     Attributes:
         load: `txl_runtime.load`, which checks the SHA-256 of every file.
-        first_token: opening a stream, one prompt token, one greedy token.
+        first_token: opening a stream, one prompt token, one greedy token; of other steps, one of the shortest segments.
         total: load and first_token together.
-        process: from starting Python to the token, imports included.
+        process: from starting Python to the result, imports included.
         without_hashes: as `total`, loaded with verify_files=False.
         runs: how many processes of each kind were measured.
     """
@@ -47,7 +54,7 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 
 
 class Footprint(Struct, frozen=True, kw_only=True):
-    """Bytes of physical memory of a process that loads a bundle, decodes and prefills; None where not measured.
+    """Bytes of physical memory of a process that loads a bundle and runs segments; None where not measured.
 
     From /proc/self/smaps. Private pages count, and so do shared pages of files (the mapped weights, libraries). A page
     of a file counts once, however often it is mapped and whoever else maps it.
@@ -55,7 +62,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
     Attributes:
         before: when Python, numpy and the engine are imported and nothing is loaded.
         peak: the largest of samples taken every 20 ms from loading to the end.
-        settled: after decode and prefill.
+        settled: after decode and prefill; of another step, after its longest and its shortest segments.
         private: the part of `settled` that belongs to no file or was written to.
         high_water: the kernel's own mark (VmHWM). It misses no spike, but counts a page once per mapping.
         weights, state: sizes of the weight file and of one stream's memory, to compare the others with.
@@ -71,7 +78,7 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) -> LoadTime:
-    """Load a bundle and draw a token in fresh processes, one after the other; for `lean` see `txl_runtime.load`."""
+    """Load a bundle and run it once in fresh processes, one after the other; for `lean` see `txl_runtime.load`."""
     _child("load", bundle, threads=threads, lean=lean)  # reads the files into the cache
     hashed: list[dict[str, float]] = []
     unhashed: list[dict[str, float]] = []
@@ -95,7 +102,7 @@ def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) 
 
 
 def measure_footprint(bundle: Path, threads: int, lean: bool = False) -> Footprint:
-    """Physical memory of a fresh process that decodes and prefills; for `lean` see `txl_runtime.load`."""
+    """Physical memory of a fresh process that runs long and short segments; for `lean` see `txl_runtime.load`."""
     return msgspec.convert(_child("memory", bundle, threads=threads, lean=lean), Footprint)
 
 
@@ -117,10 +124,20 @@ def _load_and_draw(bundle: str, options: dict[str, Any]) -> dict[str, float]:
     started = time.perf_counter()
     model = load(bundle, **options)
     loaded = time.perf_counter()
-    stream = model.stream()
-    next(stream.generate(np.zeros((model.batch_size, 1), np.int32), 1, temperature=0))
+    first = _first(model)
+    prepared = time.perf_counter()
+    first(model.stream())
     drawn = time.perf_counter()
-    return {"load": loaded - started, "first_token": drawn - loaded, "drawn_at": time.time()}
+    return {"load": loaded - started, "first_token": drawn - prepared, "drawn_at": time.time()}
+
+
+def _first(model: Model) -> Callable[[Stream], object]:
+    """The first thing asked of a stream."""
+    if is_transformer_xl(model.manifest):
+        prompt = np.zeros((model.batch_size, 1), np.int32)
+        return lambda stream: next(stream.generate(prompt, 1, temperature=0))
+    inputs = random_inputs(model.manifest, model.segment_lengths[-1])
+    return lambda stream: stream.run(inputs)
 
 
 def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
@@ -138,16 +155,13 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
     sampler.start()
     try:
         model = load(bundle, **options)
-        stream, longest = model.stream(), model.segment_lengths[0]
-        for index in range(-(-model.manifest.memory_length // longest) + 2):
-            tokens = np.full((model.batch_size, longest), index % model.manifest.vocab_size, np.int32)
-            next(stream.generate(tokens, 1, temperature=0))  # prefill
-        for _ in range(20):
-            stream.step(tokens[:, :1])
+        run = _tokens if is_transformer_xl(model.manifest) else _segments
+        run(model)
     finally:
         done.set()
         sampler.join()
-    settled = resident_bytes()
+    settled, manifest = resident_bytes(), model.manifest
+    of_rows = manifest.state_bytes * model.batch_size  # of what streams show, a ring holds more
     return Footprint(
         before=before[0] if before else None,
         peak=max([*samples, settled[0]]) if settled else None,
@@ -155,8 +169,28 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
         private=settled[1] if settled else None,
         high_water=_high_water(),
         weights=model.bundle.file(model.manifest.weights).stat().st_size,
-        state=model.manifest.state_bytes * model.batch_size,
+        state=of_rows if is_transformer_xl(manifest) else bytes_of_any_step(model.bundle).state,
     )
+
+
+def _tokens(model: Model) -> None:
+    """What a Transformer-XL does: prefill until the memory is full, then decode."""
+    stream, longest = model.stream(), model.segment_lengths[0]
+    for index in range(-(-model.manifest.memory_length // longest) + 2):
+        tokens = np.full((model.batch_size, longest), index % model.manifest.vocab_size, np.int32)
+        next(stream.generate(tokens, 1, temperature=0))
+    for _ in range(DECODED):
+        stream.step(tokens[:, :1])
+
+
+def _segments(model: Model) -> None:
+    """What any step does: the longest segments until the state is full, then the shortest."""
+    stream = model.stream()
+    for inputs in until_full(stream, model.manifest):
+        stream.run(inputs)
+    inputs = random_inputs(model.manifest, model.segment_lengths[-1])
+    for _ in range(DECODED):
+        stream.run(inputs)
 
 
 def resident_bytes() -> tuple[int, int] | None:

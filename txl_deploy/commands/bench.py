@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -12,16 +14,20 @@ import typer
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
-from txl_deploy.bench.competitor import Maker
-from txl_deploy.bench.measuring import bench
+from txl_deploy.bench.competitor import BundleSteps, Maker, StepCompetitor
+from txl_deploy.bench.driving import is_transformer_xl
+from txl_deploy.bench.measuring import BUNDLE, Report, bench
+from txl_deploy.bench.steps import StepAgreement, StepReport, bench_steps
 from txl_deploy.bench.timing import available_cores
 from txl_deploy.bench_tables import panels, report_document, show
-from txl_deploy.commands.options import Backend, Bundle, Json, Threads
+from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
+from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, print_json
 from txl_deploy.extras import require_export
 from txl_deploy.plotting import check_plot, draw
 
 DEFAULT = ("torch", "torch-kv")
+OWN_DEFAULT = ("torch", "torch-compile")
 NONE = "none"
 
 
@@ -32,9 +38,14 @@ def run(
         typer.Option(
             "--against",
             help="Competitors, separated by commas: torch, torch-bhlk, torch-kv, torch-compile, torch-bf16, "
-            "onnx-hidden, onnx-rolled; or none. (default torch,torch-kv where PyTorch is installed)",
+            "onnx-hidden, onnx-rolled; or none. (default torch,torch-kv where PyTorch is installed) Of a model of your "
+            "own torch, torch-compile. (default both with --module)",
         ),
     ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
+    ] = None,
+    weights: Annotated[Path | None, like_export("weights")] = None,
     backend: Backend = "auto",
     threads: Threads = None,
     seconds: Annotated[
@@ -43,19 +54,29 @@ def run(
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw a picture too: FILE.png or FILE.svg.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory."""
-    names = _names(against)
-    if names:
+    """Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory.
+
+    Of a model of your own: its steps, segments of every length.
+    """
+    asked = None if against is None else _names(against)
+    if asked or module is not None:
         require_export("bench --against")
+    if weights is not None and module is None:
+        raise UsageError("--weights is given without --module; give --module FILE.py:FUNCTION too")
     if plot is not None:
         check_plot(plot)
     cores = available_cores() if threads is None else threads
     model = txl_runtime.load(bundle, backend=backend, threads=cores)
-    with tempfile.TemporaryDirectory(prefix="txl-bench-") as folder, Display() as display:
-        makers, left_out = _makers(names, model, cores, Path(folder), asked=against is not None)
-        for name, why in left_out.items():
-            display.warn(f"{name} is left out: {why}")
-        report = bench(model, makers, threads=cores, seconds=seconds, left_out=left_out, listener=display)
+    report: Report | StepReport
+    if is_transformer_xl(model.manifest):
+        if module is not None:
+            raise UsageError(
+                f"{bundle}: is a Transformer-XL's, which is compared by its own weights, --module is for a model of "
+                "your own; leave it out"
+            )
+        report = _transformer_xl(model, asked, cores, seconds)
+    else:
+        report = _own_module(model, asked, module, weights, cores, seconds)
     if json:
         print_json(report_document(report))
     else:
@@ -64,9 +85,55 @@ def run(
         draw(plot, panels(report))
 
 
-def _names(against: str | None) -> tuple[str, ...]:
-    if against is None:
-        return () if find_spec("torch") is None else DEFAULT
+def _transformer_xl(model: Model, asked: tuple[str, ...] | None, threads: int, seconds: float) -> Report:
+    names = asked if asked is not None else () if find_spec("torch") is None else DEFAULT
+    if names:
+        require_export("bench --against")
+    with tempfile.TemporaryDirectory(prefix="txl-bench-") as folder, Display() as display:
+        makers, left_out = _makers(names, model, threads, Path(folder), asked=asked is not None)
+        _tell(display, left_out)
+        return bench(model, makers, threads=threads, seconds=seconds, left_out=left_out, listener=display)
+
+
+def _own_module(
+    model: Model, asked: tuple[str, ...] | None, module: str | None, weights: Path | None, threads: int, seconds: float
+) -> StepReport:
+    """The bundle alone without --module. What the user's code prints goes to standard error."""
+    names = asked if asked is not None else () if module is None else OWN_DEFAULT
+    if names and module is None:
+        raise UsageError(
+            f"--against {names[0]} compares a model of your own with its module; give --module FILE.py:FUNCTION and "
+            "--weights, or --against none"
+        )
+    ours, others = BundleSteps(BUNDLE, model), list[StepCompetitor]()
+    agreement: dict[str, StepAgreement] = {}
+    left_out: dict[str, str] = {}
+    with Display() as display, own_frames(), redirect_stdout(sys.stderr):
+        if names and module is not None:
+            from txl_deploy.bench.competitors.own_module import make_competitors
+
+            path = None if weights is None else str(weights)
+            others, agreement, left_out = make_competitors(names, module, path, model, ours, threads, display)
+            _refuse_none(names, left_out, asked is not None)
+            _tell(display, left_out)
+        return bench_steps(
+            model, ours, others, agreement, threads=threads, seconds=seconds, left_out=left_out, listener=display
+        )
+
+
+def _tell(display: Display, left_out: dict[str, str]) -> None:
+    for name, why in left_out.items():
+        display.warn(f"{name} is left out: {why}")
+
+
+def _refuse_none(names: tuple[str, ...], left_out: dict[str, str], asked: bool) -> None:
+    """Raise UsageError where competitors were asked for by name, and none of them can run."""
+    if asked and len(left_out) == len(names):
+        name, why = next(iter(left_out.items()))
+        raise UsageError(f"--against {name}: {why}; expected one that can run here, or none")
+
+
+def _names(against: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in against.split(",") if name.strip())
     if not names or (NONE in names and len(names) > 1):
         raise UsageError(f"--against is {against!r}, expected names separated by commas, or none alone")
@@ -89,8 +156,6 @@ def _makers(
 
     reasons = {name: why_not(name, model) for name in names}
     left_out = {name: why for name, why in reasons.items() if why is not None}
-    if asked and len(left_out) == len(names):
-        name, why = next(iter(left_out.items()))
-        raise UsageError(f"--against {name}: {why}; expected one that can run here, or none")
+    _refuse_none(names, left_out, asked)
     chosen = tuple(name for name in names if name not in left_out)
     return competitors(chosen, model, threads, folder), left_out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import sys
@@ -12,9 +14,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import txl_export
 from support import cli
 
 from txl_deploy.bench.measuring import BUNDLE, Report
+from txl_deploy.bench.steps import StepReport
 from txl_deploy.bench_tables import panels, report_document, verdict
 
 FAST = ("--seconds", 0.02, "--threads", 1)
@@ -155,3 +159,145 @@ def test_a_competitor_that_cannot_run_is_left_out_with_its_reason(make_bundle: C
     assert beside.returncode == 0, beside.stderr
     assert json.loads(beside.stdout)["left_out"] == {"onnx-hidden": "the bundle keeps hidden memory itself"}
     assert "note: onnx-hidden is left out" in beside.stderr
+
+
+POLICY = """
+import torch
+from txl_export import InputSpec, StateSpec, StepSpec
+
+
+class Policy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.action = torch.nn.LSTM(6, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, seen, hidden, cell):
+        print("the user's own words")
+        rows, (hidden, cell) = self.lstm(seen[None], (hidden, cell))
+        return self.action(rows[0]), hidden, cell
+
+
+def build(weights):
+    torch.manual_seed(0)
+    states = [StateSpec("hidden", (1, "B", 8)), StateSpec("cell", (1, "B", 8))]
+    return StepSpec(Policy(), [InputSpec("seen", ("B", 6))], states, ["action"])
+
+
+def other(weights):
+    torch.manual_seed(1)
+    states = [StateSpec("hidden", (1, "B", 8)), StateSpec("cell", (1, "B", 8))]
+    return StepSpec(Policy(), [InputSpec("seen", ("B", 6))], states, ["action"])
+
+
+def broken(weights):
+    raise RuntimeError("no weights today")
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a policy's file and its bundle."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "policy.py").write_text(POLICY)
+    with contextlib.redirect_stdout(io.StringIO()):
+        txl_export.export(f"{folder}/policy.py:build", folder / "policy.txl", batch_size=2, verify=False)
+    return folder
+
+
+def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
+    module = ("--module", own / "policy.py:build", "--against", "torch")
+    done = cli("bench", own / "policy.txl", *FAST, *module, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "the user's own words" in done.stderr
+    document = json.loads(done.stdout)
+    assert set(document) == {
+        *("model_id", "family", "precision", "machine", "conditions", "rows", "floor", "agreement", "left_out"),
+        *("overhead", "load", "memory", "verdict"),
+    }
+    assert [(row["task"], row["segment_length"], row["competitor"]) for row in document["rows"]] == [
+        ("step", 1, BUNDLE),
+        ("step", 1, "torch"),
+    ]
+    for row in document["rows"]:
+        ms = row["ms"]
+        assert 0 < ms["p50"] <= ms["p90"] <= ms["p99"]
+        assert row["positions_per_second"] == pytest.approx(2 / ms["p50"] * 1e3)
+        assert row["gb_per_second"] == pytest.approx(row["bytes_per_step"] / ms["p50"] / 1e6)
+        assert row["of_bandwidth"] > 0
+    assert document["rows"][0]["bytes_per_step"] == sum(document["floor"].values())
+    assert document["agreement"]["torch"]["found"]["action"] <= document["agreement"]["torch"]["limit"] == 1e-3
+    assert document["conditions"]["state"] == {"hidden": [1, 2, 8], "cell": [1, 2, 8]}
+    assert 0 < document["load"]["total"] <= document["load"]["process"]
+    assert document["memory"]["state"] == 2 * 2 * 8 * 4
+    assert document["verdict"].startswith("L 1 ")
+    assert document["verdict"].count("× torch") == 1
+
+
+def test_a_person_reads_of_a_bundle_alone(own: Path) -> None:
+    done = cli("bench", own / "policy.txl", *FAST)
+    assert done.returncode == 0, done.stderr
+    for said in ("steps: all outputs of segments of 1", "state full: hidden 1 × 2 × 8", "positions/s", "first result"):
+        assert said in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("L 1 ")
+
+
+def test_the_picture_of_steps_has_a_floor_in_every_panel() -> None:
+    names = ("barh", "text", "axvline", "legend", "set_title", "set_xlabel", "set_xlim")
+    drawn: list[str] = []
+    axes = SimpleNamespace(**{name: (lambda *_, name=name, **__: drawn.append(name)) for name in names})
+    times = {"calls": 9, "p50": 1.0, "p90": 2.0, "p99": 3.0, "best": 0.5}
+    row = {"competitor": BUNDLE, "description": "", "ms": times, "rounds": [1.0], "positions_per_second": 1e3}
+    row |= {
+        "ratio": 1.0,
+        "bytes_per_step": 8,
+        "gb_per_second": 1.0,
+        "of_bandwidth": 0.5,
+        "restless": 0,
+        "foreign": None,
+    }
+    machine = {"cpu": "", "cores": 1, "system": "", "read_gb_per_second": 2.0, "read_measurements": [2.0]}
+    conditions = {"threads": 1, "batch_size": 1, "state": {}, "rounds": 1, "slice_seconds": 1.0, "warm_up_calls": 3}
+    report = {"model_id": "", "family": "own_module", "precision": "fp32", "conditions": conditions, "agreement": {}}
+    report |= {"machine": machine | {"read_method": "", "versions": {}}, "floor": {"weights": 4, "state": 4}}
+    report |= {"rows": [row | {"segment_length": length} for length in (4, 1)], "left_out": {}}
+    report |= {"overhead": None, "load": None, "memory": None}
+    found = panels(msgspec.convert(report, StepReport))
+    for panel in found:
+        panel(axes)
+    assert (len(found), drawn.count("barh"), drawn.count("axvline")) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--against", "torch"), 2, "give --module FILE.py:FUNCTION and --weights, or --against none"),
+        (("--weights", "policy.pt"), 2, "--weights is given without --module"),
+        (
+            ("--module", "policy.py:build", "--against", "torch-kv"),
+            2,
+            "'torch-kv', expected some of torch, torch-compile",
+        ),
+        (("--module", "policy.py:nothing"), 2, "policy.py has no nothing; its functions are build, other, broken"),
+        (("--module", "policy.py:broken"), 2, "RuntimeError: no weights today"),
+        (
+            ("--module", "policy.py:other", "--against", "torch"),
+            1,
+            "torch: action differs from the bundle's by max_abs",
+        ),
+        (("--module", "policy.py:build", "--seconds", 0, "--against", "none"), 2, "--seconds is 0, expected 0.01"),
+    ],
+)
+def test_wrong_use_of_one_s_own_module_is_refused_in_one_line(
+    own: Path, options: tuple[object, ...], code: int, said: str
+) -> None:
+    done = cli("bench", "policy.txl", "--threads", 1, *options, cwd=own)
+    assert done.returncode == code
+    assert said in done.stderr.splitlines()[-1]
+    assert not done.stdout
+
+
+def test_a_transformer_xl_has_no_module(bundle: Path, own: Path) -> None:
+    done = cli("bench", bundle, "--module", own / "policy.py:build")
+    assert done.returncode == 2
+    assert "is a Transformer-XL's" in done.stderr
+    assert "--module is for a model of your own; leave it out" in done.stderr.splitlines()[-1]

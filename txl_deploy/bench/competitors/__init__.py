@@ -1,7 +1,8 @@
 """What a bundle is timed against: PyTorch as people run it, PyTorch at its best, and a plain ONNX export.
 
-Every one has the methods of `txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle itself, and
-is compared with it before it is timed.
+Those of a Transformer-XL are listed here; `own_module` has those of a model of the user's own. Every one has the
+methods of `txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle itself, and is compared with it
+before it is timed.
 
     torch          eager, hidden memory, the released code's own layout
     torch-bhlk     eager, hidden memory, scores [B, H, L, K]
@@ -65,9 +66,16 @@ def why_not(name: str, model: Model) -> str | None:
         return None if kept >= {"rolled", "ring"} else f"the bundle has {' and '.join(sorted(kept))} programs only"
     if m.config.attn_type != 0 or m.dialect.segment_window:
         return f"the PyTorch competitors compute attn_type 0 without segment windows, this is {m.config.attn_type}"
-    if name == "torch-compile" and not any(shutil.which(found) for found in _compilers()):
-        return f"torch.compile needs a C++ compiler, none of {', '.join(_compilers())} was found"
-    return None
+    return no_compiler() if name == "torch-compile" else None
+
+
+def no_compiler() -> str | None:
+    """Why torch.compile cannot run here; None where it can."""
+    own = os.environ.get("CXX")
+    names = (own,) if own else ("g++", "clang++", "c++")
+    if any(shutil.which(name) for name in names):
+        return None
+    return f"torch.compile needs a C++ compiler, none of {', '.join(names)} was found"
 
 
 def competitors(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> dict[str, Maker]:
@@ -115,8 +123,3 @@ def _onnx_hidden(model: Model, state: Weights, threads: int, folder: Path) -> Co
 def _onnx_rolled(model: Model, threads: int) -> Competitor:
     other = txl_runtime.load(model.bundle.path, threads=threads, verify_files=False, update="rolled")
     return BundleCompetitor("onnx-rolled", other)
-
-
-def _compilers() -> tuple[str, ...]:
-    own = os.environ.get("CXX")
-    return (own,) if own else ("g++", "clang++", "c++")
