@@ -32,6 +32,8 @@ Growth = Literal["auto", "symbolic", "stages"]
 GROWTHS: tuple[Growth, ...] = ("auto", "symbolic", "stages")
 """How rows that a state gains are written: "symbolic": one graph that leaves their number open. "stages": a graph for
 each number. "auto": the first where it computes what the module computes, else the second."""
+OPEN_ROUTES: tuple[Route, ...] = ("export", "decomposed")
+"""The tracer would take the number of rows for fixed."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -211,35 +213,40 @@ def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
     """A graph for each length, for any number of rows that there can be."""
     graphs = _Graphs(plan)
     for length in plan.segment_lengths:
-        mine = [one for one in plan.transitions if one.length == length]
-        heard.stage(f"capture and check step-{length}")
-        examples: list[Example] = []
-        for transition in mine:
-            examples += examples_for(plan, transition, StepNetwork(plan, transition, open_rows=True))
-        error: UsageError | None = None
-        for number, transition in sorted(enumerate(mine), key=lambda pair: _fewest_rows(pair[1]), reverse=True):
-            network = StepNetwork(plan, transition, open_rows=True)
-            own = examples[number * len(examples) // len(mine) :]
+        name = f"step-{length}"
+        heard.stage(f"capture and check {name}")
+        networks = {
+            one.stage.number: StepNetwork(plan, one, open_rows=True) for one in plan.transitions if one.length == length
+        }
+        examples = {
+            one.stage.number: examples_for(plan, one, networks[one.stage.number])
+            for one in plan.transitions
+            if one.length == length
+        }
+        everywhere = [example for found in examples.values() for example in found]
+        errors: list[UsageError] = []
+        for number in _to_trace_at(plan, length):
             try:
-                graphs.add(
-                    network,
-                    length,
-                    f"step-{length}",
-                    capture(network, f"step-{length}", [own[0], *examples], ("export", "decomposed")),
-                )
-            except UsageError as failed:
-                error = error or failed
+                traced = [examples[number][0], *everywhere]
+                graphs.add(networks[number], length, name, capture(networks[number], name, traced, OPEN_ROUTES))
+            except UsageError as error:
+                errors.append(error)
             else:
                 break
         else:
-            assert error is not None
-            raise error
+            raise errors[0]
     return graphs
 
 
+def _to_trace_at(plan: Plan, length: int) -> list[int]:
+    """Stages to capture open rows at: the one with most of them, and one between. Sizes of 0 and 1 would be fixed."""
+    ordered = sorted((one for one in plan.transitions if one.length == length), key=_fewest_rows, reverse=True)
+    return list(dict.fromkeys(one.stage.number for one in (ordered[0], ordered[len(ordered) // 2])))
+
+
 def _fewest_rows(transition: Transition) -> int:
-    """How small the smallest size of any state is: sizes of 0 and 1 are always taken for fixed."""
-    return min(min(shape, default=1) for shape in transition.stage.shapes.values() if shape is not None)
+    """How small the smallest size of any state is."""
+    return min((size for shape in transition.stage.shapes.values() for size in shape or ()), default=0)
 
 
 def _staged(plan: Plan, heard: Listener) -> _Graphs:

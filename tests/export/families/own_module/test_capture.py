@@ -1,0 +1,236 @@
+"""Three routes from a step to a graph: each has to load, run and compute what the module computes before it counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+from txl_export.families.own_module import capture as capturing
+from txl_export.families.own_module import tracer_worker
+from txl_export.families.own_module.capture import ROUTES, capture
+from txl_export.families.own_module.network import StepNetwork
+from txl_export.families.own_module.plan import make_plan
+from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.trial import TrialError, examples_for, try_graph
+from txl_export.families.own_module.value_reads import value_read
+from txl_runtime.errors import UsageError
+from txl_runtime.listener import Silent
+
+ROW = ("B", 16)
+
+
+class Cell(nn.Module):
+    """A recurrence; what is done before its result leaves is a case's own."""
+
+    def __init__(self, change=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("mask", torch.arange(16) % 4 == 2)
+        self.register_buffer("frequencies", torch.rand(4))
+        self.change = change
+        self.tables = {}
+
+    def forward(self, x, h):
+        h = torch.tanh(self.linear(x) + h)
+        if self.change is not None:
+            h = self.change(self, x, h)
+        return h * 1, h
+
+
+def reads_a_constant(cell, x, h):
+    return h.masked_fill(cell.mask, 0.5) if cell.mask.any().item() else h
+
+
+def decides_by_a_value(cell, x, h):
+    hops = 0
+    while float(h.abs().mean()) > 0.3 and hops < 20:
+        h, hops = h * 0.7, hops + 1
+    return h
+
+
+def multiplies_whole_numbers(cell, x, h):
+    positions = torch.arange(4)
+    return h + torch.einsum("i,j->ij", positions, cell.frequencies).flatten().sin()
+
+
+def keeps_a_table(cell, x, h):
+    if "table" not in cell.tables:
+        cell.tables["table"] = torch.arange(16).float() * 0.1
+    return h + cell.tables["table"]
+
+
+def lacks_an_operator(cell, x, h):
+    return h + torch.special.bessel_j0(h)
+
+
+def plan_of(module, spec=None):
+    step = spec or StepSpec(module, [InputSpec("x", ROW)], [StateSpec("h", ROW)], ["y"])
+    return make_plan(step, 2, (), Silent())
+
+
+def captured(module, routes=ROUTES):
+    plan = plan_of(module)
+    network = StepNetwork(plan, plan.transitions[0])
+    return capture(network, "step-1", examples_for(plan, plan.transitions[0], network), routes)
+
+
+@pytest.mark.parametrize(
+    ("change", "route"),
+    [
+        (None, "export"),
+        (keeps_a_table, "export"),
+        (multiplies_whole_numbers, "decomposed"),
+        (reads_a_constant, "tracer"),
+    ],
+)
+def test_the_first_route_whose_graph_runs_is_taken(change, route, capfd):
+    assert captured(Cell(change)).route == route
+    assert capfd.readouterr() == ("", ""), "torch says nothing to the user"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_gives_the_same_program(route):
+    graph = captured(Cell(), (route,)).model.graph
+    assert [value.name for value in graph.inputs] == ["x", "valid", "state.h.in"]
+    assert [value.name for value in graph.outputs] == ["y", "state.h.out"]
+    assert all(output.shape is not None and output.dtype is not None for node in graph for output in node.outputs)
+
+
+def test_a_cache_on_the_module_holds_no_traced_tensor_afterwards():
+    module = Cell(keeps_a_table)
+    captured(module)
+    assert type(module.tables.get("table", torch.zeros(1))) is torch.Tensor
+    result, _ = module(torch.ones(2, 16), torch.zeros(2, 16))
+    assert type(result.detach()) is torch.Tensor
+
+
+def test_a_decision_by_a_value_is_refused_with_its_place():
+    with pytest.raises(UsageError) as refused:
+        captured(Cell(decides_by_a_value))
+    line = decides_by_a_value.__code__.co_firstlineno + 2
+    message = str(refused.value)
+    assert f"depends on a value that it reads at test_capture.py:{line}" in message
+    assert "step-1 cannot be captured as a graph (tried export, decomposed, tracer)" in message
+    assert "\n" not in message
+
+
+def test_an_operator_that_onnx_lacks_is_named():
+    with pytest.raises(UsageError, match=r"ONNX lacks the operator .*bessel_j0"):
+        captured(Cell(lacks_an_operator))
+
+
+def test_reading_a_constant_is_no_decision_and_reading_what_depends_on_a_state_is():
+    x, h = torch.ones(2, 16), torch.zeros(2, 16)
+    for change, found in ((None, False), (reads_a_constant, False), (decides_by_a_value, True)):
+        assert (value_read(Cell(change), (x, h)) is not None) == found
+
+    class Writes(nn.Module):
+        def forward(self, x, h):
+            table = torch.zeros(4, 16)
+            table[1].copy_(h[0])
+            return x * int(table.sum()), h
+
+    assert value_read(Writes(), (x, h)) is not None
+
+
+def test_a_value_taken_for_a_constant_shows_in_the_trial():
+    plan = plan_of(Cell())
+    network = StepNetwork(plan, plan.transitions[0])
+    examples = examples_for(plan, plan.transitions[0], network)
+    model = capture(network, "step-1", examples).model
+    state = next(value for value in model.graph.inputs if value.name == "state.h.in")
+    baked = network(*examples[0].given)
+    assert torch.equal(baked[0], examples[0].wanted[0])
+    try_graph(model, network, examples)
+    tanh = next(node for node in model.graph if node.op_type == "Tanh")
+    add = tanh.inputs[0].producer()
+    add.replace_input_with([*add.inputs].index(state), next(v for v in model.graph.inputs if v.name == "x"))
+    with pytest.raises(TrialError, match=r"y is .* away from the module's"):
+        try_graph(model, network, examples)
+
+
+def test_examples_start_from_states_that_steps_have_led_to():
+    plan = plan_of(Cell())
+    examples = examples_for(plan, plan.transitions[0], StepNetwork(plan, plan.transitions[0]))
+    states = [example.given[2] for example in examples]
+    assert all(state.abs().max() > 0 for state in states)
+    assert not torch.equal(states[0], states[1])
+    idle = [example for example in examples if int(example.given[1][-1]) == 0]
+    assert idle
+    assert all(torch.equal(example.wanted[1][-1], example.given[2][-1]) for example in idle)
+
+
+def test_a_tracer_that_dies_or_takes_too_long_is_an_error_in_one_line(monkeypatch):
+    names = ["x", "h"], ["y", "h2"]
+    given = (torch.ones(2, 16), torch.zeros(2, 16))
+
+    def dies(*_):
+        os.kill(os.getpid(), signal.SIGFPE)
+
+    monkeypatch.setattr(tracer_worker, "_child", dies)
+    with pytest.raises(tracer_worker.TracerError, match="the tracer's process died of SIGFPE"):
+        tracer_worker.trace(Cell(), given, *names, 18)
+    monkeypatch.setattr(tracer_worker, "_child", lambda *_: signal.pause())
+    with pytest.raises(tracer_worker.TracerError, match="the tracer took longer than 0 seconds"):
+        tracer_worker.trace(Cell(), given, *names, 18, seconds=0.2)
+
+
+def test_when_all_routes_fail_the_most_telling_reason_is_given(monkeypatch):
+    def died(*_):
+        raise tracer_worker.TracerError("the tracer's process died of SIGFPE")
+
+    monkeypatch.setitem(capturing._ROUTES, "export", died)
+    with pytest.raises(UsageError, match=r"tried export\): the tracer's process died of SIGFPE"):
+        captured(Cell(), ("export",))
+
+
+def test_outputs_that_are_inputs_and_truth_values_become_nodes_of_their_own():
+    def step(module, inputs, states):
+        seen = states["seen"] | (inputs["x"][:, 0] > 0)
+        return {"y": inputs["x"], "z": inputs["x"]}, {"h": states["h"], "seen": seen}
+
+    states = [StateSpec("h", ROW, initial=torch.ones(16)), StateSpec("seen", ("B",), "bool", initial=False)]
+    spec = StepSpec(nn.Identity(), [InputSpec("x", ROW)], states, ["y", "z"], step=step)
+    plan = plan_of(spec.module, spec)
+    network = StepNetwork(plan, plan.transitions[0])
+    graph = capture(network, "step-1", examples_for(plan, plan.transitions[0], network)).model.graph
+    assert len({value.name for value in graph.outputs}) == 4
+    assert all(value.producer() is not None for value in graph.outputs)
+    assert all(value.dtype != 9 for node in graph if node.op_type == "Where" for value in node.outputs)
+
+
+def test_state_in_attributes_of_every_kind_is_captured():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+            self.register_buffer("copied", torch.zeros(2, 16))
+            self.count = torch.zeros(2, dtype=torch.long)
+            self.listed = [torch.zeros(2, 16)]
+
+        def forward(self, x):
+            self.copied.copy_(torch.tanh(self.linear(x) + self.copied))
+            self.count = self.count + 1
+            self.listed[0] = self.listed[0] * 0.9 + self.copied
+            return self.copied + self.count[:, None] + self.listed[0]
+
+    module = Keeps()
+    states = [
+        StateSpec("copied", ROW, attribute="copied"),
+        StateSpec("count", ("B",), "int64", attribute="count"),
+        StateSpec("listed", ROW, attribute="listed.0"),
+    ]
+    plan = plan_of(module, StepSpec(module, [InputSpec("x", ROW)], states, ["y"]))
+    network = StepNetwork(plan, plan.transitions[0])
+    found = capture(network, "step-1", examples_for(plan, plan.transitions[0], network))
+    assert [value.name for value in found.model.graph.inputs][2:] == [
+        "state.copied.in",
+        "state.count.in",
+        "state.listed.in",
+    ]
+    assert type(module.copied) is torch.Tensor
+    assert not module.copied.any()
