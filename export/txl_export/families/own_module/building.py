@@ -22,7 +22,7 @@ from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.sizes import batch_axis, in_bundle, initial_value, state_sizes
 from txl_export.families.own_module.spec import VALID, StateSpec
 from txl_export.families.own_module.stages import Transition
-from txl_export.families.own_module.trial import Example, examples_for
+from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
 from txl_export.graphs.settling import OPSET
