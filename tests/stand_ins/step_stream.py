@@ -115,6 +115,9 @@ class NumpyReference:
         assert np.isfinite(inputs["x"]).all(), "nobody shows the reference what does not count"
         return step(inputs["x"].astype(np.float64), states)
 
+    def in_single(self) -> Any:
+        return None
+
 
 class ArrayStream:
     """What a `Stream` of a bundle offers; faults are made by overriding `compute` and the operations."""

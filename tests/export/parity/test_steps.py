@@ -12,7 +12,7 @@ import pytest
 from stand_ins.step_stream import AXES, ArrayModel, ArrayStream, B, NumpyReference
 from txl_export.parity.report import Parity, ParityError
 from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits
-from txl_export.parity.steps.chains import SEGMENTS, Planned, live_sequences, planned, run_chain
+from txl_export.parity.steps.chains import SEGMENTS, Planned, Trial, live_sequences, planned, run_chain
 from txl_export.parity.steps.judging import OUTPUTS, STATES
 from txl_export.parity.steps.results import StepChain, TensorErrors
 from txl_export.parity.steps.verification import verify_model
@@ -324,6 +324,74 @@ def test_a_state_that_changes_nothing_is_warned_of():
     assert not [line for line in heard.warnings if line.startswith("state h ")]
 
 
+# ---- models in which rounding grows
+
+
+class Doubling(NumpyReference):
+    """A state that differs a little differs more with every segment, as in a model that nobody has trained."""
+
+    def __init__(self, single: bool = False) -> None:
+        self._single = single
+
+    def step(self, inputs: Any, states: Any, valid: Any) -> Any:
+        outputs, after = super().step(inputs, states, valid)
+        return outputs, after | {"h": doubled(after["h"], np.float32 if self._single else np.float64)}
+
+    def in_single(self) -> Any:
+        return None if self._single else Doubling(single=True)
+
+
+def doubled(h: np.ndarray, dtype: Any) -> np.ndarray:
+    """A fraction of a multiple: the digits behind the point move to the front."""
+    return (9 * h.astype(dtype)) % dtype(1)
+
+
+class DoublingStream(ArrayStream):
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | {"h": doubled(after["h"], np.float32)}
+
+
+class DoublingWrongOnce(DoublingStream):
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        if self.steps == 17:
+            outputs["mean"][0, 1] += 1e-2
+        return outputs, after
+
+
+class DoublingForgetsToForget(DoublingStream):
+    def reset(self, rows=None):
+        held = self.held["h"]
+        super().reset(rows)
+        self.held["h"] = held
+
+
+@pytest.mark.parametrize(
+    ("stream", "gates"),
+    [(DoublingStream, set()), (DoublingWrongOnce, {OUTPUTS}), (DoublingForgetsToForget, {STATES})],
+)
+def test_where_rounding_grows_in_the_model_itself_segments_are_compared_one_by_one(stream, gates):
+    heard = Heard()
+    model = ArrayModel(stream)
+    parity = verify_model(lambda: model, Doubling(), "the test", segments=40, listener=heard)
+    assert failing(parity) >= gates
+    assert bool(failing(parity)) == bool(gates)
+    assert [line for line in heard.warnings if line.startswith("the module amplifies rounding: in float32 it is ")]
+    assert "so every segment begins with its state" in parity.reference
+
+
+def test_a_fault_in_a_model_in_which_nothing_grows_is_not_taken_for_rounding():
+    class Beside(NumpyReference):
+        def in_single(self) -> Any:
+            return NumpyReference()
+
+    model = ArrayModel(OnceWrong)
+    parity = verify_model(lambda: model, Beside(), "the test", segments=40)
+    assert STATES in failing(parity)
+    assert parity.reference == "the test, computed in float64"
+
+
 # ---- lower precisions
 
 
@@ -440,5 +508,6 @@ def test_large_models_have_fewer_sequences_per_segment(parameters, live):
 def test_a_chain_goes_on_until_every_state_was_full_for_as_long_again(tmp_path):
     for most, segments, filling in ((16, 12, ()), (8, 8, ("rows",))):
         planned_chain = Planned("segments of 1", streams=1, length=1, segments=4, most=most)
-        chain = run_chain(ArrayModel(), NumpyReference(), planned_chain, None, Bits(), tmp_path, Silent())
+        trial = Trial(ArrayModel(), NumpyReference(), None, Bits(), tmp_path, Silent())
+        chain = run_chain(trial, planned_chain)
         assert (chain.segments, chain.full_from, chain.filling) == (segments, 6, filling), "six rows, one by one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -63,6 +64,13 @@ class ModuleReference(Reference):
             outputs[name] = torch.log_softmax(outputs[name], dim=-1)
         found = {name: _returned(tensor, self._axes[name], one) for name, tensor in outputs.items()}
         return found, {name: _returned(tensor, self._state_axes[name], one) for name, tensor in after.items()}
+
+    def in_single(self) -> ModuleReference | None:
+        if not self.in_double:
+            return None
+        single = copy.copy(self)
+        single._eager, single.in_double = Eager(self._plan.spec), False
+        return single
 
     def _given(self, values: Array, axis: int | None, one: bool) -> Tensor:
         if one and axis is not None:

@@ -82,22 +82,36 @@ def live_sequences(manifest: Manifest) -> int:
     return max(1, min(manifest.batch_size, LIVE, int(affordable)))
 
 
-def run_chain(
-    model: Model,
-    reference: Reference,
-    chain: Planned,
-    samples: Mapping[str, Any] | None,
-    bits: Bits,
-    folder: Path,
-    listener: Listener,
-    seed: int = 0,
-) -> StepChain:
+@dataclass(frozen=True)
+class Trial:
+    """What chains are run on.
+
+    Attributes:
+        model: the bundle.
+        reference: what it should be equal to.
+        samples: real inputs by name, or None.
+        bits: what is found of bits.
+        folder: for snapshots.
+        listener: hears of progress.
+        handing_over: whether the bundle goes on from the reference's state after every segment.
+    """
+
+    model: Model
+    reference: Reference
+    samples: Mapping[str, Any] | None
+    bits: Bits
+    folder: Path
+    listener: Listener
+    handing_over: bool = False
+
+
+def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
     """Run one chain on both sides and compare them after every segment."""
     result, draws = StepChain(chain.name, chain.streams), np.random.default_rng(seed)
-    side = SideBySide(model, reference, result, bits, folder)
-    source = InputSource(model.manifest, samples, draws)
+    side = SideBySide(trial.model, trial.reference, result, trial.bits, trial.folder, trial.handing_over)
+    source, listener = InputSource(trial.model.manifest, trial.samples, draws), trial.listener
     if not chain.length:
-        _operations(model.manifest, side, source, draws, chain.segments, listener)
+        _operations(trial.model.manifest, side, source, draws, chain.segments, listener)
     else:
         counts = np.full(chain.streams, chain.length, np.int32)
         while result.segments < chain.segments or (result.segments < chain.most and side.filling()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,29 @@ CHEAP_STATE, SPARSE_STATE = 64_000_000, 8
 class SideBySide:
     """One stream of the bundle and as many sequences of the reference.
 
+    Args:
+        model: the bundle.
+        reference: what it should be equal to.
+        chain: takes what is found.
+        bits: takes what is found of bits.
+        folder: for snapshots.
+        handing_over: whether the bundle goes on from the reference's state after every segment.
+
     Attributes:
         chain: what was found.
         stream: the bundle's.
     """
 
-    def __init__(self, model: Model, reference: Reference, chain: StepChain, bits: Bits, folder: Path) -> None:
+    def __init__(
+        self,
+        model: Model,
+        reference: Reference,
+        chain: StepChain,
+        bits: Bits,
+        folder: Path,
+        handing_over: bool = False,
+    ) -> None:
+        self._handing_over = handing_over
         self._manifest, self.chain, self._bits, self._folder = model.manifest, chain, bits, folder
         self.stream = model.stream(chain.streams)
         self._truth = ReferenceStreams(model.manifest, reference, chain.streams)
@@ -74,6 +92,8 @@ class SideBySide:
                 self._bits.compare(KEPT, before, after)
         if self.chain.segments % self.chain.every == 0:
             self._compare_state(after)
+        if self._handing_over and commit:
+            self._hand_over()
 
     def finish(self) -> None:
         """Compare the states that the last segment left, where that was not done yet."""
@@ -130,6 +150,14 @@ class SideBySide:
         """Give one sequence the state of another."""
         self.stream.put(target, self.stream.take(source))
         self._truth.copy(source, target)
+
+    def _hand_over(self) -> None:
+        """Let the bundle go on from the reference's state, as close as its types hold it."""
+        types = {state.name: state.dtype for state in self._manifest.states}
+        states = {
+            name: values.astype(types[name]) for name, values in self._truth.state().items() if values is not None
+        }
+        self.stream.restore(replace(self.stream.snapshot(), states=states))
 
     def _compare(
         self,

@@ -39,6 +39,9 @@ class Reference(Protocol):
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         """One step: outputs and states. `valid` counts rows, for a model that takes it."""
 
+    def in_single(self) -> Reference | None:
+        """The same in float32; None where it is that already."""
+
 
 class ReferenceStreams:
     """Sequences that advance together through the reference.

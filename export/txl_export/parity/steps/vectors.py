@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.ladder import AMPLIFIED
 from txl_runtime.types import Array, Ids
 
+from txl_export.parity.steps.amplifying import OwnRounding
 from txl_export.parity.steps.inputs import InputSource
 from txl_export.parity.steps.truth import Reference, ReferenceStreams
 
@@ -24,7 +26,10 @@ GRID = 32
 def selftest_vectors(
     manifest: Manifest, reference: Reference, samples: Mapping[str, Any] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Steps through every length from the beginning, with idle sequences and resets where the bundle allows them."""
+    """Steps through every length from the beginning, with idle sequences and resets where the bundle allows them.
+
+    Where rounding grows in the model itself, sequences begin anew before it says more than the bundle does.
+    """
     draws, batch = np.random.default_rng(0), manifest.batch_size
     source, truth = InputSource(manifest, samples, draws), ReferenceStreams(manifest, reference, batch)
     steps, resets = _steps(manifest)
@@ -38,8 +43,14 @@ def selftest_vectors(
     for name, entry in read.items():
         vectors[f"input/{name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
     found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
+    single = reference.in_single()
+    beside = None if single is None else OwnRounding(manifest, reference, single, batch)
     for step, length in enumerate(steps):
-        if step in resets:
+        if beside is not None and beside.largest > AMPLIFIED / 5:
+            vectors["reset"][step] = True
+            truth.reset()
+            beside.reset()
+        elif step in resets:
             again = np.arange(batch) % 2 == 0 if manifest.streams == "independent" else np.ones(batch, np.bool_)
             vectors["reset"][step] = again
             truth.reset(np.flatnonzero(again).tolist())
@@ -48,6 +59,8 @@ def selftest_vectors(
         vectors["counts"][step] = counts
         for name, values in inputs.items():
             vectors[f"input/{name}"][step][tuple(slice(size) for size in values.shape)] = values
+        if beside is not None:
+            beside.segment(inputs, counts)
         _note_outputs(manifest, truth.run(inputs, counts), counts, draws, found)
     for name, pairs in found.items():
         vectors[f"place/{name}"] = np.stack([places for places, _ in pairs])
