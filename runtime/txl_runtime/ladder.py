@@ -26,9 +26,9 @@ MASK = 1e9
 """A value of this size and more stands for "never", as where a running maximum begins: it says nothing of how large the
 values of its tensor are, and is compared relative to itself."""
 
-AMPLIFIED = 2e-5
-"""A model that is itself so far from its float64 in float32, relative to max(1, largest value), makes rounding larger with
-every segment: its segments are compared one by one."""
+AMPLIFIED = 5e-5
+"""A model that is itself further than this from its float64 in float32, relative to max(1, largest value), makes
+rounding larger with every segment: its segments are compared one by one."""
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
