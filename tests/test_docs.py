@@ -16,7 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import txl_export
 import txl_runtime
+from txl_export.families.own_module.plan import make_plan
+from txl_runtime.listener import Silent
 
 from txl_deploy.verbs import VERBS, command
 
@@ -118,3 +122,22 @@ def test_the_snippets_for_embedders_run(
             exec(block, names)
     assert names["following"].shape == (2, 256)
     assert names["result"].passed
+
+
+def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is exported as a file and streamed; of the others the module is run as an export runs it."""
+    monkeypatch.chdir(tmp_path)
+    first, *others = python_blocks("docs/own-models.md")
+    (tmp_path / "my_model.py").write_text(first)
+    names: dict[str, Any] = {}
+    exec(first, names)
+    torch.save(names["Policy"]().state_dict(), "policy.pt")
+    txl_export.export("my_model.py:build", "policy.txl", weights="policy.pt", batch_size=4, verify=False)
+    tried = 0
+    for block in others:
+        exec(block, names)
+        if "def build(" in block:
+            make_plan(names["build"](None), 2, (), Silent())
+            tried += 1
+    assert tried == 5
+    assert names["action"].shape == names["preview"].shape == (4, 3)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 
-LAYERS, WIDTH, HEADS, MEMORY, SEGMENT, BYTES = 2, 128, 4, 96, 48, 256
+LAYERS, WIDTH, HEADS, MEMORY, SEGMENT, BYTES = 2, 128, 4, 96, 128, 256
 
 
 class Gate(nn.Module):
@@ -125,7 +125,7 @@ def train(seconds: float, streams: int = 8) -> GatedXL:
         torch.frombuffer(bytearray(text), dtype=torch.uint8)[: len(text) // streams * streams].view(streams, -1).long()
     )
     model, started, position = GatedXL(), time.monotonic(), 0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
     valid = torch.full((streams,), SEGMENT, dtype=torch.int32)
     while time.monotonic() - started < seconds:
         if position % (32 * SEGMENT) == 0:  # generation starts from an empty memory, so training has to meet it

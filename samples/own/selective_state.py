@@ -1,18 +1,21 @@
 """A selective state-space model in the form of Mamba-2: a window of a convolution and a matrix per head are its state.
 
     python samples/own/selective_state.py --train ssm.pt
-    txl-deploy export samples/own/selective_state.py:build --weights ssm.pt -o ssm.txl \
+    txl-deploy export samples/own/selective_state.py:build --weights ssm.pt --vocabulary bytes.json -o ssm.txl \
         --segment-length 32 --segment-length 1
     txl-deploy score ssm.txl samples/own/selective_state.py
 
-It reads bytes of the standard library's sources. A segment of 32 bytes is computed as one product of matrices, a single
-byte as one step of a recurrence; both are the same code, and the state does not grow with the text. The module has no
-`valid`, so lengths are exact: `feed` cuts any text into segments of 32 bytes and of 1.
+It reads bytes of the standard library's sources. `--train` also writes bytes.json, the vocabulary, beside the weights.
+
+A segment of 32 bytes is computed as products of matrices, a single byte as one step of a recurrence. Both are the same
+code, and the state does not grow with the text. The module has no `valid`, so lengths are exact: `feed` cuts any text
+into segments of 32 bytes and of 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import time
@@ -121,10 +124,11 @@ def train(seconds: float, streams: int = 8) -> SelectiveModel:
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser(description="Train a selective state-space model on the standard library.")
-    parser.add_argument("--train", metavar="WEIGHTS", required=True, help="write the weights to this file")
+    parser.add_argument("--train", metavar="WEIGHTS", type=Path, required=True, help="write the weights to this file")
     parser.add_argument("--seconds", type=float, default=60.0, help="time to train for (default: %(default)s)")
     arguments = parser.parse_args()
     torch.save(train(arguments.seconds).state_dict(), arguments.train)
+    arguments.train.with_name("bytes.json").write_text(json.dumps({"kind": "bytes"}))
 
 
 if __name__ == "__main__":

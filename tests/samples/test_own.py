@@ -1,0 +1,274 @@
+"""The samples of own models: trained for a moment, at tiny sizes, exported, and streamed as their files say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import txl_export
+import txl_runtime
+from support import cli
+from txl_export import StepSpec
+
+OWN = Path(__file__).parents[2] / "samples" / "own"
+TINY: dict[str, dict[str, int]] = {
+    "recurrent_policy": {"WIDTH": 8},
+    "changed_transformer_xl": {"LAYERS": 1, "WIDTH": 16, "HEADS": 2, "MEMORY": 40},
+    "selective_state": {"LAYERS": 1, "WIDTH": 16, "HEADS": 2, "PER_HEAD": 4, "STATE": 4, "INNER": 8, "MIXED": 16},
+    "streaming_frames": {"WIDTH": 16, "HEADS": 2, "BANK": 3},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "recurrent_policy": {"batch_size": 3},
+    "changed_transformer_xl": {"batch_size": 2, "segment_length": (8, 1)},
+    "selective_state": {"batch_size": 2, "segment_length": (8, 1)},
+    "streaming_frames": {"batch_size": 2, "segment_length": 8},
+}
+NAMES = tuple(TINY)
+PLACE = "own-samples"
+
+
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a sample and makes its model tiny."""
+
+    def imported(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, OWN / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        for constant, value in TINY[name].items():
+            assert hasattr(module, constant)
+            monkeypatch.setattr(module, constant, value)
+        return module
+
+    return imported
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StepSpec, str], txl_runtime.Model]:
+    """Exports each sample once, without verification."""
+    folder, made = tmp_path_factory.mktemp(PLACE, numbered=False), dict[str, txl_runtime.Model]()
+
+    def exported(spec: StepSpec, name: str) -> txl_runtime.Model:
+        if name not in made:
+            torch.manual_seed(1)
+            txl_export.export(spec, folder / f"{name}.txl", verify=False, **OPTIONS[name])
+            made[name] = txl_runtime.load(folder / f"{name}.txl")
+        return made[name]
+
+    return exported
+
+
+@pytest.fixture
+def tiny(
+    sample: Callable[[str], ModuleType], bundles: Callable[[StepSpec, str], txl_runtime.Model]
+) -> Callable[[str], tuple[StepSpec, txl_runtime.Model]]:
+    def of(name: str) -> tuple[StepSpec, txl_runtime.Model]:
+        torch.manual_seed(7)
+        spec = sample(name).build(None)
+        return spec, bundles(spec, name)
+
+    return of
+
+
+def segments(spec: StepSpec, batch_size: int, lengths: list[int]) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(0)
+    found = []
+    for length in lengths:
+        inputs = {}
+        for entry in spec.inputs:
+            known = {"B": batch_size, "L": length + entry.lookahead}
+            shape = [known.get(size, size) for size in entry.shape]
+            inputs[entry.name] = (
+                random.integers(0, entry.tokens, shape) if entry.tokens else random.normal(size=shape)
+            ).astype(np.int32 if entry.tokens else np.float32)
+        found.append(inputs)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_trains_and_its_weights_are_read_again(name: str, sample: Callable[..., Any], tmp_path: Path) -> None:
+    module = sample(name)
+    trained = module.train(0.5)
+    torch.save(trained.state_dict(), tmp_path / "weights.pt")
+    read = module.build(str(tmp_path / "weights.pt")).module.state_dict()
+    assert all(torch.equal(read[key], value) for key, value in trained.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_streams_as_its_module_computes(name: str, tiny: Callable[..., Any]) -> None:
+    """Past full memory, with one sequence reset in between; the module itself begins that sequence anew."""
+    spec, model = tiny(name)
+    batch = model.batch_size
+    lengths = [8] * 4 + [1] * 3 + [8] * 4 if 1 in model.segment_lengths and 8 in model.segment_lengths else [8] * 9
+    stream = model.stream()
+    states = {
+        entry.name: torch.zeros(
+            [batch if size == "B" else size for size in entry.shape], dtype=getattr(torch, entry.dtype)
+        )
+        for entry in spec.states
+    }
+    for number, inputs in enumerate(segments(spec, batch, lengths)):
+        if number == 5:
+            stream.reset([0])
+            for entry in spec.states:
+                states[entry.name].select(entry.shape.index("B"), 0).zero_()
+        given = [
+            torch.from_numpy(values.astype(np.int64 if entry.tokens else np.float32))
+            for entry, values in zip(spec.inputs, inputs.values(), strict=True)
+        ]
+        valid = [torch.full((batch,), lengths[number], dtype=torch.int32)] if spec.lengths else []
+        with torch.no_grad():
+            results = [tensor.clone() for tensor in spec.module(*given, *states.values(), *valid)]
+        found = stream.run(inputs)
+        for entry, expected in zip(model.manifest.outputs, results, strict=False):
+            wanted = expected.log_softmax(-1) if entry.role == "logprobs" else expected
+            np.testing.assert_allclose(found[entry.name], wanted.numpy(), atol=1e-4)
+        states = dict(zip(states, results[len(found) :], strict=True))
+        for key, values in stream.state().items():
+            np.testing.assert_allclose(values, states[key].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_idle_sequence_of_a_sample_changes_no_bit_of_another(name: str, tiny: Callable[..., Any]) -> None:
+    spec, model = tiny(name)
+    assert model.manifest.streams == "independent"
+    batch, length = model.batch_size, max(model.segment_lengths)
+    together, alone = model.stream(), model.stream()
+    for number, inputs in enumerate(segments(spec, batch, [length] * 4)):
+        both = together.run(inputs)
+        lengths = np.zeros(batch, np.int32)
+        lengths[1] = length
+        other = alone.run(inputs, lengths)
+        assert all((both[key][1] == other[key][1]).all() for key in both), number
+    snapshot = {key: value.copy() for key, value in alone.state().items()}
+    assert all(not np.take(snapshot[entry.name], 0, axis=entry.shape.index("B")).any() for entry in spec.states), (
+        "the idle sequence is what it began as"
+    )
+
+
+GO_ON = """
+import sys, numpy, txl_runtime
+bundle, state, inputs, results = sys.argv[1:]
+stream = txl_runtime.load(bundle).stream()
+stream.restore(txl_runtime.StreamState.load(state))
+numpy.savez(results, **stream.run(dict(numpy.load(inputs))))
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_process_goes_on_from_a_snapshot_bit_for_bit(
+    name: str, tiny: Callable[..., Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    spec, model = tiny(name)
+    bundle = tmp_path_factory.getbasetemp() / PLACE / f"{name}.txl"
+    stream = model.stream()
+    *before, after = segments(spec, model.batch_size, [max(model.segment_lengths)] * 5)
+    for inputs in before:
+        stream.run(inputs)
+    stream.snapshot().save(tmp_path / "state.safetensors")
+    np.savez(tmp_path / "inputs.npz", **after)
+    files = [tmp_path / file for file in ("state.safetensors", "inputs.npz", "results.npz")]
+    subprocess.run([sys.executable, "-c", GO_ON, bundle, *files], check=True)
+    with np.load(tmp_path / "results.npz") as results:
+        for key, values in stream.run(after).items():
+            np.testing.assert_array_equal(results[key], values)
+
+
+def test_the_policy_needs_its_memory(sample: Callable[..., Any]) -> None:
+    """What the sample says of its corridors: the sign is seen at the door alone, and the expert is always right."""
+    module = sample("recurrent_policy")
+    corridors = module.Corridors(50, seed=0)
+    signs = []
+    for _ in range(40):
+        signs.append(np.where(corridors.place > 0, corridors.observe()[:, 0], 0))
+        left, won = corridors.act(corridors.right_action())
+        assert (left == won).all()
+    assert not np.any(signs)
+
+
+def test_the_changed_transformer_generates_and_takes_any_length(tiny: Callable[..., Any]) -> None:
+    _, model = tiny("changed_transformer_xl")
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 21))
+    whole, parts = model.stream(), model.stream()
+    expected = whole.feed(tokens, [21, 13])
+    found = [parts.feed(tokens[:, :5], [5, 5]), parts.feed(tokens[:, 5:], [16, 8])]
+    np.testing.assert_allclose(np.concatenate(found, 1)[0], expected[0], atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(found, 1)[1, :13], expected[1, :13], atol=1e-4)
+    assert whole.state()["fill"].tolist() == [21, 13]
+    assert len(list(whole.generate(tokens, 4, seed=0))) == 4
+
+
+def test_the_state_space_model_scores_one_by_one_as_in_segments(tiny: Callable[..., Any]) -> None:
+    _, model = tiny("selective_state")
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 27))
+    single = model.stream()
+    alone = np.concatenate([single.run({"tokens": tokens[:, t : t + 1]})["next"] for t in range(27)], 1)
+    np.testing.assert_allclose(model.stream().feed(tokens), alone, atol=1e-4)
+    assert model.stream().score(tokens).shape == (2, 26)
+
+
+def test_frames_are_cut_into_windows_with_what_lies_ahead(tiny: Callable[..., Any], sample: Callable[..., Any]) -> None:
+    _, model = tiny("streaming_frames")
+    frames, labels = sample("streaming_frames").simulate(2, 44, seed=5)
+    assert set(np.unique(labels)) == {0, 1, 2}
+    single = model.stream()
+    parts = [single.run({"frames": frames[:, first : first + 12]})["labels"] for first in range(0, 40, 8)]
+    np.testing.assert_array_equal(model.stream().feed({"frames": frames})["labels"], np.concatenate(parts, 1))
+    with pytest.raises(txl_runtime.UsageError, match="score"):
+        model.stream().score([[1, 2]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_lines_of_a_sample_are_commands(name: str) -> None:
+    lines = (OWN / f"{name}.py").read_text().split('"""')[1].replace("\\\n", " ").splitlines()
+    commands = [line.split() for line in lines if line.startswith("    ")]
+    assert [words[0] for words in commands] == ["python", "txl-deploy", commands[2][0]]
+    assert commands[0][:3] == ["python", f"samples/own/{name}.py", "--train"]
+    weights = commands[0][3]
+    assert commands[1][1:5] == ["export", f"samples/own/{name}.py:build", "--weights", weights]
+
+
+FULL: dict[str, str] = {
+    "recurrent_policy": "--batch-size 8",
+    "changed_transformer_xl": "--vocabulary bytes.json",
+    "selective_state": "--vocabulary bytes.json --segment-length 32 --segment-length 1",
+    "streaming_frames": "--segment-length 8 --batch-size 4",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_of_full_size_is_trained_exported_and_proven(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, str(OWN / f"{name}.py")]
+    subprocess.run([*command, "--train", "weights.pt"], check=True, timeout=240)
+    for precision in ("fp32", "fp16"):
+        source = [f"{OWN / name}.py:build", "--weights", "weights.pt", "-o", "model.txl", "--force"]
+        result = cli("export", *source, *FULL[name].split(), "--precision", precision, "--json")
+        assert result.returncode == 0, result.stderr
+        gates = {gate["name"]: gate["verdict"] for gate in json.loads(result.stdout)["parity"]["gates"]}
+        assert set(gates.values()) <= {"passed", "not judged"}, gates
+        assert cli("selftest", "model.txl").returncode == 0
+    if "bytes.json" in FULL[name]:
+        assert cli("generate", "model.txl", "--prompt", "def ", "--max-new-tokens", 20, "--seed", 1).stdout
+    else:
+        told = subprocess.run([*command, "--run", "model.txl"], capture_output=True, text=True, check=True)
+        shares = [int(share) for share in re.findall(r"(\d+)%", told.stdout)]
+        assert shares[0] > 90 > 70 > shares[-1], told.stdout
