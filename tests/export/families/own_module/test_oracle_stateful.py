@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from oracle_stateful import BUILDS, FOLDER, Case, errors, run_module
+import txl_runtime
+from oracle_stateful import BUILDS, FOLDER, GROWTH, Case, errors, export_case, run_bundle, run_module
 from txl_export.families.own_module.sizes import fresh_states
 
+LIMIT = 1e-4
 EXACT = 1e-6  # some packages compute parts in float32 whatever the dtype; then their numbers are good to this
 CASES = sorted(BUILDS)
 
@@ -45,3 +49,36 @@ def test_a_forgotten_reset_shows_in_outputs_and_states(name: str) -> None:
         assert any(
             ours[name].shape != exact[name].shape or abs(ours[name] - exact[name]).max() > 1e-3 for name in exact
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_bundle_carries_outputs_and_every_state_through_all_segments(name: str, tmp_path: Path) -> None:
+    case = Case(name)
+    made = export_case(case, tmp_path / "bundle.txl", growth=GROWTH.get(name, "auto"))
+    found = run_bundle(case, made.path)
+    outputs, states = errors(found, case)
+    assert outputs <= LIMIT
+    assert states <= LIMIT
+    assert len(found) == (4 if name == "rw01_rwkv" else len(case.resets))
+
+
+@pytest.mark.slow
+def test_a_package_that_mixes_its_sequences_runs_in_lockstep(tmp_path: Path) -> None:
+    made = export_case(Case("rw01_rwkv"), tmp_path / "bundle.txl")
+    assert made.manifest.streams == "lockstep"
+    with pytest.raises(txl_runtime.TxlError, match="lockstep"):
+        txl_runtime.load(made.path, "cpu").stream().reset([1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gd01_policy_step", "ma01_mamba", "rp01_lstm_policy"])
+def test_a_forgotten_reset_of_one_sequence_shows_in_the_bundle(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(name)
+    made = export_case(case, tmp_path / "bundle.txl")
+    monkeypatch.setattr(txl_runtime.Stream, "reset", lambda stream, rows=None: None)
+    outputs, states = errors(run_bundle(case, made.path), case)
+    assert outputs > LIMIT
+    assert states > LIMIT

@@ -1,0 +1,53 @@
+"""How far bundles of other packages' models with state are from the packages: docs/measurements/own_models.md.
+
+python benchmarks/stateful_errors.py [CASE…]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from oracle_stateful import BUILDS, GROWTH, Case, errors, export_case, run_bundle
+from txl_engines import build_bundle
+from txl_runtime.errors import TxlError
+
+GPU = 86
+
+
+def main(names: list[str]) -> None:
+    """Export and run each case, build its engines, and print a line."""
+    print("| case | the package's model | sequences | programs | outputs | states | TensorRT-RTX |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names or sorted(BUILDS):
+        with tempfile.TemporaryDirectory() as folder:
+            print(_line(Case(name), Path(folder)), flush=True)
+
+
+def _line(case: Case, folder: Path) -> str:
+    made = export_case(case, folder / "bundle.txl", growth=GROWTH.get(case.name, "auto"))
+    manifest = made.manifest
+    outputs, states = errors(run_bundle(case, made.path), case)
+    carried = f"{states:.1e}" if manifest.states else "none"
+    package = f"{case.facts['implementation']['package'].split('@')[0]}, {case.facts['family']}"
+    open_rows = any("rows" in spec.shape for program in manifest.programs for spec in program.inputs)
+    programs = f"{len(manifest.programs)}{', rows open' if open_rows else ''}"
+    engines = _engines(case, export_case(case, folder / "stages.txl", growth="stages") if open_rows else made)
+    row = (case.name, package, manifest.streams, programs, f"{outputs:.1e}", carried, engines)
+    return f"| {' | '.join(row)} |"
+
+
+def _engines(case: Case, made: Any) -> str:
+    """How many engines there are, or why there are none."""
+    try:
+        return f"{len(build_bundle(made.path, 'rtx', gpus=(GPU,)).engines)} built"
+    except TxlError as error:
+        return f"refused: {error}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
