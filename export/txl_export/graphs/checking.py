@@ -26,7 +26,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
         model = onnx.load(str(path), load_external_data=False)
-        model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        typed = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise TxlError(f"{path.name}: {' '.join(str(error).split())}; expected a valid graph; report this") from None
     versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -35,7 +35,7 @@ def check_graph(path: Path, program: Program, opset: int) -> None:
     inputs, outputs = ([_binding(value) for value in side] for side in (model.graph.input, model.graph.output))
     open_size = "segment" if program.update == "ring" else None
     check_bindings(path.name, inputs, outputs, program, "report this", order=True, open_size=open_size)
-    wide = [] if program.kind == "step" else _wide_indices(model.graph)  # own modules compute indices themselves
+    wide = [] if program.kind == "step" else _wide_indices(typed.graph)  # own modules compute indices themselves
     if wide:
         raise TxlError(f"{path.name}: {', '.join(wide)} gather by other indices than int32; report this")
     stray = {

@@ -12,7 +12,9 @@ from typing import Literal
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from txl_export.graphs.settling import infer_shapes
 
 HalfPrecision = Literal["fp16", "bf16"]
 HALF: dict[HalfPrecision, tuple[ir.DataType, torch.dtype]] = {
@@ -67,7 +69,7 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
                 halving.convert(node)
     halving.finish()
     RemoveUnusedNodesPass()(model)
-    ShapeInferencePass(check_type=True, strict_mode=True, data_prop=False)(model)
+    infer_shapes(model)
 
 
 class _Halving:

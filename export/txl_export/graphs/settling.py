@@ -18,7 +18,7 @@ from onnx_ir.passes.common import (
 )
 from txl_runtime.bundle.tables import TensorSpec
 
-from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices
+from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 
 OPSET = 18
 _KINDS = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.DataType.BOOL}
@@ -57,11 +57,20 @@ def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Se
     RemoveUnusedOpsetsPass()(model)
     forget_origins(model)
     _complete(graph, opened=any(isinstance(size, str) for spec in inputs for size in spec.shape))
-    for values in (False, True):  # ONNX stumbles where it follows the values of tables of more than one axis
-        ShapeInferencePass(check_type=True, strict_mode=True, data_prop=values)(model)
+    infer_shapes(model)
     unknown = [str(value.name) for node in graph for value in node.outputs if value.name and value.dtype is None]
     if unknown:
         raise UnsettledError(f"the type of {unknown[0]} cannot be told")
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Fill in types and shapes of the values inside; inputs and outputs keep what they say, such as an open size."""
+    kept = [(value, value.shape) for value in (*model.graph.inputs, *model.graph.outputs)]
+    with quiet():
+        for values in (False, True):  # ONNX stumbles where it follows the values of tables of more than one axis
+            ShapeInferencePass(check_type=True, strict_mode=True, data_prop=values)(model)
+    for value, shape in kept:
+        value.shape = shape
 
 
 def _check_operators(graph: ir.Graph) -> None:

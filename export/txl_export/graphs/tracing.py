@@ -158,15 +158,16 @@ def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without the exporter's warnings: of packages that it does not need, and of deprecations in its own code."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnx_ir"))}
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in loggers.items():
+            logger.setLevel(level)
 
 
 def int32_indices(graph: ir.Graph) -> None:
