@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -78,3 +79,7 @@ def _distribution(limits: Rung, chains: Sequence[StepChain], real: bool) -> Iter
     if limits.top1 is not None:
         differing = (decided - agreeing) / decided if decided else None
         yield _gate("top-1 differing", differing, 1 - limits.top1, real)
+    targets = sum(chain.targets for chain in chains)
+    if targets:
+        apart = sum(chain.ours - chain.theirs for chain in chains) / targets
+        yield _gate("perplexity (relative)", abs(math.expm1(apart)), limits.perplexity, real)

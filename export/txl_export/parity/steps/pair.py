@@ -79,6 +79,7 @@ class SideBySide:
         found = self.stream.run(given, lengths=counts, commit=commit)
         for output in self._manifest.outputs:
             self._compare(output, expected, found.get(output.name), counts, length)
+        self._score(inputs, expected, found, counts)
         self.chain.segments += 1
         self.chain.positions += int(counts.sum())
         self.chain.rows.append(int(counts.sum()))
@@ -188,6 +189,25 @@ class SideBySide:
                 self._distributions.compare(theirs.reshape(-1, theirs.shape[-1]), ours.reshape(-1, ours.shape[-1]))
         theirs, ours = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
         errors.add(theirs, ours)
+
+    def _score(
+        self,
+        inputs: dict[str, Array],
+        expected: list[tuple[Indices, dict[str, Array]]],
+        found: dict[str, Array],
+        counts: Ids,
+    ) -> None:
+        """The likelihood of each token that follows one in this segment, on both sides."""
+        tokens, logprobs = self._manifest.tokens, self._manifest.logprobs
+        if tokens is None or logprobs is None or (tokens.shape, logprobs.shape[:-1]) != (("B", "L"), ("B", "L")):
+            return
+        for rows, returned in expected:
+            for index, row in enumerate(rows.tolist()):
+                targets = inputs[tokens.name][row, 1 : counts[row]]
+                places = np.arange(len(targets)), targets
+                self.chain.theirs -= float(returned[logprobs.name][index][places].sum())
+                self.chain.ours -= float(found[logprobs.name][row][places].astype(np.float64).sum())
+                self.chain.targets += len(targets)
 
 
 def _full_after(changed: list[int]) -> int:

@@ -95,12 +95,17 @@ class StepChain(Chain):
     Attributes:
         outputs, states: how far each was from the reference.
         every: states were compared after every segment, or after every so many and the last.
+        targets: tokens that followed one in the same segment, where the model reads nothing but tokens.
+        theirs, ours: the negative log-likelihood of those by the reference and by the bundle, in nats.
         filling: states that were not full when the chain ended, or had not been for as long again.
     """
 
     outputs: dict[str, TensorErrors] = field(default_factory=dict)
     states: dict[str, TensorErrors] = field(default_factory=dict)
     every: int = 1
+    targets: int = 0
+    theirs: float = 0.0
+    ours: float = 0.0
     filling: tuple[str, ...] = ()
 
     def drifts(self) -> Iterator[tuple[str, tuple[float, float] | None]]:

@@ -1,0 +1,143 @@
+"""Verification of bundles with graphs written by hand, against the same in NumPy: counts, growth, log-probabilities."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from step_models import MODELS, ROWS, VOCABULARY
+from txl_export.parity.report import Parity
+from txl_export.parity.steps.judging import STATES
+from txl_export.parity.steps.vectors import selftest_vectors
+from txl_export.parity.steps.verification import verify_model
+from txl_runtime import load
+from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.model import Model
+from txl_runtime.selftest import run_selftest
+
+
+class Counting:
+    """`step_models.counting` in float64."""
+
+    described, small = "computed in float64", True
+
+    def fresh(self, count: int) -> dict[str, Any]:
+        return {"seen": np.tile(np.linspace(0, 1, VOCABULARY), (count, 1))}
+
+    def step(self, inputs: Any, states: Any, valid: Any) -> Any:
+        tokens = inputs["tokens"]
+        counted = np.arange(tokens.shape[1]) < np.asarray(valid)[:, None]
+        hot = np.eye(VOCABULARY)[tokens] * counted[..., None]
+        scores = states["seen"][:, None] + hot.cumsum(1)
+        logprobs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+        return {"logits": logprobs}, {"seen": states["seen"] + hot.sum(1)}
+
+    def in_single(self) -> None:
+        return None
+
+
+class Growing:
+    """`step_models.growing` in float64."""
+
+    described, small = "computed in float64", True
+
+    def __init__(self) -> None:
+        draws = np.random.default_rng(0)
+        self.table, self.mix = (draws.normal(size=size).astype(np.float32) for size in ((VOCABULARY, 4), (4, 3)))
+
+    def fresh(self, count: int) -> dict[str, Any]:
+        return {"clock": np.full(1, 3, np.int32), "rows": np.zeros((count, 0, 4)), "summary": None}
+
+    def step(self, inputs: Any, states: Any, valid: Any) -> Any:
+        words = self.table.astype(np.float64)[inputs["tokens"]]
+        every = np.concatenate([states["rows"], words], axis=1)
+        mean = every.mean(1, keepdims=True)
+        mixed = mean[:, 0] @ self.mix.astype(np.float64)
+        summary = np.stack([mixed, -mixed])
+        if states["summary"] is not None:
+            words = words + states["summary"].sum((0, 2))[:, None, None]
+            summary = summary + states["summary"] * 0.5
+        after = {"clock": states["clock"] + np.int32(1), "rows": every[:, -ROWS:], "summary": summary}
+        return {"mean": words + mean}, after
+
+    def in_single(self) -> None:
+        return None
+
+
+REFERENCES = {"counting": Counting, "growing": Growing}
+
+
+@pytest.fixture(params=REFERENCES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def bundle(name: str, tmp_path: Path) -> Path:
+    return MODELS[name]().write(tmp_path / f"{name}.txl")
+
+
+def verified(bundle: Path, name: str, **options: Any) -> Parity:
+    return verify_model(partial(load, bundle, "cpu"), REFERENCES[name](), "the test", segments=24, **options)
+
+
+def failing(parity: Parity) -> set[str]:
+    return {gate.name for gate in parity.gates if gate.passed is False}
+
+
+def test_growing_counted_and_absent_states_pass(bundle, name):
+    parity = verified(bundle, name)
+    parity.require()
+    longest = parity.chains[0]
+    assert longest.full_from == (3 if name == "growing" else longest.full_from)
+    names = {gate.name for gate in parity.gates}
+    assert ("independent sequences (bits)" in names) == (name == "counting")
+    assert ("whole numbers differing" in names) == (name == "growing")
+
+
+def test_their_vectors_are_replayed_with_all_sequences_where_they_run_in_lockstep(bundle, name):
+    model = load(bundle, "cpu")
+    vectors = selftest_vectors(model.manifest, REFERENCES[name]())
+    replaying = Model.__new__(Model)
+    replaying.__dict__ = dict(model.__dict__)
+    replaying.bundle = type("Bundle", (), {"manifest": model.manifest, "selftest": lambda _: vectors, "path": bundle})()
+    result = run_selftest(replaying)
+    result.require()
+    assert result.streams == ((3,) if name == "growing" else (1, 2, 3))
+    assert max(result.reached) < 1e-6
+
+
+def test_each_stage_of_growth_has_its_faults_found(tmp_path):
+    path = MODELS["growing"]().write(tmp_path / "growing.txl")
+    graph = onnx.load(path / "step-2.1.onnx")
+    for tensor in graph.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.shape == () and values.dtype == np.float32:
+            tensor.CopyFrom(numpy_helper.from_array(np.float32(0.51), tensor.name))
+    (path / "step-2.1.onnx").write_bytes(graph.SerializeToString())
+    accept(path, "step-2.1.onnx")
+    assert failing(verified(path, "growing")) >= {STATES}
+
+
+def accept(path: Path, name: str) -> None:
+    """Let the manifest say what a file is now."""
+    import json
+
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    manifest["files"][name] = {"size": (path / name).stat().st_size, "sha256": file_sha256(path / name)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_with_real_tokens_distribution_and_perplexity_are_judged(tmp_path):
+    path = MODELS["counting"]().write(tmp_path / "counting.txl")
+    samples = {"tokens": np.random.default_rng(0).integers(0, VOCABULARY, (1, 300)).astype(np.int32)}
+    judged = {gate.name: gate for gate in verified(path, "counting", samples=samples).gates}
+    random = {gate.name: gate for gate in verified(path, "counting").gates}
+    for gate in ("KL mean", "perplexity (relative)"):
+        assert judged[gate].verdict == "passed"
+        assert random[gate].verdict == "not judged"
