@@ -16,10 +16,11 @@ from onnx.external_data_helper import uses_external_data
 from support import cli, random_state, save_checkpoint, small_config
 from txl_export.checkpoints import read_checkpoint
 from txl_export.families.transformer_xl.settings import resolve
+from txl_export.families.transformer_xl.tables import expected_states
 from txl_export.families.transformer_xl.weights import check_weights, model_id
 from txl_export.graphs.checking import check_graph
 from txl_export.options import ExportOptions
-from txl_runtime.bundle.format1 import ModelConfig, expected_states
+from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.reading import WEIGHTS, open_bundle
 from txl_runtime.errors import TxlError
 

@@ -169,10 +169,10 @@ def test_a_tracer_that_dies_or_takes_too_long_is_an_error_in_one_line(monkeypatc
     given = (torch.ones(2, 16), torch.zeros(2, 16))
 
     def dies(*_):
-        os.kill(os.getpid(), signal.SIGFPE)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(tracer_worker, "_child", dies)
-    with pytest.raises(tracer_worker.TracerError, match="the tracer's process died of SIGFPE"):
+    with pytest.raises(tracer_worker.TracerError, match="the tracer's process died of SIGKILL"):
         tracer_worker.trace(Cell(), given, *names, 18)
     monkeypatch.setattr(tracer_worker, "_child", lambda *_: signal.pause())
     with pytest.raises(tracer_worker.TracerError, match="the tracer took longer than 0 seconds"):
@@ -184,7 +184,7 @@ def test_when_all_routes_fail_the_most_telling_reason_is_given(monkeypatch):
         raise tracer_worker.TracerError("the tracer's process died of SIGFPE")
 
     monkeypatch.setitem(capturing._ROUTES, "export", died)
-    with pytest.raises(UsageError, match=r"tried export\): the tracer's process died of SIGFPE"):
+    with pytest.raises(UsageError, match=r"tried export\): the tracer's process died of SIGKILL"):
         captured(Cell(), ("export",))
 
 
