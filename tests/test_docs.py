@@ -110,8 +110,13 @@ def test_the_snippets_for_embedders_run(
     names: dict[str, Any] = {}
     for block in python_blocks("README.md"):
         exec(block, names)
+        if block.startswith("# policy.py"):
+            (tmp_path / "policy.py").write_text(block)
+            torch.save(names["Policy"]().state_dict(), "policy.pt")
+            txl_export.export("policy.py:build", "policy.txl", weights="policy.pt", batch_size=16, verify=False)
     assert sys.stdout.buffer.getvalue()
     assert names["logprobs"].shape == (1, 2, 256)
+    assert names["action"].shape == (16, 3)
     names |= {"np": np, "logging": logging}
     log = logging.getLogger("txl_runtime")
     handlers, level = list(log.handlers), log.level

@@ -25,11 +25,11 @@ STATE_DTYPES: dict[str, Floating] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
-    """One graph input or output; "rows" in a shape is any number of them."""
+    """One graph input or output; "rows" in a shape is any number of them. A state may come back without any rows."""
 
     name: str
     dtype: DType
-    shape: tuple[Count | Literal["rows"], ...]
+    shape: tuple[Index | Literal["rows"], ...]
 
     @property
     def fixed(self) -> tuple[int, ...]:
