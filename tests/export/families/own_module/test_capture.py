@@ -184,7 +184,7 @@ def test_when_all_routes_fail_the_most_telling_reason_is_given(monkeypatch):
         raise tracer_worker.TracerError("the tracer's process died of SIGFPE")
 
     monkeypatch.setitem(capturing._ROUTES, "export", died)
-    with pytest.raises(UsageError, match=r"tried export\): the tracer's process died of SIGKILL"):
+    with pytest.raises(UsageError, match=r"tried export\): the tracer's process died of SIGFPE"):
         captured(Cell(), ("export",))
 
 
