@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from stand_ins.step_stream import AXES, ArrayModel, ArrayStream, B, NumpyReference
 from txl_export.parity.report import Parity, ParityError
-from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits
+from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits, differing_values
 from txl_export.parity.steps.chains import SEGMENTS, Planned, Trial, live_sequences, planned, run_chain
 from txl_export.parity.steps.judging import OUTPUTS, STATES
-from txl_export.parity.steps.results import StepChain, TensorErrors
+from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
 from txl_export.parity.steps.verification import verify_model
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.memory import RowState
@@ -444,7 +444,7 @@ def test_too_coarse_an_arithmetic_fails_by_the_deviation():
 
 def errors(expected: list[float], found: list[float]) -> TensorErrors:
     result = TensorErrors()
-    result.add(np.array(expected), np.array(found, np.float32))
+    result.add((np.array(expected), np.array(found, np.float32)))
     return result
 
 
@@ -452,7 +452,7 @@ def test_errors_are_relative_to_the_largest_value_so_far_from_one_on():
     small, large = errors([0.1, 0.2], [0.1, 0.3]), errors([10, -100], [10, -101])
     assert small.largest == pytest.approx(0.1, rel=1e-6)
     assert large.largest == pytest.approx(0.01, rel=1e-6)
-    large.add(np.array([1.0]), np.array([2.0]))
+    large.add((np.array([1.0]), np.array([2.0])))
     assert large.most == pytest.approx([0.01, 0.01])
     assert large.mean == pytest.approx([0.005, 0.01])
 
@@ -477,15 +477,45 @@ def test_another_shape_is_infinitely_far():
     assert found.largest == math.inf
 
 
+def test_many_values_are_compared_some_at_a_time_and_as_one():
+    draws = np.random.default_rng(0)
+    expected = draws.standard_normal((3, PIECE // 2))
+    found = expected + 1e-3
+    found[2, 7] += 1
+    whole, parts = TensorErrors(), TensorErrors()
+    whole.add((expected, found))
+    parts.add(*zip(expected, found, strict=True))
+    for attribute in ("largest", "deviation", "scale"):
+        assert getattr(whole, attribute) == pytest.approx(getattr(parts, attribute), rel=1e-12)
+    assert whole.mean == pytest.approx(parts.mean, rel=1e-12)
+    assert whole.largest == pytest.approx(1.001 / np.abs(expected).max())
+
+
 def test_the_deviation_is_relative_to_the_spread_of_the_values():
     draws = np.random.default_rng(0)
     values = draws.normal(5, 2, 10_000)
     found = TensorErrors()
     for part in np.split(values, 10):
-        found.add(part, part + 0.02)
+        found.add((part, part + 0.02))
     assert found.deviation == pytest.approx(0.01, rel=0.02)
     assert errors([3, 3], [3.03, 3.03]).deviation == pytest.approx(0.01, rel=1e-3), "all alike: of their size"
     assert errors([0, 0], [0, 0]).deviation == 0
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "differing"),
+    [
+        (np.zeros((2, 0)), np.zeros((2, 0)), 0),
+        (np.zeros(3, np.float32), np.array([0, -0.0, 1], np.float32), 2),
+        (np.full(2, np.nan), np.full(2, np.nan), 0),
+        (np.zeros(3, np.float32), np.zeros(3), 3),
+        (np.zeros((0, 2)), np.zeros((1, 2)), 2),
+        (np.array(7, np.int32), np.array(8, np.int32), 1),
+    ],
+    ids=["no rows", "a sign and a value", "NaN", "dtype", "shape", "a scalar"],
+)
+def test_bits_are_compared_and_not_values(expected, found, differing):
+    assert differing_values(expected, found) == differing
 
 
 # ---- how much is run

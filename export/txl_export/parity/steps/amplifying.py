@@ -53,7 +53,7 @@ class OwnRounding:
     def _compare(self, name: str, exact: Array, rounded: Array) -> None:
         if np.issubdtype(exact.dtype, np.floating):
             errors = self._errors.setdefault(name, TensorErrors())
-            errors.add(exact, rounded)
+            errors.add((exact, rounded))
             self.largest = max(self.largest, errors.most[-1])
 
 

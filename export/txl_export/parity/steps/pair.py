@@ -12,7 +12,7 @@ from txl_runtime.bundle.tables import Output
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Ids
 
-from txl_export.parity.comparing import Distributions
+from txl_export.parity.distributions import Distributions
 from txl_export.parity.steps.bits import IDLE, KEPT, Bits, state_rows
 from txl_export.parity.steps.inputs import poisoned
 from txl_export.parity.steps.results import StepChain, TensorErrors
@@ -108,7 +108,7 @@ class SideBySide:
             values, errors = given.get(name), self.chain.states[name]
             if expected is None:
                 expected = values = np.zeros(0) if values is None or not values.size else values
-            errors.add(expected, np.zeros(0) if values is None else values)
+            errors.add((expected, np.zeros(0) if values is None else values))
             fresh = self._fresh[name]
             same = fresh is not None and fresh.shape == expected.shape
             self._changed[name].append(int((expected != fresh).sum()) if same else expected.size)
@@ -171,10 +171,10 @@ class SideBySide:
         """One output of the sequences that ran, in the rows that count."""
         errors = self.chain.outputs[output.name]
         if not expected:
-            errors.add(np.zeros(0), np.zeros(0))
+            errors.add()
             return
         if found is None or found.shape != output.sizes(self.count, length):
-            errors.add(np.zeros(1), np.zeros(0))
+            errors.add((np.zeros(1), np.zeros(0)))
             return
         pairs = []
         for rows, returned in expected:
@@ -187,8 +187,7 @@ class SideBySide:
         if output.role == "logprobs" and self._distributions is not None:
             for theirs, ours in pairs:
                 self._distributions.compare(theirs.reshape(-1, theirs.shape[-1]), ours.reshape(-1, ours.shape[-1]))
-        theirs, ours = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
-        errors.add(theirs, ours)
+        errors.add(*pairs)
 
     def _score(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,9 @@ from txl_runtime.ladder import MASK
 from txl_runtime.types import Array
 
 from txl_export.parity.report import Chain
+
+PIECE = 1_000_000
+"""Values compared at a time: a vocabulary can be large."""
 
 
 @dataclass
@@ -38,17 +41,18 @@ class TensorErrors:
     _sum: float = 0.0
     _sum_of_squares: float = 0.0
 
-    def add(self, expected: Array, found: Array) -> None:
-        """Compare one segment's values."""
-        if expected.shape != found.shape:
+    def add(self, *pairs: tuple[Array, Array]) -> None:
+        """Compare one segment's values: pairs of expected and found ones."""
+        wrong = sum(expected.shape != found.shape for expected, found in pairs)
+        if wrong:
             self.shapes += 1
             self._note(math.inf, math.inf)
         elif self.exact:
-            differing = int((expected != found).sum())
+            differing = sum(int((expected != found).sum()) for expected, found in pairs)
             self.largest += differing
-            self._note(differing / max(expected.size, 1), float(differing))
+            self._note(differing / max(sum(expected.size for expected, _ in pairs), 1), float(differing))
         else:
-            self._add_floats(expected.astype(np.float64), found)
+            self._add_floats(pairs)
 
     @property
     def deviation(self) -> float:
@@ -67,25 +71,39 @@ class TensorErrors:
         """For the report, as plain JSON."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-    def _add_floats(self, expected: Array, found: Array) -> None:
-        sizes = np.abs(expected)
-        self.scale = max(self.scale, float(sizes[sizes < MASK].max(initial=0)))
-        values = np.where(sizes < MASK, expected, 0)
-        with np.errstate(all="ignore"):  # NaN and infinities are judged below
-            difference = np.where(expected == found, 0, np.abs(found - expected) / np.maximum(sizes, self.scale))
-            squared = float(np.square(difference).sum()) * self.scale**2
-            mean, largest = float(difference.mean()) if difference.size else 0.0, float(difference.max(initial=0))
-        self._squared += math.inf if math.isnan(squared) else squared
-        self._sum += float(values.sum())
-        self._sum_of_squares += float(np.square(values).sum())
-        self._values += values.size
-        self._note(*(math.inf if math.isnan(value) else value for value in (mean, largest)))
+    def _add_floats(self, pairs: Sequence[tuple[Array, Array]]) -> None:
+        for expected, _ in pairs:
+            sizes = np.abs(expected)
+            self.scale = max(self.scale, float(sizes.max(initial=0, where=sizes < MASK)))
+        total, largest, count = 0.0, 0.0, 0
+        for expected, found in _pieces(pairs):
+            exact = expected.astype(np.float64)
+            sizes = np.abs(exact)
+            values = np.where(sizes < MASK, exact, 0)
+            with np.errstate(all="ignore"):  # NaN and infinities are judged below
+                apart = np.where(exact == found, 0, np.abs(found - exact) / np.maximum(sizes, self.scale))
+                some = [float(apart.sum()), float(np.square(apart).sum()) * self.scale**2, float(apart.max())]
+            summed, squared, most = (math.inf if math.isnan(value) else value for value in some)
+            total, largest, count = total + summed, max(largest, most), count + exact.size
+            self._squared += squared
+            self._sum += float(values.sum())
+            self._sum_of_squares += float(np.square(values).sum())
+        self._values += count
+        self._note(total / max(count, 1), largest)
 
     def _note(self, mean: float, largest: float) -> None:
         self.mean.append(mean)
         self.most.append(largest)
         if not self.exact:
             self.largest = max(self.largest, largest)
+
+
+def _pieces(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array]]:
+    """The values of all pairs, some at a time."""
+    for expected, found in pairs:
+        one, other = expected.ravel(), found.ravel()
+        for first in range(0, one.size, PIECE):
+            yield one[first : first + PIECE], other[first : first + PIECE]
 
 
 @dataclass
