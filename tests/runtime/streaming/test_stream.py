@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_state, small_config
 from txl_export.checkpoints.txl import TxlConfig
+from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.parity.oracle import ReferenceStreams
 from txl_runtime import Model, Stream, StreamState, TxlError, UsageError, load
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 

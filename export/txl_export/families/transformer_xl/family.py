@@ -28,14 +28,14 @@ from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.folding import HALF, fold, unfold
+from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
+from txl_export.families.transformer_xl.parity.verification import openers, verify_models
 from txl_export.families.transformer_xl.settings import memory_form, resolve
 from txl_export.families.transformer_xl.weights import Weights, check_weights, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
 from txl_export.options import ExportOptions
 from txl_export.parity.report import Parity
-from txl_export.parity.vectors import selftest_vectors
-from txl_export.parity.verification import openers, verify_models
 from txl_export.token_files import read_tokens
 
 Checkpoint = str | PathLike[str] | Mapping[str, Tensor]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support import cli
 from txl_export.families.transformer_xl.building import reference_for
-from txl_export.parity.bisecting import bisect_against_reference, bisect_engine, compare
 from txl_export.families.transformer_xl.family import weights_of_bundle
+from txl_export.families.transformer_xl.parity.bisecting import bisect_against_reference, bisect_engine, compare
 from txl_export.verifying import bisect
 from txl_runtime import BackendError
 from txl_runtime.bundle.encoding import file_sha256
@@ -101,7 +101,7 @@ def open_header(path: Path) -> list[str]:
 
 
 def test_what_an_engine_needs_is_named(make_bundle, monkeypatch):
-    monkeypatch.setattr("txl_export.parity.bisecting.find_spec", lambda name: None)
+    monkeypatch.setattr("txl_export.families.transformer_xl.parity.bisecting.find_spec", lambda name: None)
     with pytest.raises(BackendError, match=r"polygraphy is not installed.*txl-deploy\[debug\]"):
         bisect_engine(open_bundle(make_bundle(config={"n_layer": 3})), "rtx")
 

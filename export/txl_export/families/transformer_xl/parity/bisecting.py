@@ -1,0 +1,198 @@
+"""Where do two sides first differ, layer by layer? A bundle's graph from the reference, or an engine from the graph.
+
+ONNX Runtime runs the graph. Polygraphy makes the engine, of the graph with its layers' results marked. So the engine
+that is looked into is not quite the one that was built: a marked result has to be kept, and attention may be fused in
+another way. A wrong kernel shows all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import Program
+from txl_runtime.errors import BackendError, one_line
+from txl_runtime.host.memory import open_memory
+from txl_runtime.ladder import BISECT
+from txl_runtime.streaming.memory import initial_values, open_counters
+from txl_runtime.types import Array
+
+from txl_export.families.transformer_xl.points import mark, segment_of, traced
+from txl_export.families.transformer_xl.reference import Reference
+
+SEGMENTS = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """A point of the residual stream: its name, the largest relative difference, and how large values are there."""
+
+    name: str
+    difference: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """All points in order, and the first that differs by more than rounding.
+
+    Attributes:
+        found, reference: what was compared with what.
+        limit: of rounding.
+        places: from the first layer to the last.
+    """
+
+    found: str
+    reference: str
+    limit: float
+    places: tuple[Place, ...]
+
+    @property
+    def first(self) -> str | None:
+        """The first point beyond the limit; None when all agree."""
+        return next((place.name for place in self.places if not place.difference <= self.limit), None)
+
+    def document(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"first": self.first}
+
+
+def bisect_against_reference(bundle: Bundle, reference: Reference) -> Bisection:
+    """Run some segments through one of the bundle's graphs and through the reference, from empty memory on.
+
+    Raises:
+        BackendError: ONNX Runtime cannot run the bundle's precision.
+        BundleError: the graph has no layer norms where they are looked for.
+    """
+    program, manifest = segment_of(bundle), bundle.manifest
+    session, names = _session(bundle, program)
+    draws = np.random.default_rng(0)
+    memory, feeds = reference.initial_memory(manifest.batch_size), _first_feeds(bundle, program)
+    places = tuple(Place(point, 0.0, 0.0) for point in names)
+    for _ in range(SEGMENTS):
+        tokens = draws.integers(0, manifest.config.vocab_size, program.inputs[0].fixed).astype(np.int32)
+        wanted = [*names.values(), *(spec.name for spec in program.outputs[1:])]
+        results = dict(zip(wanted, session.run(wanted, {**feeds, "tokens": tokens}), strict=True))
+        expected, memory = traced(reference, torch.from_numpy(tokens.astype(np.int64)), memory)
+        found = {point: np.reshape(results[name], expected[point].shape) for point, name in names.items()}
+        places = tuple(map(_worse, places, compare(found, expected)))
+        if not _carry(bundle, program, feeds, results):
+            break
+    limit = BISECT[manifest.precision]
+    return Bisection(f"ONNX Runtime, {program.name}", f"the reference in {reference.dtype}", limit, places)
+
+
+def bisect_engine(bundle: Bundle, target: str) -> Bisection:
+    """Build an engine, run it and ONNX Runtime on the same segment, and compare.
+
+    Raises:
+        BackendError: Polygraphy or the library is not installed, or it cannot build or run.
+    """
+    module = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}[target]
+    for name, extra in (("polygraphy", "debug"), (module, target)):
+        if find_spec(name) is None:
+            raise BackendError(f"{name} is not installed, verify --bisect needs it; pip install 'txl-deploy[{extra}]'")
+    if target == "rtx":
+        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # read when it is imported
+    program = segment_of(bundle)
+    data, names = mark(bundle, program)
+    draws = np.random.default_rng(0)
+    shape = program.inputs[0].fixed
+    tokens = draws.integers(0, bundle.manifest.config.vocab_size, shape).astype(np.int32)
+    feeds = {**_first_feeds(bundle, program), "tokens": tokens}
+    try:
+        theirs, ours = _run_both(bundle, data, feeds, target)
+    except Exception as error:  # Polygraphy raises its own kind, TensorRT none
+        raise BackendError(
+            f"{program.name}: Polygraphy with {module} failed: {one_line(error)}; see docs/engines.md"
+        ) from None
+    places = compare(*({point: side[name] for point, name in names.items()} for side in (ours, theirs)))
+    return Bisection(f"{module}, {program.name}", "ONNX Runtime on the CPU", BISECT[bundle.manifest.precision], places)
+
+
+def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Place, ...]:
+    """What two sides have at every point, in the order of `found`, first layer first."""
+    places = []
+    for point, array in found.items():
+        ours, theirs = np.asarray(array, np.float64), np.asarray(expected[point], np.float64)
+        scale = max(1.0, float(np.abs(theirs).max()))
+        difference = float(np.nan_to_num(np.abs(ours - theirs), nan=np.inf).max()) / scale
+        places.append(Place(point, difference, scale))
+    return tuple(places)
+
+
+def _worse(one: Place, other: Place) -> Place:
+    return Place(one.name, max(one.difference, other.difference), max(one.largest, other.largest))
+
+
+def _session(bundle: Bundle, program: Program) -> tuple[Any, dict[str, str]]:
+    import onnxruntime
+
+    if bundle.manifest.precision == "bf16":
+        raise BackendError(f"{bundle.path}: its precision is bf16, which ONNX Runtime cannot run here; bisect fp16")
+    data, names = mark(bundle, program)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), names
+
+
+def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
+    """A program's inputs, tokens aside, before anything was seen: memory as it starts, and all rows counting."""
+    manifest, every = bundle.manifest, np.arange(bundle.manifest.batch_size)
+    counters = open_counters(program.update, manifest)
+    memory = open_memory(program.update, manifest, initial_values(bundle), counters)
+    counters.clear(every)
+    memory.clear(every)
+    valid = np.full(len(every), program.segment_length, np.int32)
+    feeds = {"valid": valid, "fill": counters.fill, "head": counters.heads, **memory.bound(counters.side)[0]}
+    return {spec.name: feeds[spec.name] for spec in program.inputs if spec.name in feeds}
+
+
+def _carry(bundle: Bundle, program: Program, feeds: dict[str, Array], results: Mapping[str, Any]) -> bool:
+    """Memory and counts of the next segment; whether there can be one: a ring ends before rows would spill."""
+    states, length = bundle.manifest.states_of(program.update), program.segment_length
+    for state in states:
+        feeds[state.input] = results[state.output]
+    feeds["fill"] = np.minimum(feeds["fill"] + length, bundle.manifest.memory_length).astype(np.int32)
+    if program.update != "ring":
+        return True
+    feeds["head"] = (feeds["head"] + length).astype(np.int32)
+    return bool(states[0].slots is not None and int(feeds["head"][0]) + length <= states[0].slots)
+
+
+def _run_both(
+    bundle: Bundle, data: bytes, feeds: dict[str, Array], target: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every output of the marked graph, by ONNX Runtime and by the engine.
+
+    The graph is read from a folder of its own, beside a link to the bundle's weights.
+    """
+    from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+    from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+    with tempfile.TemporaryDirectory(prefix="txl-bisect-") as folder:
+        path = Path(folder) / "marked.onnx"
+        path.write_bytes(data)
+        (Path(folder) / bundle.manifest.weights).symlink_to(bundle.file(bundle.manifest.weights).resolve())
+        network = NetworkFromOnnxPath(str(path), strongly_typed=True)
+        config: Any = CreateConfig(tf32=False)
+        if target == "rtx":
+            from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+
+            config = CreateConfigRTX()
+        results = []
+        session = SessionFromOnnx(str(path), providers=["CPUExecutionProvider"])
+        for runner in (OnnxrtRunner(session), TrtRunner(EngineFromNetwork(network, config))):
+            with runner:
+                outputs = runner.infer(feed_dict=feeds)
+                results.append({name: np.array(array) for name, array in outputs.items()})
+    return results[0], results[1]

@@ -1,0 +1,49 @@
+"""The self-test's vectors: what the reference computes, in a few kilobytes (see `txl_runtime.selftest`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
+
+from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
+from txl_export.families.transformer_xl.reference import Reference
+
+POSITIONS, COLUMNS, MOST_STEPS = 4, 64, 48
+
+
+def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDArray[Any]]:
+    """Steps through every program, from empty to rolled-over memory, with partial segments and idle sequences."""
+    draws = np.random.default_rng(0)
+    lengths, batch = manifest.segment_lengths, manifest.batch_size
+    to_fill = math.ceil(manifest.memory_length / lengths[0])
+    steps = [*lengths, max(1, lengths[0] // 2), *[lengths[0]] * min(to_fill, MOST_STEPS), *lengths, 1]
+    columns = np.sort(draws.permutation(manifest.config.vocab_size)[:COLUMNS]).astype(np.int32)
+    shape = (len(steps), batch)
+    vectors: dict[str, NDArray[Any]] = {
+        "length": np.array(steps, np.int32),
+        "tokens": np.zeros((*shape, lengths[0]), np.int32),
+        "counts": np.zeros(shape, np.int32),
+        "positions": np.zeros((*shape, POSITIONS), np.int32),
+        "columns": columns,
+        "logprobs": np.zeros((*shape, POSITIONS, len(columns)), np.float32),
+    }
+    truth = ReferenceStreams(reference, batch)
+    for step, length in enumerate(steps):
+        tokens = draws.integers(0, manifest.config.vocab_size, (batch, length)).astype(np.int32)
+        # Every third step has sequences of different lengths, some idle.
+        partial = draws.integers(0, length + 1, batch) if step % 3 == 2 else np.full(batch, length)
+        counts = partial.astype(np.int32)
+        positions = draws.integers(0, np.maximum(counts, 1)[:, None], (batch, POSITIONS)).astype(np.int32)
+        positions[:, 0] = np.maximum(counts - 1, 0)
+        expected = truth.step(tokens, counts)
+        vectors["tokens"][step, :, :length] = tokens
+        vectors["counts"][step], vectors["positions"][step] = counts, positions
+        vectors["logprobs"][step] = np.take_along_axis(expected, positions[..., None], axis=1)[..., columns]
+    for name, rows in truth.memory(manifest.transformer_xl.memory) if manifest.memory_length else ():
+        oldest = [rows[row, rows.shape[1] - memory[0].shape[1]] for row, memory in enumerate(truth.memories)]
+        vectors[f"memory/{name}"] = np.stack([np.stack(oldest), rows[:, -1]], axis=1).astype(np.float32)
+    return vectors
