@@ -54,7 +54,7 @@ def check_bindings(
                 raise BundleError(
                     f"{where}: has {has[name]} among its {side}, which the manifest does not know; {advice}"
                 )
-            if not _fits(has[name], wants[name], open_size):
+            if not _fits(has[name], wants[name], open_size, side == "outputs"):
                 raise BundleError(
                     f"{where}: one of its {side} is {has[name]}, expected {wants[name]} as in the manifest; {advice}"
                 )
@@ -66,9 +66,9 @@ def check_bindings(
             )
 
 
-def _fits(has: Binding, wants: Binding, open_size: str | None) -> bool:
+def _fits(has: Binding, wants: Binding, open_size: str | None, returned: bool) -> bool:
     same = has[:2] == wants[:2] and len(has.shape) == len(wants.shape)
-    return same and all(
-        size in (wanted, open_size) or (wanted == "rows" and not isinstance(size, int))
+    return same and all(  # a library tells the number of rows where it is always the same, as of a cache that is full
+        size in (wanted, open_size) or (wanted == "rows" and (returned or not isinstance(size, int)))
         for size, wanted in zip(has.shape, wants.shape, strict=True)
     )
