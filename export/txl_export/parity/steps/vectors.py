@@ -17,6 +17,8 @@ from txl_export.parity.steps.truth import Reference, ReferenceStreams
 
 MOST_STEPS, FEW_STEPS, MOST_BYTES = 48, 6, 4_000_000
 """Steps of the chain; fewer where inputs are large."""
+POSITIONS = 32
+"""Positions that each length runs at least, as far as the number of steps allows: short segments fill a state later."""
 PLACES, STATE_PLACES = 64, 1024
 """Values of an output per sequence and step, and of a state per sequence."""
 GRID = 32
@@ -76,7 +78,7 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
     for length in lengths:
         stages = sum(program.segment_length == length for program in manifest.programs)
         resets.add(len(steps))
-        steps += [length] * max(4, stages + 1)
+        steps += [length] * max(4, stages + 1, min(POSITIONS // length, MOST_STEPS // 3))
     resets = (resets - {0}) | {len(steps)}
     steps += [*lengths, *reversed(lengths), lengths[0]]
     each = sum(
