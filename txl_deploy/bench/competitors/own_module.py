@@ -176,7 +176,7 @@ def agree(ours: BundleSteps, other: StepCompetitor, model: Model) -> StepAgreeme
         segments += 1
         found, expected = ours.run(inputs), other.run(inputs)
         for name, tensor in errors.items():
-            tensor.add(expected[name], found[name])
+            tensor.add((expected[name], found[name]))
 
     ours.reset()
     other.reset()

@@ -55,7 +55,7 @@ class _ReadError(Exception):
     """A step decides by a value; the message says where."""
 
 
-_WEIGHTS: dict[type[Exception], int] = {_ReadError: 5, UnsettledError: 2, TracerError: 2, TrialError: 1}
+_WEIGHTS: dict[type[Exception], int] = {_ReadError: 5, UnsettledError: 2, TracerError: 1, TrialError: 2}
 
 
 def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes: Sequence[Route] = ROUTES) -> Captured:

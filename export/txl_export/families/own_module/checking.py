@@ -99,6 +99,13 @@ def _check_names(spec: StepSpec, outputs: Sequence[OutputSpec]) -> None:
     for names in ([name for _, name in read], [entry.name for entry in spec.states]):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise UsageError(f"{', '.join(twice)} is the name of two; expected one each over inputs and outputs")
+    for entry in spec.states:
+        for other in spec.states:
+            if other.name.startswith(f"{entry.name}."):  # engines want inputs and outputs that sort alike
+                raise UsageError(
+                    f"state {other.name} has the name of state {entry.name} before a dot, expected names that do not "
+                    f"go on another one; call it {other.name.replace('.', '_')}"
+                )
 
 
 def _check_shape(what: str, shape: Any, letters: tuple[str, ...]) -> None:

@@ -40,7 +40,7 @@ class ModuleReference(Reference):
         spec = self._eager.spec
         self._axes = {
             **{entry.name: batch_axis(entry.shape) for entry in spec.inputs},
-            **{entry.name: batch_axis(entry.shape) for entry in plan.outputs},
+            **{entry.name: batch_axis(entry.shape) for entry in plan.outputs if entry.shape is not None},
         }
         self._state_axes = {name: batch_axis(entry.shape) for name, entry in state_specs(spec).items()}
         self._copies = 1 if plan.batch_size == 1 or self._takes_one() else plan.batch_size
