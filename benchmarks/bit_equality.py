@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 FIGURES = "verification figures"
@@ -210,9 +211,9 @@ class _Scenes:
 
     def __init__(self, model: Any, manifest: Mapping[str, Any], snapshot: Path, others: Path | None) -> None:
         self._model, self._snapshot, self._others = model, snapshot, others
-        self._b, self._v = manifest["batch_size"], manifest["config"]["vocab_size"]
+        self._b, self._v = manifest["batch_size"], model.vocab_size
         self._longest = max(program["segment_length"] for program in manifest["programs"])
-        self._memory_length = manifest["memory_length"]
+        self._memory_length = model.memory_length
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Name and array of everything that comes out."""
@@ -362,7 +363,7 @@ def _arrays(old: Mapping[str, str], new: Mapping[str, str], results: list[Path])
 
 def _document(old: Any, new: Any, name: str) -> str:
     """JSON documents: the places that differ, and of figures of verification by how much."""
-    found = list(_differences(old, new, "", name == "report.json"))
+    found = list(_differences(_in_one_format(old), _in_one_format(new), "", name == "report.json"))
     if not found:
         return "equal"
     beyond, reasons = [], set()
@@ -375,6 +376,19 @@ def _document(old: Any, new: Any, name: str) -> str:
     worst = max((apart for _, apart in found if apart is not None), default=None)
     reasons |= set() if worst is None else {f"{FIGURES}, relative difference at most {worst:.1e}"}
     return f"explained: {'; '.join(sorted(reasons))}"
+
+
+def _in_one_format(document: Any) -> Any:
+    """A manifest of format 1, alone or in another document, as the runtime takes it over."""
+    from txl_runtime.bundle.format1 import Format1
+
+    if not isinstance(document, dict):
+        return document
+    if document.get("format") == "txl-deploy.bundle" and document["format_version"].startswith("1."):
+        upgraded = msgspec.convert(document, Format1).upgraded()
+        kept = {name: value for name, value in document.items() if name in ("format_version", *upgraded)}
+        return {**kept, **json.loads(msgspec.json.encode(upgraded)), "format_version": "2.0"}
+    return {name: _in_one_format(value) for name, value in document.items()}
 
 
 def _differences(old: Any, new: Any, place: str, figures: bool) -> Iterator[tuple[str, float | None]]:
