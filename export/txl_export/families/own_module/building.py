@@ -117,7 +117,8 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     for name, tensor in initial.items():
         graphs.weights.add(name, tensor)
     if precision in HALF:
-        _halve(graphs, precision, {name for name, _ in plan.spec.module.named_parameters()})
+        if not _halve(graphs, precision, {name for name, _ in plan.spec.module.named_parameters()}):
+            heard.warn(f"{precision} changes nothing: no product of the step has a weight in the weight file")
     _write(folder, graphs)
     return Written(
         programs=tuple(graphs.programs),
@@ -266,14 +267,15 @@ def _staged(plan: Plan, heard: Listener) -> _Graphs:
     return graphs
 
 
-def _halve(graphs: _Graphs, precision: str, parameters: set[str]) -> None:
-    """Convert all graphs; a weight that one of them multiplies by in half precision is half in all."""
+def _halve(graphs: _Graphs, precision: str, parameters: set[str]) -> bool:
+    """Convert all graphs; a weight that one of them multiplies by in half precision is half in all. Whether any is."""
     half: HalfPrecision = "fp16" if precision == "fp16" else "bf16"
     products = (weights_of_products(model.graph, half, parameters) for model in graphs.models)
     halved = set[str]().union(*products) & graphs.weights.names
     graphs.weights.halve(halved, HALF[half][1])
     for model in graphs.models:
         to_half(model, half, halved)
+    return bool(halved)
 
 
 def _write(folder: Path, graphs: _Graphs) -> None:
