@@ -12,7 +12,7 @@ from txl_export.families.registry import facts_of_bundle
 from txl_export.options import Family
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
-from txl_runtime.device.choosing import DEVICES, missing
+from txl_runtime.device.choosing import DEVICES, LEFT_OUT, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts, engine_names
 from txl_runtime.device.engines.sidecar import ANYWHERE, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
@@ -51,7 +51,9 @@ def run(
             raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
         bundle = open_bundle(path)
         manifest, (engines, broken) = bundle.manifest, _engines(bundle)
-        document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
+        document = describe_bundle(manifest) | {
+            "backends": {name: LEFT_OUT.get(name) or missing(name, bundle) for name in DEVICES}
+        }
         if json:
             print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
         else:
@@ -140,9 +142,16 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
 
 def _print_tables(manifest: Manifest) -> None:
     """What a step reads, returns and carries. Tensors of one form, such as those of all layers, share a row."""
-    reads = [(entry.name, entry.dtype, _sizes(entry.shape), entry.role) for entry in manifest.inputs]
+    reads = [
+        (entry.name, entry.dtype, _sizes(entry.shape), entry.role, f"+ {entry.lookahead}" if entry.lookahead else "")
+        for entry in manifest.inputs
+    ]
     returns = [(entry.name, entry.dtype, _sizes(entry.shape), entry.role) for entry in manifest.outputs]
-    stdout.print(rows_table(("\nreads", "\ndtype", "\nshape", "\nrole"), reads))
+    stdout.print(
+        rows_table(
+            ("\nreads", "\ndtype", "\nshape", "\nrole", "\nlook-ahead" if any(row[4] for row in reads) else ""), reads
+        )
+    )
     stdout.print(rows_table(("\nreturns", "\ndtype", "\nshape", "\nrole"), returns))
     alike: dict[tuple[str, str, str, str], list[str]] = {}
     for state in manifest.states:

@@ -116,9 +116,9 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     initial = dict(_initial_tensors(plan))
     for name, tensor in initial.items():
         graphs.weights.add(name, tensor)
-    if precision in HALF:
-        if not _halve(graphs, precision, {name for name, _ in plan.spec.module.named_parameters()}):
-            heard.warn(f"{precision} changes nothing: no product of the step has a weight in the weight file")
+    parameters = {name for name, _ in plan.spec.module.named_parameters()}
+    if precision in HALF and not _halve(graphs, precision, parameters):
+        heard.warn(f"{precision} changes nothing: no product of the step has a weight in the weight file")
     _write(folder, graphs)
     return Written(
         programs=tuple(graphs.programs),
