@@ -22,9 +22,9 @@ FURTHER = 2.0
 """A quantised bundle's self-test may be this many times as far from the reference as it was where it was made, and a
 bundle in half precision from a competitor as the ladder has it."""
 
-MASK = 1e9
-"""A value of this size and more stands for "never", as where a running maximum begins: it says nothing of how large the
-values of its tensor are, and is compared relative to itself."""
+MASK = 1e3
+"""A value of this size and more is compared relative to itself, and says nothing of how large the other values of its
+tensor are: one that stands for "never", such as -1e4 at a token that may not come, would hide any error beside it."""
 
 AMPLIFIED = 5e-5
 """A model that is itself further than this from its float64 in float32, relative to max(1, largest value), makes
@@ -47,6 +47,7 @@ class Rung:
     Attributes:
         logprobs: largest |Δ| of a log-probability, in nats; of any other output relative to max(1, largest |value|).
         memory: largest |Δ| of a value of memory or state, relative to max(1, largest |value| of the reference).
+            For both see `MASK`.
         kl: mean Kullback-Leibler divergence from the reference, in nats.
         top1: share of positions, near-ties aside, whose most probable token agrees.
         perplexity: relative difference of the perplexity on real text.

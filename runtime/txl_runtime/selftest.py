@@ -50,7 +50,7 @@ class SelftestResult:
         streams: numbers of live sequences that were tried.
         largest: the largest differences; NaN counts as infinite. Of a Transformer-XL those of "logprobs", |Δ|, and of
             "memory", relative to max(1, largest |value|). Of any other step those of "outputs" and "state", relative
-            likewise; a whole number that differs counts as infinite.
+            likewise but for log-probabilities (see `ladder.MASK`); a whole number that differs counts as infinite.
         limits: the ladder's, by the same names.
     """
 
@@ -171,8 +171,10 @@ def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[fl
                 values += places.size
     if not values:
         raise ValueError("nothing to compare")
+    nats = {output.name for output in manifest.outputs if output.role == "logprobs"}
     worst = max(
-        _relative(*(np.concatenate([pair[side] for pair in some]) for side in (0, 1))) for some in pairs.values()
+        relative_difference(*(np.concatenate([pair[side] for pair in some]) for side in (0, 1)), nats=name in nats)
+        for name, some in pairs.items()
     )
     worst_state, axes = 0.0, {state.name: state.batch_axis for state in manifest.states}
     for name, held in stream.state().items():
@@ -183,8 +185,23 @@ def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[fl
             worst_state = np.inf
         else:
             places = vectors[f"state_place/{name}"]
-            worst_state = max(worst_state, _relative(rows.reshape(len(rows), -1)[:, places], expected))
+            worst_state = max(worst_state, relative_difference(rows.reshape(len(rows), -1)[:, places], expected))
     return worst, float(worst_state)
+
+
+def relative_difference(found: Array, expected: Array, nats: bool = False) -> float:
+    """The largest difference, relative to max(1, largest value) or in nats, and from `MASK` on relative to the value
+    itself; whole numbers and truths have to be equal.
+    """
+    if found.shape != expected.shape:
+        raise ValueError(f"values have shape {found.shape}, stored were {expected.shape}")
+    if not np.issubdtype(expected.dtype, np.floating):
+        return 0.0 if np.array_equal(found, expected) else np.inf
+    sizes = np.abs(expected)
+    scale = 1.0 if nats else float(sizes[sizes < MASK].max(initial=1))
+    with np.errstate(all="ignore"):  # NaN counts as infinitely far
+        apart = np.abs(found.astype(np.float64) - expected) / np.where(sizes < MASK, scale, sizes)
+    return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))
 
 
 def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) -> float:
@@ -205,16 +222,3 @@ def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) 
 def _largest(found: Floats, expected: Floats) -> float:
     difference = np.abs(found.astype(np.float64) - expected)
     return float(np.nan_to_num(difference, nan=np.inf).max(initial=0))
-
-
-def _relative(found: Array, expected: Array) -> float:
-    """The largest difference, relative to max(1, largest value); whole numbers and truths have to be equal."""
-    if found.shape != expected.shape:
-        raise ValueError(f"values have shape {found.shape}, stored were {expected.shape}")
-    if not np.issubdtype(expected.dtype, np.floating):
-        return 0.0 if np.array_equal(found, expected) else np.inf
-    sizes = np.abs(expected)
-    scale = float(sizes[sizes < MASK].max(initial=1))
-    with np.errstate(all="ignore"):  # NaN counts as infinitely far
-        apart = np.abs(found.astype(np.float64) - expected) / np.maximum(sizes, scale)
-    return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))

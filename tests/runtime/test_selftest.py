@@ -14,7 +14,7 @@ import pytest
 from txl_runtime import BundleError, CheckError, load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.ladder import rung
-from txl_runtime.selftest import SelftestResult, run_selftest
+from txl_runtime.selftest import SelftestResult, relative_difference, run_selftest
 
 B = 3
 Vectors = dict[str, Any]
@@ -216,3 +216,19 @@ def test_a_bundle_without_vectors_is_refused(bundle):
     (bundle / "selftest.npz").unlink()
     with pytest.raises(BundleError, match=r"holds no selftest\.npz, expected the vectors export writes; export again"):
         run_selftest(load(bundle))
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "nats", "apart"),
+    [
+        ([-1e4, 0.5], [-1e4, 0.51], False, 0.01),
+        ([-1e4, 0.5], [-1.01e4, 0.5], False, 0.01),
+        ([50, 0.5], [50, 1.0], False, 0.01),
+        ([-50, -0.5], [-50, -0.51], True, 0.01),
+        ([0.5, np.inf], [0.5, 1e30], False, np.inf),
+        ([0.5], [np.nan], False, np.inf),
+    ],
+)
+def test_one_large_value_does_not_hide_what_differs_beside_it(expected, found, nats, apart):
+    values = np.array(found, np.float32), np.array(expected, np.float32)
+    assert relative_difference(*values, nats=nats) == pytest.approx(apart, rel=1e-3)

@@ -57,11 +57,10 @@ def test_a_right_bundle_passes_every_gate():
     parity.require()
     assert parity.reference == "the test, computed in float64"
     verdicts = {gate.name: gate.verdict for gate in parity.gates}
-    assert verdicts.pop("KL mean") == "not judged", "of random inputs the distribution says nothing"
     assert set(verdicts.values()) == {"passed"}
     drifts = {f"drift of {name}" for name in ("words", "mean", "h", "rows")}
     assert set(verdicts) == {
-        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing"),
+        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing", "KL mean"),
         *(IDLE, KEPT, RESTORED, REPEATED, INDEPENDENT),
         *drifts,
     }
@@ -101,7 +100,17 @@ def test_each_operation_is_done_to_the_bundle():
     assert done == {"reset", "select", "take", "put", "snapshot", "restore"}
 
 
-def test_samples_are_read_on_and_on_and_let_the_distribution_be_judged():
+def test_of_random_inputs_the_distribution_is_judged_in_float32_alone():
+    class Scaled(ArrayStream):
+        def compute(self, x, states):
+            outputs, after = super().compute(x, states)
+            return outputs | {"words": outputs["words"] * np.float32(1.01)}, after
+
+    assert "KL mean" in failing(verified(Scaled))
+    assert next(gate for gate in verified(Scaled, precision="fp16").gates if gate.name == "KL mean").passed is None
+
+
+def test_samples_are_read_on_and_on():
     seen: list[np.ndarray] = []
 
     class Noting(ArrayStream):
@@ -442,8 +451,8 @@ def test_too_coarse_an_arithmetic_fails_by_the_deviation():
 # ---- the numbers themselves
 
 
-def errors(expected: list[float], found: list[float]) -> TensorErrors:
-    result = TensorErrors()
+def errors(expected: list[float], found: list[float], nats: bool = False) -> TensorErrors:
+    result = TensorErrors(nats=nats)
     result.add((np.array(expected), np.array(found, np.float32)))
     return result
 
@@ -463,6 +472,29 @@ def test_values_that_stand_for_never_say_nothing_of_the_size_and_are_compared_wi
     assert errors([-1e30], [-2e30]).largest == pytest.approx(1)
     assert errors([-math.inf, 1], [-math.inf, 1]).largest == 0
     assert errors([-math.inf], [0]).largest == math.inf
+
+
+@pytest.mark.parametrize("masked", [-1e4, -65504, -1e8])
+def test_one_large_value_does_not_hide_errors_beside_it(masked):
+    found = errors([masked, 0.5], [masked, 0.51])
+    assert found.largest == pytest.approx(1e-2, rel=1e-3)
+    found.add((np.array([0.5]), np.array([0.51])))
+    assert found.most[1] == pytest.approx(1e-2), "nor later on"
+    assert errors([masked, 0.5], [masked * 1.01, 0.5]).largest == pytest.approx(1e-2, rel=1e-3)
+    half = errors([masked, 0.5, -0.5], [masked, 0.51, -0.49])
+    assert half.deviation == pytest.approx(0.02, rel=1e-3)
+
+
+def test_where_most_values_are_large_they_are_what_the_deviation_is_relative_to():
+    values = np.random.default_rng(0).normal(0, 1e5, 10_000)
+    found = TensorErrors()
+    found.add((values, values + 100))
+    assert found.deviation == pytest.approx(1e-3, rel=0.02)
+
+
+def test_log_probabilities_differ_by_nats_except_where_they_mean_never():
+    assert errors([-50, -0.1], [-50, -0.2], nats=True).largest == pytest.approx(0.1, rel=1e-4)
+    assert errors([-1e4, -0.1], [-1.1e4, -0.1], nats=True).largest == pytest.approx(0.1, rel=1e-4)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from txl_runtime.errors import one_line
 from txl_runtime.ladder import rung
+from txl_runtime.selftest import relative_difference
 
 from txl_export.families.own_module.network import StepNetwork, reads_valid
+from txl_export.families.own_module.own_code import own_code
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
@@ -57,7 +59,7 @@ def examples_for(plan: Plan, transition: Transition, network: StepNetwork) -> li
             state = states[name]
             assert state is not None, "an absent state is no input"
             given.append(state)
-        with torch.no_grad():
+        with torch.no_grad(), own_code(f"the module failed with a segment of {transition.length}"):
             wanted = network(*(tensor.clone() for tensor in given))
         found.append(Example(tuple(given), tuple(tensor.detach().clone() for tensor in wanted)))
     return found
@@ -101,12 +103,10 @@ def _compare(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic])
         if not np.array_equal(found, wanted):
             raise TrialError(f"the graph computes another {name} than the module; a value was taken for a constant")
         return
-    finite = np.isfinite(wanted)
-    far = np.abs(np.where(finite, found, 0) - np.where(finite, wanted, 0)).max(initial=0)
-    allowed = rung("fp32", "cpu").memory
-    assert allowed is not None
-    limit = allowed * max(1.0, float(np.abs(wanted[finite]).max(initial=0)))
-    if not far <= limit or not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+    finite, limit = np.isfinite(wanted), rung("fp32", "cpu").memory
+    assert limit is not None
+    far = relative_difference(found[finite], wanted[finite])
+    if far > limit or not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
         raise TrialError(
             f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
             "computes something else"

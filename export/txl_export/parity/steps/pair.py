@@ -59,7 +59,9 @@ class SideBySide:
         self._saved: tuple[Path, Any, int] | None = None
         chain.every = 1 if model.manifest.state_bytes * chain.streams <= CHEAP_STATE else SPARSE_STATE
         exact = {"int32", "bool"}
-        chain.outputs = {entry.name: TensorErrors(entry.dtype in exact) for entry in model.manifest.outputs}
+        chain.outputs = {
+            entry.name: TensorErrors(entry.dtype in exact, entry.role == "logprobs") for entry in model.manifest.outputs
+        }
         chain.states = {entry.name: TensorErrors(entry.dtype in exact) for entry in model.manifest.states}
         output = model.manifest.logprobs
         self._distributions = Distributions(chain, int(output.shape[-1])) if output is not None else None

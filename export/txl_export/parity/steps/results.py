@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 from txl_runtime.ladder import MASK
@@ -17,29 +17,67 @@ PIECE = 1_000_000
 
 
 @dataclass
+class _Sums:
+    """Of some values: how many, their sum, and the sums of squares of them and of their differences."""
+
+    count: int = 0
+    summed: float = 0.0
+    of_squares: float = 0.0
+    squared: float = 0.0
+
+    def add(self, exact: Array, difference: Array) -> None:
+        """Some more; what is infinite itself counts by its difference alone."""
+        finite = np.where(np.isfinite(exact), exact, 0)
+        self.count += exact.size
+        self.summed += float(finite.sum())
+        self.of_squares += float(np.square(finite).sum())
+        self.squared += _or_infinite(np.square(difference).sum())
+
+    def joined(self, other: _Sums) -> _Sums:
+        """Both."""
+        return _Sums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def deviation(self) -> float:
+        """Root of the mean squared difference, relative to the standard deviation of the values or to their size."""
+        if not self.count:
+            return 0.0
+        error, mean = math.sqrt(self.squared / self.count), self.summed / self.count
+        spread = math.sqrt(max(self.of_squares / self.count - mean**2, 0.0))
+        size = spread if spread > 1e-6 * abs(mean) else abs(mean)
+        return error / size if size else (math.inf if error else 0.0)
+
+
+def _or_infinite(value: float) -> float:
+    """NaN counts as infinitely far."""
+    return math.inf if math.isnan(value) else float(value)
+
+
+@dataclass
 class TensorErrors:
     """One output or state in one chain.
 
     Attributes:
         exact: whether its values are whole numbers or truths, which have to be equal.
-        largest: largest |Δ| relative to max(1, largest |value| of the reference so far); of exact values, how many
-            differed.
+        nats: whether they are log-probabilities, whose differences are not relative to anything.
+        largest: largest |Δ| relative to max(1, largest |value| of the reference so far), and of values from
+            `ladder.MASK` on relative to each itself; of exact values, how many differed.
         mean: per segment, the mean of that: the drift curve.
         most: per segment, the largest of that.
         shapes: segments in which the tensor had another shape than the reference's.
-        scale: max(1, largest |value| so far).
+        scale: max(1, largest |value| below `ladder.MASK` so far); 1 of log-probabilities.
     """
 
     exact: bool = False
+    nats: bool = False
     largest: float = 0.0
     mean: list[float] = field(default_factory=list)
     most: list[float] = field(default_factory=list)
     shapes: int = 0
     scale: float = 1.0
-    _squared: float = 0.0
-    _values: int = 0
-    _sum: float = 0.0
-    _sum_of_squares: float = 0.0
+    _usual: _Sums = field(default_factory=lambda: _Sums())
+    _large: _Sums = field(default_factory=lambda: _Sums())
+    _large_relative: float = 0.0
 
     def add(self, *pairs: tuple[Array, Array]) -> None:
         """Compare one segment's values: pairs of expected and found ones."""
@@ -57,38 +95,38 @@ class TensorErrors:
     @property
     def deviation(self) -> float:
         """Root of the mean squared Δ over the whole chain, relative to the standard deviation of the reference's
-        values; where those are all alike, relative to their size.
+        values; where those are all alike, relative to their size. Values from `ladder.MASK` on that are fewer than
+        the others are relative to themselves.
         """
-        if not self._values:
-            return 0.0
-        error = math.sqrt(self._squared / self._values)
-        mean = self._sum / self._values
-        spread = math.sqrt(max(self._sum_of_squares / self._values - mean**2, 0.0))
-        size = spread if spread > 1e-6 * abs(mean) else abs(mean)
-        return error / size if size else (math.inf if error else 0.0)
+        if self._large.count > self._usual.count:
+            return self._usual.joined(self._large).deviation
+        relative = math.sqrt(self._large_relative / max(self._large.count, 1))
+        return max(self._usual.deviation, relative)
 
     def document(self) -> dict[str, object]:
         """For the report, as plain JSON."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def _add_floats(self, pairs: Sequence[tuple[Array, Array]]) -> None:
-        for expected, _ in pairs:
+        for expected, _ in () if self.nats else pairs:
             sizes = np.abs(expected)
             self.scale = max(self.scale, float(sizes.max(initial=0, where=sizes < MASK)))
         total, largest, count = 0.0, 0.0, 0
         for expected, found in _pieces(pairs):
             exact = expected.astype(np.float64)
             sizes = np.abs(exact)
-            values = np.where(sizes < MASK, exact, 0)
+            usual = ~(sizes >= MASK)
             with np.errstate(all="ignore"):  # NaN and infinities are judged below
-                apart = np.where(exact == found, 0, np.abs(found - exact) / np.maximum(sizes, self.scale))
-                some = [float(apart.sum()), float(np.square(apart).sum()) * self.scale**2, float(apart.max())]
-            summed, squared, most = (math.inf if math.isnan(value) else value for value in some)
-            total, largest, count = total + summed, max(largest, most), count + exact.size
-            self._squared += squared
-            self._sum += float(values.sum())
-            self._sum_of_squares += float(np.square(values).sum())
-        self._values += count
+                difference = np.where(exact == found, 0, np.abs(found - exact))
+                apart = np.where(difference == 0, 0, difference / np.where(usual, self.scale, sizes))
+                summed, most = (_or_infinite(value) for value in (apart.sum(), apart.max()))
+                total, largest, count = total + summed, max(largest, most), count + exact.size
+                if usual.all():
+                    self._usual.add(exact, difference)
+                else:
+                    self._usual.add(exact[usual], difference[usual])
+                    self._large.add(exact[~usual], difference[~usual])
+                    self._large_relative += _or_infinite(np.square(apart[~usual]).sum())
         self._note(total / max(count, 1), largest)
 
     def _note(self, mean: float, largest: float) -> None:
