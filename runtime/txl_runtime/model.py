@@ -107,6 +107,11 @@ class Model:
             raise UsageError(
                 f"batch_size is {b}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
             )
+        if self.manifest.joint and b < self.batch_size:
+            raise UsageError(
+                f"batch_size is {b}, expected {self.batch_size}, because this model's sequences influence one another; "
+                f"export it with --batch-size {b} for so many"
+            )
         return Stream(self.manifest, self.open_loop(), self.update, int(b))
 
     def open_loop(self) -> Loop:

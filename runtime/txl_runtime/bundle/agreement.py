@@ -96,6 +96,8 @@ def _interface(m: Tables) -> Iterator[str]:
     alone = [s for s in m.states if s.update == "replace" and (s.batch_axis is None or s.rows or s.absent)]
     if m.streams == "independent" and alone:
         yield f"sequences are independent, but {alone[0].name} is shared, grows or is absent at first"
+    if m.streams == "independent" and m.joint:
+        yield "sequences are independent and influence one another, expected one of the two"
     if m.streams == "independent" and "valid" not in roles:
         yield "sequences are independent, but the programs read no valid"
     if m.boundary_token is not None and not 0 <= m.boundary_token < m.vocab_size:
@@ -125,10 +127,8 @@ def _state(m: Tables, state: StateTensor) -> Iterator[str]:
         yield f"{where} is {list(state.shape)} with batch axis {state.batch_axis}, expected B {m.batch_size} there"
     if state.row_axis is not None and (state.row_axis not in axes or state.row_axis == state.batch_axis):
         yield f"{where} is {list(state.shape)} with row axis {state.row_axis}, expected another of its axes"
-    elif state.rows is not None and (
-        state.row_axis is None or not state.rows[0] <= state.rows[1] == state.shape[state.row_axis]
-    ):
-        yield f"{where} has {list(state.rows)} rows, expected at most those of its shape {list(state.shape)}"
+    elif state.rows is not None and (state.row_axis is None or state.rows != (0, state.shape[state.row_axis])):
+        yield f"{where} has {list(state.rows)} rows, expected none up to those of its shape {list(state.shape)}"
     if math.prod(state.shape) > MOST_VALUES:
         yield f"{where} is {list(state.shape)}, expected at most {MOST_VALUES} values"
     if isinstance(state.initial, float) and not math.isfinite(state.initial):

@@ -49,6 +49,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
         programs: the graphs.
         counters: numbers per sequence that the runtime keeps; "fill" counts memory rows.
         streams: "independent": each sequence can be idle, reset and moved alone. "lockstep": all of them run, or none.
+        joint: whether sequences influence one another, so that a stream has to have all B of them.
         lengths: "valid": a segment may hold any number of rows that count. "exact": a whole segment or nothing.
         commits: "rows": the state after a segment may be that of any of its rows. "segment": only of whole ones.
         reach: tokens that can influence a prediction, where that is known.
@@ -73,6 +74,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
     programs: Annotated[tuple[Program, ...], Meta(min_length=1)]
     counters: dict[str, Counter] = msgspec.field(default_factory=dict)
     streams: Literal["independent", "lockstep"]
+    joint: bool = False
     lengths: Literal["exact", "valid"]
     commits: Literal["rows", "segment"] = "rows"
     reach: Count | None = None

@@ -186,6 +186,7 @@ class Tables:
     programs: tuple[Program, ...]
     counters: dict[str, Counter]
     streams: Literal["independent", "lockstep"]
+    joint: bool
     lengths: Literal["exact", "valid"]
     boundary_token: int | None
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import check_rows
+from txl_runtime.streaming.checks import check_rows, is_whole
 from txl_runtime.streaming.loop import Loop
 from txl_runtime.streaming.memory import RowState
 from txl_runtime.streaming.snapshot import StreamState, check_fits
@@ -140,6 +140,11 @@ class CarriedState:
         which = check_rows(rows, self._b)
         if not 1 <= len(which) <= self._manifest.batch_size:
             raise UsageError(f"rows name {len(which)} sequences, expected 1 … {self._manifest.batch_size}")
+        if self._manifest.joint and len(which) < self._manifest.batch_size:
+            raise UsageError(
+                f"rows name {len(which)} sequences, expected {self._manifest.batch_size}, because this model's "
+                "sequences influence one another"
+            )
         with self._changing():
             self.loop.reorder(which)
             self._b = len(which)
@@ -178,6 +183,8 @@ class CarriedState:
 
     def _alone(self, row: int, what: str) -> int:
         """The index of a sequence that has a state of its own."""
+        if not is_whole(row):
+            raise UsageError(f"{what} names sequence {row!r}, expected a whole number of 0 … {self._b - 1}")
         (which,) = check_rows([row], self._b).tolist()
         if self._lockstep and self._b > 1:
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ class StreamState:
         except (SafetensorError, OSError, TypeError, AttributeError, KeyError) as error:  # NumPy has no BF16, no F8
             raise UsageError(f"{source}: {error}; expected a saved state; StreamState.save writes one") from None
         model_id, batch_size = facts.get("model_id", ""), facts.get("batch_size", "")
-        if facts.get("format") == WHOLE and batch_size.isdecimal() and 0 < int(batch_size) <= 2**20:
+        if facts.get("format") == WHOLE and re.fullmatch("[1-9][0-9]{0,5}", batch_size):
             return cls(model_id, np.zeros(int(batch_size), np.int32), {}, None, tensors)
         fill = tensors.pop("fill", None)
         if facts.get("format") != FORMAT or fill is None or fill.ndim != 1 or fill.dtype != np.int32:
@@ -127,9 +128,10 @@ def check_fits(state: StreamState, manifest: Manifest, states: Sequence[StateTen
         held, kept = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
         raise UsageError(f"the state holds {held}, this model carries {kept}; restore a state of the same form")
     if state.states is not None:
-        from txl_runtime.streaming.states import check_states
+        from txl_runtime.streaming.states import check_reached, check_states
 
         check_states(state.states, states, batch_size, "the state")
+        check_reached(state.states, manifest, states, "the state")
         return
     if (fill < 0).any() or (fill > manifest.memory_length).any():
         raise UsageError(f"the state's fill is {fill.tolist()}, expected 0 … {manifest.memory_length}; take it again")

@@ -88,6 +88,34 @@ def check_states(tensors: Arrays, table: Sequence[StateTensor], batch_size: int 
             )
 
 
+def check_reached(tensors: Arrays, manifest: Manifest, table: Sequence[StateTensor], what: str) -> None:
+    """Hold the rows of states that grow against those that the bundle's programs take.
+
+    Args:
+        tensors: checked, with or without the axis of sequences.
+        manifest: of the bundle.
+        table: of the stream.
+        what: they are, for the message.
+
+    Raises:
+        UsageError: a state has a number of rows that no step leads to.
+    """
+    specs = [spec for program in manifest.programs for spec in (*program.inputs, *program.outputs)]
+    for state in table:
+        found = tensors.get(state.name)
+        if found is None or state.rows is None or state.row_axis is None:
+            continue
+        reached = {spec.shape[state.row_axis] for spec in specs if spec.name in (state.input, state.output)} | {0}
+        axis = state.row_axis
+        if found.ndim < len(state.shape) and state.batch_axis is not None and state.batch_axis < axis:
+            axis -= 1
+        if "rows" not in reached and found.shape[axis] not in reached:
+            raise UsageError(
+                f"{what}'s {state.name} has {found.shape[axis]} rows, expected one of {sorted(map(int, reached))}; "
+                "take it again, or put it into the bundle it was taken from"
+            )
+
+
 def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> None:
     """Hold the state of one sequence against a model.
 
@@ -98,6 +126,7 @@ def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor])
         raise UsageError(f"the state is a {type(state).__name__}, expected what Stream.take returned")
     if "fill" not in manifest.counters:
         check_states(state.tensors, table, None, "the sequence")
+        check_reached(state.tensors, manifest, table, "the sequence")
         return
     fill, most = state.fill, manifest.memory_length
     if not is_whole(fill) or not 0 <= fill <= most or not is_whole(state.head) or state.head < 0:

@@ -429,9 +429,9 @@ BUNDLES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "graph cut off": (lambda path: os.truncate(path / "logprobs-1.onnx", 100), ("logprobs-1.onnx: 100 bytes",)),
     "manifest missing": (lambda path: (path / MANIFEST).unlink(), ("manifest.json",)),
     "manifest cut off": (lambda path: os.truncate(path / MANIFEST, 50), ("manifest.json", "export the model again")),
-    "newer format": (edited(format_version="2.0"), ("2.0", "reads up to 1.x", "upgrade")),
+    "newer format": (edited(format_version="3.0"), ("3.0", "reads up to 2.x", "upgrade")),
     "another format": (edited(format="zip"), ("'zip'", "expected 'txl-deploy.bundle'")),
-    "other memory length": (edited(memory_length=8), ("state table", "M 8")),
+    "other memory length": (edited(counters={"fill": {"start": 0, "most": 8}}), ("state table", "8 rows")),
     "a path that leaves": (edited(weights="../weights"), ("../weights",)),
 }
 VERBS: dict[str, tuple[str, ...]] = {

@@ -100,7 +100,7 @@ def test_export_of_a_checkpoint_alone_makes_a_bundle_beside_it(folder, exported)
     assert exported.returncode == 0
     manifest = open_bundle(folder / "model.txl").manifest
     assert manifest.segment_lengths == (64, 1)
-    assert (manifest.batch_size, manifest.memory_length, manifest.memory, manifest.precision) == (1, 7, "kv", "fp32")
+    assert (manifest.batch_size, manifest.memory_length, manifest.transformer_xl.memory, manifest.precision) == (1, 7, "kv", "fp32")
     assert sorted(path.name for path in folder.iterdir()) == ["model.pt", "model.txl", "text.txt"]
     lines = exported.stdout.splitlines()
     assert lines[-1].startswith("model.txl: ")
@@ -137,7 +137,7 @@ def test_every_option_of_export_reaches_the_bundle(run, folder, tmp_path):
     assert result.code == 0
     manifest = open_bundle(tmp_path / "other.txl").manifest
     assert manifest.segment_lengths == (3, 2)
-    assert (manifest.batch_size, manifest.memory_length, manifest.memory) == (2, 5, "hidden")
+    assert (manifest.batch_size, manifest.memory_length, manifest.transformer_xl.memory) == (2, 5, "hidden")
     assert (manifest.dialect.window, manifest.dialect.clamp_length) == (5, 4)
     files = [path for path in (tmp_path / "other.txl").iterdir() if path.name != "manifest.json"]
     assert result.document == {
@@ -163,7 +163,7 @@ def test_inspect_of_a_bundle(run, bundle):
         manifest.model_id[:12],
         "2 layers, d_model 16, 2 heads of 8, d_inner 32, 256 tokens",
         "B 1, L 64, 1, M 7",
-        "kv, 1.8 kB per stream",  # 2 layers x (keys + values) x 7 rows x 16 x 4 bytes
+        "1.8 kB per sequence",  # 2 layers x (keys + values) x 7 rows x 16 x 4 bytes
         "78 tokens",  # 2 layers x 7 rows + 64
         "model.pt (torch zip)",
         "vocabulary.json",

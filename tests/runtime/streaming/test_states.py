@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from stand_ins.steps import FRAME, open_rows
+from stand_ins.steps import FRAME, open_rows, write
 from step_models import FEATURES, VOCABULARY, B, growing, recurrent
 from txl_runtime import Model, Stream, StreamState, UsageError, load
 from txl_runtime.streaming.memory import RowState
@@ -219,7 +219,7 @@ def test_a_sequence_that_does_not_fit_is_not_put(model_of, misfit):
     with pytest.raises(UsageError, match=said):
         stream.put(1, change(stream.take(0)))
     for row in (3, -1, True, 0.5):
-        with pytest.raises(UsageError, match="rows are"):
+        with pytest.raises(UsageError, match="rows are|names sequence"):
             stream.take(row)
     assert bits(stream.state()) == before
 
@@ -264,3 +264,31 @@ def test_memory_rows_that_do_not_fit_are_not_put(make_bundle, change, said):
     with pytest.raises(UsageError, match=said):
         stream.put(1, change(stream.take(0)))
     assert bits(stream.state()) == before
+
+
+def test_a_snapshot_of_rows_that_no_step_leads_to_is_refused_before_anything_changes(model_of):
+    stream = model_of("growing").stream()
+    stream.run(segment("growing", 0))
+    kept, taken = stream.state(), stream.snapshot()
+    assert taken.states is not None
+    odd = {**taken.states, "rows": taken.states["rows"][:, 1:]}
+    with pytest.raises(UsageError, match=r"the state's rows has 1 rows, expected one of \[0, 2, 4, 5\]"):
+        stream.restore(replace(taken, states=odd))
+    assert all(np.array_equal(kept[name], value) for name, value in stream.state().items())
+
+
+@pytest.mark.parametrize("row", [True, False, 1.5, "0"])
+def test_a_sequence_is_named_by_a_whole_number(model_of, row):
+    with pytest.raises(UsageError, match="names sequence"):
+        model_of("recurrent").stream().take(row)
+
+
+def test_a_model_whose_sequences_influence_one_another_has_all_of_them(tmp_path):
+    path = write(recurrent(), tmp_path / "joint.txl", streams="lockstep", joint=True)
+    model = load(path, "cpu")
+    with pytest.raises(UsageError, match=f"batch_size is 1, expected {B}, because this model's sequences influence"):
+        model.stream(1)
+    stream = model.stream()
+    with pytest.raises(UsageError, match=f"rows name 1 sequences, expected {B}"):
+        stream.select([0])
+    stream.select(list(range(B))[::-1])

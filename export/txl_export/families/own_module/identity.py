@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from txl_runtime.bundle.tables import Input, Output
 
+from txl_export.families.own_module.attributes import leaves
 from txl_export.families.own_module.sizes import in_bundle, initial_value
 from txl_export.families.own_module.spec import StepSpec
 
@@ -65,10 +66,11 @@ PLAIN = frozenset(
 
 
 def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output], graphs: Iterable[ir.Graph]) -> str:
-    """SHA-256 over the tables without B and L, the module's tensors, and the kinds of operators in its graphs.
+    """SHA-256 over the tables without B and L, the module's tensors and numbers, and the operators in its graphs.
 
     A graph has B and L in its constants, and some of its operators follow from them. So of the graphs only the set of
     operators counts that compute more of the inputs' values than sums, products and layouts, such as Tanh or LSTM.
+    Numbers are those that the module keeps in attributes, such as its number of heads: its graphs' constants.
 
     Args:
         spec: of the step.
@@ -83,6 +85,7 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
             for entry in spec.states
         ],
         "lengths": spec.lengths,
+        "numbers": _numbers(spec),
         "operators": sorted({name for graph in graphs for name in _computing(graph)} - PLAIN),
     }
     digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
@@ -110,6 +113,16 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
 def parameter_count(module: nn.Module) -> int:
     """Number of trained values."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _numbers(spec: StepSpec) -> dict[str, float]:
+    """Plain numbers in the module's attributes, by path; modes and states are none of its function."""
+    states = {entry.attribute for entry in spec.states}
+    return {
+        path: value
+        for path, value in sorted(leaves(spec.module).items())
+        if isinstance(value, bool | int | float) and path.rpartition(".")[2] != "training" and path not in states
+    }
 
 
 def _tensors(spec: StepSpec) -> Mapping[str, Tensor]:

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
-from txl_export.families.own_module.checking import check_spec
+from txl_export.families.own_module.checking import check_declared, check_spec, remarks
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_export.families.own_module.probing import Tries, check_first_calls, check_pure, dependence, idle_states
+from txl_export.families.own_module.probing import (
+    Tries,
+    check_first_calls,
+    check_numbers,
+    check_pure,
+    constant_states,
+    dependence,
+    idle_states,
+    influence,
+)
 from txl_export.families.own_module.running import Eager
-from txl_export.families.own_module.sizes import fresh_states, has_length, in_bundle, output_specs, shown
+from txl_export.families.own_module.sizes import (
+    fresh_states,
+    has_length,
+    in_bundle,
+    output_specs,
+    random_inputs,
+    shown,
+)
 from txl_export.families.own_module.spec import OutputSpec, StepSpec
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 
 DEFAULT_LENGTHS = (64, 1)
+_SECONDS = 10.0
+"""So long it is looked for another length that a module takes."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +55,7 @@ class Plan:
         transitions: a program each.
         streams: whether sequences are independent of one another, or all run or none.
         reason: why they are not; "" for independent ones.
+        joint: whether sequences influence one another, so that a batch has to be complete.
         warnings: what was found besides; the listener has heard it.
     """
 
@@ -44,6 +66,7 @@ class Plan:
     transitions: tuple[Transition, ...]
     streams: Literal["independent", "lockstep"]
     reason: str
+    joint: bool
     warnings: tuple[str, ...]
 
     @property
@@ -70,7 +93,8 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
         UsageError: the specification and the module do not agree, or the module does what a step must not.
         OwnCodeError: it raised an exception.
     """
-    default = DEFAULT_LENGTHS if isinstance(spec, StepSpec) and has_length(spec) else (1,)
+    check_declared(spec)
+    default = DEFAULT_LENGTHS if has_length(spec) else (1,)
     check_spec(spec, batch_size, tuple(segment_lengths) or default)
     heard.stage("run the module")
     with untouched(spec.module):
@@ -78,7 +102,7 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
 
 
 def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listener) -> Plan:
-    warnings = []
+    warnings = remarks(spec)
     eager = Eager(spec)
     with untouched(spec.module):
         if asked:
@@ -90,10 +114,14 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
         outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
     tries = Tries(Eager(spec), batch_size)
+    for length in lengths:
+        check_numbers(tries, length)
     check_first_calls(tries, lengths[0])
     for length in lengths:
         check_pure(tries, length)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
+    for name in constant_states(tries, lengths, to_fill):
+        warnings.append(f"state {name} comes back as it went in: did the module forget to return the new one?")
     for name in idle_states(tries, lengths[0], to_fill):
         warnings.append(f"state {name} changes no output of the segments that were tried; look whether it is needed")
     reason = next((found for length in lengths if (found := dependence(tries, length))), "")
@@ -102,7 +130,8 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
     for warning in warnings:
         heard.warn(warning)
     streams: Literal["independent", "lockstep"] = "lockstep" if reason else "independent"
-    return Plan(spec, batch_size, lengths, dtypes, transitions, streams, reason, tuple(warnings))
+    joint = bool(reason) and any(influence(tries, length) for length in lengths)
+    return Plan(spec, batch_size, lengths, dtypes, transitions, streams, reason, joint, tuple(warnings))
 
 
 def _may_be_open(spec: StepSpec) -> bool:
@@ -124,10 +153,28 @@ def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transi
             errors.append((length, error))
     if not lengths:
         first = errors[0][1]
-        if len(errors) > 1 and isinstance(first, OwnCodeError):
-            raise OwnCodeError(f"{first}; if it takes segments of another length, give --segment-length", first.frames)
+        if isinstance(first, OwnCodeError) and (other := _another(eager, batch_size)):
+            raise OwnCodeError(
+                f"{first}; it takes segments of {other}: give --segment-length {other}, or look whether an axis is "
+                "where it should be",
+                first.frames,
+            )
         raise first
     return lengths, transitions, [f"no program takes segments of {length}: {error}" for length, error in errors]
+
+
+def _another(eager: Eager, batch_size: int) -> int | None:
+    """A segment length that the module takes beside the usual ones, of those that are tried within some seconds."""
+    generator, until = np.random.default_rng(0), time.monotonic() + _SECONDS
+    spec = eager.spec
+    for length in range(2, max(DEFAULT_LENGTHS)) if has_length(spec) else ():
+        if time.monotonic() > until:
+            break
+        inputs = random_inputs(spec, batch_size, length, generator, spec.samples)
+        with contextlib.suppress(UsageError):
+            eager(inputs, fresh_states(spec, batch_size), torch.full((batch_size,), length, dtype=torch.int32))
+            return length
+    return None
 
 
 def _outputs(eager: Eager, batch_size: int, lengths: tuple[int, ...]) -> tuple[tuple[OutputSpec, ...], dict[str, str]]:
