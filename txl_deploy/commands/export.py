@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from txl_export.bundle.placing import check_destination
 from txl_export.options import ExportOptions, flags_of_export
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, parse_aliases
-from txl_deploy.commands.own_modules import of_own_module, own_frames
+from txl_deploy.commands.own_modules import check_source, of_own_module, own_frames
 from txl_deploy.console import Display, print_json, quantity, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
@@ -50,6 +51,9 @@ def run(
 ) -> None:
     """Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle."""
     require_export("export")
+    target = output or _beside(checkpoint)
+    check_source(checkpoint)
+    check_destination(target, options["force"])
     lean_heap()
     import txl_export
     from txl_export.parity.report import ParityError
@@ -59,7 +63,7 @@ def run(
     given["aliases"] = parse_aliases(options["aliases"]) or None
     try:
         with Display() as display, own_frames():
-            result = txl_export.export(source, output or _beside(checkpoint), listener=display, **given)
+            result = txl_export.export(source, target, listener=display, **given)
     except ParityError as error:
         if not json:
             print_parity(error.parity.document())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from txl_runtime.errors import TxlError
+from txl_runtime.errors import TxlError, UsageError
 
 from txl_deploy.console import stderr
 
@@ -16,6 +16,21 @@ def of_own_module(given: str) -> str | None:
     file, _, function = given.rpartition(":")
     own = not Path(given).exists() and bool(function) and (file.endswith(".py") or Path(file).is_file())
     return given if own else None
+
+
+def check_source(given: str) -> None:
+    """Look for what is to be exported before PyTorch is imported, which takes seconds.
+
+    Raises:
+        UsageError: there is no such file, or a Python file is named without a function.
+    """
+    file = given.rpartition(":")[0] if of_own_module(given) else given
+    if not Path(file).exists():
+        raise UsageError(f"{file}: no such file, expected a checkpoint or FILE.py:FUNCTION; check the path")
+    if file == given and given.endswith(".py"):
+        raise UsageError(
+            f"{given} names no function, expected FILE.py:FUNCTION; give {given}:build if that is its name"
+        )
 
 
 @contextmanager
