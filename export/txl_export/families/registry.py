@@ -1,7 +1,7 @@
 """The families of models: who turns what into a bundle, and what exporting, verifying and describing ask of each.
 
 To add a family, write its folder with a module `family` that has the functions of `Family`, and a module `facts` with
-the function of `Facts`; then add one line to `FAMILIES`. The name is what a manifest's family block is called.
+those of `Facts`; then add one line to `FAMILIES`. The name is what a manifest's family block is called.
 """
 
 from __future__ import annotations
@@ -77,9 +77,6 @@ class Prepared(Protocol):
 class Family(Protocol):
     """What the module `family` of a family's folder offers."""
 
-    def takes(self, source: object) -> bool:
-        """Whether a source (a path, a state dict, a specification) is this family's to export."""
-
     def prepare(self, source: Any, options: ExportOptions, heard: Listener) -> Prepared:
         """Read a source and check everything that can be checked before anything is written.
 
@@ -98,6 +95,9 @@ class Family(Protocol):
 class Facts(Protocol):
     """What the module `facts` of a family's folder offers; it imports no torch."""
 
+    def takes(self, source: object) -> bool:
+        """Whether a source (a path, a state dict, a specification) is this family's to export."""
+
     def facts(self, manifest: Manifest) -> dict[str, str]:
         """What `inspect` says of a bundle of this family beside what its tables say."""
 
@@ -109,9 +109,8 @@ def family_of_source(source: object) -> Family:
         UsageError: none does.
     """
     for folder in FAMILIES.values():
-        family = cast(Family, import_module(f"{folder}.family"))
-        if family.takes(source):
-            return family
+        if cast(Facts, import_module(f"{folder}.facts")).takes(source):
+            return cast(Family, import_module(f"{folder}.family"))
     raise UsageError(
         f"the checkpoint is {type(source).__name__}, expected a path, a state dict, a StepSpec or FILE.py:FUNCTION"
     )

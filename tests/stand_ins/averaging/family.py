@@ -32,10 +32,6 @@ class Averaging(torch.nn.Module):
         return values - after, after
 
 
-def takes(source: object) -> bool:
-    return isinstance(source, Average)
-
-
 def prepare(source: Average, options: ExportOptions, heard: Listener) -> PreparedStep:
     plan = make_plan(_spec(source), options.batch_size, options.segment_lengths, heard)
     return _Prepared(plan, "fp32", "auto", "averaging", None, {"source": {"name": "an average"}})

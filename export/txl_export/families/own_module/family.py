@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
@@ -23,6 +24,7 @@ from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import write_step
+from txl_export.families.own_module.checking import check_declared
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -38,14 +40,6 @@ FOR_CHECKPOINTS = (
     *("initial_memory", "cluster_order", "embedding_scale"),
 )
 """Options that mean nothing for a model of the user's own."""
-
-
-def takes(source: object) -> bool:
-    """See `Family`: a specification, or FILE.py:FUNCTION, unless there is a file of that name."""
-    if isinstance(source, str | Path) and not Path(source).exists():
-        file, _, function = str(source).rpartition(":")
-        return bool(function) and (file.endswith(".py") or Path(file).is_file())
-    return isinstance(source, StepSpec)
 
 
 @dataclass
@@ -77,6 +71,7 @@ class PreparedStep:
             states=written.states,
             programs=written.programs,
             streams=plan.streams,
+            joint=plan.joint,
             lengths="valid" if plan.spec.lengths else "exact",
             commits="rows" if whole else "segment",
             family={
@@ -118,7 +113,7 @@ def prepare(source: StepSpec | str | Path, options: ExportOptions, heard: Listen
     spec, name = _read(source, options.weights, heard)
     if options.vocabulary is not None:
         spec = replace(spec, vocabulary=options.vocabulary)
-    vocabulary = None if spec.vocabulary is None else read_vocabulary_file(Path(spec.vocabulary))
+    vocabulary = _vocabulary(spec)
     if options.inputs is not None:
         spec = replace(spec, samples=_samples(Path(options.inputs)))
     spec = _with_text(spec, vocabulary, options.text, options.tokens)
@@ -135,7 +130,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
             f"{bundle.path}: is the bundle of a model of your own, --checkpoint is for a Transformer-XL's; "
             "give --module FILE.py:FUNCTION and --weights"
         )
-    from txl_export.families.own_module.verifying import replay_vectors, verify_step
+    from txl_export.families.own_module.verifying import check_same_module, replay_vectors, verify_step
 
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     backend = "cpu" if emulated else backend
@@ -146,9 +141,9 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
                 raise UsageError("--weights is given without --module; give --module FILE.py:FUNCTION too")
             heard.warn("the bundle's own vectors are replayed; --module FILE.py:FUNCTION compares it with the module")
             return replay_vectors(opener, heard)
-        spec, _ = _read(request.module, request.weights, heard)
-        words = None if spec.vocabulary is None else read_vocabulary_file(Path(spec.vocabulary))
-        spec = _with_text(spec, words, request.text, request.tokens)
+        spec, name = _read(request.module, request.weights, heard)
+        check_same_module(spec, name, bundle, heard)
+        spec = _with_text(spec, _vocabulary(spec), request.text, request.tokens)
         plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, heard)
         stand_in = EMULATED if emulated else None
         return verify_step(opener, plan, "the module itself", request.segments, heard, stand_in)
@@ -159,10 +154,20 @@ def _read(source: StepSpec | str | Path, weights: str | Path | None, heard: List
     if isinstance(source, StepSpec):
         if weights is not None:
             raise UsageError("weights are given beside a StepSpec, whose module has its own; leave them out")
+        check_declared(source)
         return source, type(source.module).__name__
     file, _, function = str(source).rpartition(":")
-    heard.warn(f"{file} is run on this machine; of it, only graphs and weights enter the bundle")
+    if Path(file).is_file():
+        heard.warn(f"{file} is run on this machine; of it, only graphs and weights enter the bundle")
     return load_spec(str(source), None if weights is None else str(weights)), f"{Path(file).name}:{function}"
+
+
+def _vocabulary(spec: StepSpec) -> bytes | None:
+    """As a bundle has it; None where there is none."""
+    given = spec.vocabulary
+    if isinstance(given, Mapping):
+        return msgspec.json.encode(given)
+    return None if given is None else read_vocabulary_file(Path(given))
 
 
 def _samples(path: Path) -> dict[str, NDArray[Any]]:
@@ -188,7 +193,8 @@ def _with_text(spec: StepSpec, vocabulary: bytes | None, text: str | Path | None
         raise UsageError("--text and --tokens are for a model with one input of token ids; give --inputs FILE.npz")
     entry = read[0]
     assert entry.tokens is not None
-    words = None if vocabulary is None else decode_vocabulary(vocabulary, entry.tokens, str(spec.vocabulary))
+    source = "the vocabulary" if isinstance(spec.vocabulary, Mapping) else str(spec.vocabulary)
+    words = None if vocabulary is None else decode_vocabulary(vocabulary, entry.tokens, source)
     ids = read_tokens(text, tokens, words, entry.tokens)
     assert ids is not None
     shape = [1 if size == "B" else len(ids) if size == "L" else 1 for size in entry.shape]

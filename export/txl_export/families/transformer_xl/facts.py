@@ -1,14 +1,22 @@
-"""What `inspect` says of a Transformer-XL beside what the tables of its bundle say."""
+"""What can be said of a Transformer-XL without PyTorch; functions as in `families.registry.Facts`."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
 
 from txl_runtime.bundle.manifest import Manifest
 
 POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "absolute learned")
 
 
+def takes(source: object) -> bool:
+    """A path, or a state dict."""
+    return isinstance(source, str | PathLike | Mapping)
+
+
 def facts(manifest: Manifest) -> dict[str, str]:
-    """See `families.registry.Facts`."""
+    """Architecture, positions and dialect."""
     model = manifest.transformer_xl
     config, dialect = model.config, model.dialect
     norm = "pre" if config.pre_lnorm else "post"

@@ -43,11 +43,6 @@ FOR_OWN_MODULES = ("weights", "inputs", "growth")
 """Options that mean nothing for a checkpoint."""
 
 
-def takes(source: object) -> bool:
-    """See `Family`: a path, or a state dict."""
-    return isinstance(source, str | PathLike | Mapping)
-
-
 @dataclass
 class PreparedModel:
     """See `Prepared`."""
