@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from torch import Tensor, nn
-from txl_runtime.errors import UsageError
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from txl_runtime.bundle.vocabulary import decode_vocabulary
+from txl_runtime.errors import TxlError, UsageError
 
 from txl_export.families.own_module.attributes import put, value_at
 from txl_export.families.own_module.sizes import batch_axis, has_length, initial_value, input_sizes, output_specs
@@ -27,6 +32,8 @@ from txl_export.families.own_module.spec import (
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _RESERVED = {VALID, "fill", "head"}
 _OF_TOKENS = ("logits", "logprobs")
+_NEARLY = 0.8
+"""So similar a word is to another that it is taken for a slip: from 0 to 1."""
 
 
 def check_spec(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) -> None:
@@ -39,6 +46,18 @@ def check_spec(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) 
 
     Raises:
         UsageError: with what was found and what was expected.
+    """
+    check_declared(spec)
+    _check_numbers(spec, batch_size, segment_lengths)
+    for given in spec.inputs:
+        _check_samples(spec, given, max(segment_lengths))
+
+
+def check_declared(spec: StepSpec) -> None:
+    """The part of `check_spec` that needs no sizes; before it nothing may be asked of the inputs, states and outputs.
+
+    Raises:
+        UsageError: as there.
     """
     _check_module(spec)
     for kind, entries, expected in (
@@ -57,9 +76,39 @@ def check_spec(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) 
         _check_output(output)
     if len(told := [output.name for output in outputs if output.role in _OF_TOKENS]) > 1:
         raise UsageError(f"{' and '.join(told)} have the role logits or logprobs, expected one output at most")
-    _check_numbers(spec, batch_size, segment_lengths)
-    for given in spec.inputs:
-        _check_samples(spec, given, max(segment_lengths))
+    _check_vocabulary(spec)
+
+
+def remarks(spec: StepSpec) -> list[str]:
+    """What can be meant, but is more often a slip."""
+    found = []
+    for output in output_specs(spec):
+        role = output.role or ""
+        if role not in _OF_TOKENS and (near := get_close_matches(role.lower(), _OF_TOKENS, 1, _NEARLY)):
+            found.append(
+                f"output {output.name} has the role {role}, which is a word like any other; for the next token's it "
+                f"is {near[0]}"
+            )
+    if any(module.training and _evaluates_otherwise(module) for module in spec.module.modules()):
+        found.append("the module was in training mode; it is exported in evaluation mode, without dropout and the like")
+    return found
+
+
+def _evaluates_otherwise(module: nn.Module) -> bool:
+    """Whether a module may compute something else in evaluation mode: dropout, batch norm, or code that asks."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, _BatchNorm):
+        return True
+    dropout = getattr(module, "dropout", 0.0)
+    if isinstance(dropout, float) and dropout > 0:
+        return True
+    own = [value for kind in type(module).__mro__ if _is_own(kind) for value in vars(kind).values()]
+    return any("training" in code.co_names for value in own if (code := getattr(value, "__code__", None)))
+
+
+def _is_own(kind: type) -> bool:
+    return not kind.__module__.startswith(("torch.", "builtins"))
 
 
 def _check_module(spec: StepSpec) -> None:
@@ -71,8 +120,26 @@ def _check_module(spec: StepSpec) -> None:
     for name, tensor in tensors:
         if tensor.device.type != "cpu":
             raise UsageError(f"{name} is on {tensor.device}, expected cpu; return module.cpu()")
-    if spec.vocabulary is not None and not Path(spec.vocabulary).is_file():
-        raise UsageError(f"the vocabulary {spec.vocabulary} is no file; correct its path, or leave it out")
+
+
+def _check_vocabulary(spec: StepSpec) -> None:
+    given = spec.vocabulary
+    if given is None:
+        return
+    if isinstance(given, (str, Path)):
+        if not Path(given).is_file():
+            raise UsageError(f"the vocabulary {given} is no file; correct its path, or leave it out")
+        return
+    if not isinstance(given, Mapping):
+        raise UsageError(f"vocabulary is a {type(given).__name__}, expected the path of a file, or a dictionary")
+    sizes = [entry.tokens for entry in spec.inputs if entry.tokens is not None]
+    try:
+        decode_vocabulary(msgspec.json.encode(given), max(sizes, default=0), "the vocabulary")
+    except (TxlError, TypeError, OverflowError) as error:
+        said = str(error).partition(";")[0]
+        raise UsageError(
+            f'{said}; expected one of the tokens that the module takes, such as {{"kind": "bytes"}}'
+        ) from None
 
 
 def _check_list(kind: str, entries: Any, expected: tuple[type, ...]) -> None:
@@ -98,7 +165,9 @@ def _check_names(spec: StepSpec, outputs: Sequence[OutputSpec]) -> None:
             raise UsageError(f"{what} has a name that bundles use themselves{why}; give it another one")
     for names in ([name for _, name in read], [entry.name for entry in spec.states]):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise UsageError(f"{', '.join(twice)} is the name of two; expected one each over inputs and outputs")
+            raise UsageError(
+                f"{', '.join(twice)} is the name of two; expected one name each: inputs and outputs share theirs"
+            )
     for entry in spec.states:
         for other in spec.states:
             if other.name.startswith(f"{entry.name}."):  # engines want inputs and outputs that sort alike
@@ -198,6 +267,8 @@ def _check_numbers(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
 def _check_samples(spec: StepSpec, entry: InputSpec, longest: int) -> None:
     if spec.samples is None:
         return
+    if not isinstance(spec.samples, Mapping):
+        raise UsageError(f"samples is a {type(spec.samples).__name__}, expected a dictionary of arrays by input name")
     names = [known.name for known in spec.inputs]
     if entry.name not in spec.samples or len(spec.samples) != len(names):
         raise UsageError(f"the samples are of {', '.join(spec.samples) or 'nothing'}, expected {', '.join(names)}")

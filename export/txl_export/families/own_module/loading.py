@@ -15,7 +15,8 @@ from typing import Any
 
 from txl_runtime.errors import UsageError
 
-from txl_export.families.own_module.own_code import own_code
+from txl_export.families.own_module.checking import check_declared
+from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
 EXPECTED = "expected FILE.py:FUNCTION, a function build(weights) that returns a StepSpec"
@@ -24,7 +25,8 @@ EXPECTED = "expected FILE.py:FUNCTION, a function build(weights) that returns a 
 def load_spec(target: str, weights: str | None) -> StepSpec:
     """What FUNCTION of FILE.py returns for a path of weights; `target` is cut at its last colon.
 
-    The file is imported under its own name, with its folder first on the path as long as it runs.
+    The file is imported under its own name, with its folder first on the path and its path alone in `sys.argv` as
+    long as it runs.
 
     Raises:
         UsageError: there is no such file or function, or it takes or returns something else.
@@ -37,13 +39,20 @@ def load_spec(target: str, weights: str | None) -> StepSpec:
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "no such file"
         raise UsageError(f"{file}: {found}; {EXPECTED}")
-    with _folder_on_path(path.resolve().parent):
+    with _as_a_script(path):
         module = _imported(path)
-        call = _call(_function(module, name, path), weights, f"{path.name}:{name}")
-        with own_code(f"{path.name}:{name} failed"):
-            spec = call()
+        function = _function(module, name, path)
+        call = _call(function, weights, f"{path.name}:{name}")
+        try:
+            with own_code(f"{path.name}:{name} failed"):
+                spec = call()
+        except OwnCodeError as error:
+            if weights is None and call is not function:  # it was given None
+                raise OwnCodeError(f"{error}; no --weights were given", error.frames) from error
+            raise
     if not isinstance(spec, StepSpec):
         raise UsageError(f"{path.name}:{name} returned a {type(spec).__name__}, expected a txl_export.StepSpec")
+    check_declared(spec)
     return spec
 
 
@@ -108,10 +117,14 @@ def _takes(signature: inspect.Signature, *arguments: Any) -> bool:
 
 
 @contextmanager
-def _folder_on_path(folder: Path) -> Iterator[None]:
+def _as_a_script(path: Path) -> Iterator[None]:
+    """With the path and the arguments that Python would give the file: none, of this command's."""
+    folder, arguments = path.resolve().parent, sys.argv
     sys.path.insert(0, str(folder))
+    sys.argv = [str(path)]
     try:
         yield
     finally:
+        sys.argv = arguments
         if str(folder) in sys.path:
             sys.path.remove(str(folder))

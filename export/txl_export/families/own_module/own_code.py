@@ -19,6 +19,11 @@ _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib",
 _TORCH = Path(sysconfig.get_path("platlib")).resolve() / "torch"
 _NAMED_KEYS = 3
 """So many names of weights stand in a message."""
+_FLOAT_INDICES = re.compile(
+    r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be"
+    r"|Expected dtype int64 for index|index tensor of type LongTensor"
+)
+_LACKS_ARGUMENTS = re.compile(r"forward\(\) missing \d+ required positional argument")
 
 
 class OwnCodeError(UsageError):
@@ -59,8 +64,17 @@ def failure(error: BaseException, doing: str) -> OwnCodeError:
     else:
         place = described(frames[-1]) if frames else ""
     shown = _misfit(error) or f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
-    message = f"{doing}: {shown}" + (f" ({place})" if place else "")
+    message = f"{doing}: {shown}" + (f" ({place})" if place else "") + _advice(error, bool(frames))
     return OwnCodeError(message, "".join(traceback.format_list(frames)))
+
+
+def _advice(error: BaseException, inside: bool) -> str:
+    """What to do about an exception where its words tell; `inside`: it arose in the user's code, not at its call."""
+    if _FLOAT_INDICES.search(str(error)):
+        return "; declare token ids as such: InputSpec(..., tokens=V)"
+    if not inside and isinstance(error, TypeError) and _LACKS_ARGUMENTS.search(str(error)):
+        return "; a state is an argument of forward where a StateSpec without attribute= declares it"
+    return ""
 
 
 def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:

@@ -114,9 +114,9 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
         outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
     tries = Tries(Eager(spec), batch_size)
+    check_first_calls(tries, lengths[0])
     for length in lengths:
         check_numbers(tries, length)
-    check_first_calls(tries, lengths[0])
     for length in lengths:
         check_pure(tries, length)
     to_fill = len({transition.stage.number for transition in transitions}) + 1

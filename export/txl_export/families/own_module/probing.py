@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import changed, leaves, same_bits, untouched
+from txl_export.families.own_module.keeping import kept_of_a_call
 from txl_export.families.own_module.own_code import described, is_users
 from txl_export.families.own_module.running import Eager, RawStep, difference
 from txl_export.families.own_module.sizes import (
@@ -71,7 +72,7 @@ class Tries:
 
 
 def check_first_calls(tries: Tries, length: int) -> None:
-    """Refuse a module that keeps something of its first call, whatever that was.
+    """Refuse a module that keeps something of its first calls, whatever that was.
 
     Raises:
         UsageError: what it keeps was not declared and depends on what it was given.
@@ -82,6 +83,11 @@ def check_first_calls(tries: Tries, length: int) -> None:
             tries.states(length)
             found.append(leaves(module))
     _refuse_kept(tries.eager, changed(*found))
+    with untouched(module):
+        states = fresh_states(tries.eager.spec, tries.batch_size, tries.eager.dtype)
+        for _ in range(2):
+            states, kept = kept_of_a_call(tries.eager, tries.inputs(length), states, tries.valid(length))
+            _refuse_kept(tries.eager, kept)
 
 
 def check_pure(tries: Tries, length: int) -> None:
@@ -112,8 +118,9 @@ def check_pure(tries: Tries, length: int) -> None:
                     "the same every time, so leave dropout and noise out of it (training=self.training)"
                 )
         two = _results(eager.checked(_copies(inputs), _copies(states), valid))
-    eager.checked(tries.inputs(length), _copies(states), valid)
+    _, kept = kept_of_a_call(eager, tries.inputs(length), states, valid)
     _check_attributes(eager, before)
+    _refuse_kept(eager, kept)
 
 
 def _copies(tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
@@ -196,6 +203,50 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def check_numbers(tries: Tries, length: int) -> None:
+    """Refuse NaN, which cannot be compared with anything.
+
+    Raises:
+        UsageError: an output or a state holds it after a few segments from the start.
+    """
+    spec = tries.eager.spec
+    given = "random inputs" if spec.samples is None else "the inputs that it was given"
+    for _, outputs, after in _from_the_start(tries, length, _STEPS):
+        found = {f"output {name}": tensor for name, tensor in outputs.items()}
+        for what, tensor in (found | {f"state {name}": tensor for name, tensor in after.items()}).items():
+            if tensor.is_floating_point() and bool(tensor.isnan().any()):
+                raise UsageError(
+                    f"{what} of the module holds NaN for {given}, expected numbers; give real ones with samples= or "
+                    "--inputs, or correct the module"
+                )
+
+
+def constant_states(tries: Tries, lengths: Sequence[int], segments: int) -> list[str]:
+    """The declared states that come back as they went in, in every one of some segments from the start."""
+    constant = [entry.name for entry in tries.eager.spec.states]
+    for length in lengths:
+        for states, _, after in _from_the_start(tries, length, segments + _STEPS):
+            constant = [name for name in constant if _is_same(states[name], after[name])]
+            if not constant:
+                return []
+    return constant
+
+
+def _is_same(before: Tensor | None, after: Tensor) -> bool:
+    return before is not None and same_bits(before, after)
+
+
+def _from_the_start(
+    tries: Tries, length: int, segments: int
+) -> Iterator[tuple[States, dict[str, Tensor], dict[str, Tensor]]]:
+    """For every segment the states before, the outputs, and the states after."""
+    states = fresh_states(tries.eager.spec, tries.batch_size, tries.eager.dtype)
+    for _ in range(segments):
+        outputs, after = tries.eager(tries.inputs(length), states, tries.valid(length))
+        yield states, outputs, after
+        states = dict(after)
+
+
 def idle_states(tries: Tries, length: int, segments: int) -> list[str]:
     """The declared states that change no output within a few segments, whatever they hold after some from the start."""
     start = tries.states(length, segments)
@@ -247,7 +298,7 @@ def dependence(tries: Tries, length: int) -> str:
 
     Neighbours read and hold something else, then NaN; then sequences change places.
     """
-    spec, batch = tries.eager.spec, tries.batch_size
+    spec = tries.eager.spec
     for entry in spec.states:
         if "B" not in entry.shape:
             return f"state {entry.name} has no batch axis"
@@ -256,6 +307,12 @@ def dependence(tries: Tries, length: int) -> str:
     for output in output_specs(spec):
         if output.shape is not None and "B" not in output.shape:
             return f"output {output.name} has no batch axis"
+    return influence(tries, length)
+
+
+def influence(tries: Tries, length: int) -> str:
+    """How sequences of a batch influence one another; "" where they do not."""
+    batch = tries.batch_size
     if batch == 1:
         return ""
     return _neighbours(tries, length, 0) or _neighbours(tries, length, batch - 1) or _places(tries, length)
@@ -265,7 +322,7 @@ def _neighbours(tries: Tries, length: int, row: int) -> str:
     """What of one sequence changes with the others."""
     spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
     expected = _rows(spec, tries.eager(inputs, states, valid), row)
-    others, held = tries.inputs(length), tries.states(length, 3)
+    others, held = tries.inputs(length), tries.states(length)
     for what, given, kept in (
         ("other values", others, held),
         ("NaN", _spoilt(others), _spoilt(held)),

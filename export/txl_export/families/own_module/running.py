@@ -213,8 +213,8 @@ def _in_order(results: Any, outputs: Sequence[str], states: Sequence[str]) -> tu
             f"the module returned {_described(results)}, expected {len(wanted)} tensors: {', '.join(wanted)} "
             "(outputs, then states); declare what it returns, or give step="
         )
-    named = dict(zip(wanted, results, strict=True))
-    return {name: named[name] for name in outputs}, {name: named[name] for name in states}
+    first = len(outputs)  # an output may be called as a state is
+    return dict(zip(outputs, results[:first], strict=True)), dict(zip(states, results[first:], strict=True))
 
 
 def _described(results: Any) -> str:

@@ -99,7 +99,7 @@ class StepSpec:
         step: f(module, inputs, states) → (outputs, states) by name, for a module that is called in another way.
         lengths: whether the module takes `valid`, int32 [B], behind its inputs and states (an input "valid" of `step`):
             rows of the segment that count.
-        vocabulary: file with the vocabulary of its tokens.
+        vocabulary: file with the vocabulary of its tokens, or the vocabulary itself, such as {"kind": "bytes"}.
         samples: real inputs to verify on, by name: as the input's shape, with any number at "B" and any length, of at
             least a segment, at "L". Random ones without.
     """
@@ -110,5 +110,5 @@ class StepSpec:
     outputs: Sequence[OutputSpec | str]
     step: StepFunction | None = None
     lengths: bool = False
-    vocabulary: str | Path | None = None
+    vocabulary: str | Path | Mapping[str, Any] | None = None
     samples: Mapping[str, Any] | None = None

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
+from safetensors import safe_open
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import sizes_of
+from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
 
+from txl_export.families.own_module.attributes import same_bits
+from txl_export.families.own_module.identity import own_tensors
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.reference import ModuleReference
+from txl_export.families.own_module.sizes import in_bundle, output_specs, state_sizes
+from txl_export.families.own_module.spec import StepSpec
 from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.vectors import selftest_vectors
 from txl_export.parity.steps.verification import verify_model
@@ -34,6 +42,69 @@ def verify_step(
         heard.warn(f"the reference is {reference.described}, so part of what differs may be its own rounding")
     told = [entry.name for entry in plan.spec.states if any(f"state {entry.name} " in line for line in plan.warnings)]
     return verify_model(open_model, reference, source, plan.spec.samples, segments, heard, stand_in_for, told)
+
+
+def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Listener) -> None:
+    """Before anything is run: whether a module has the bundle's tables, and its weights; other weights are a warning.
+
+    Raises:
+        UsageError: it has other inputs, outputs or states.
+    """
+    manifest = bundle.manifest
+    for what, found, expected in _tables(spec, manifest):
+        if found != expected:
+            raise UsageError(
+                f"{name} is not the module of this bundle: it has the {what} {_listed(found)}, the bundle has "
+                f"{_listed(expected)}; give the module that it was exported from"
+            )
+    with safe_open(bundle.file(manifest.weights), "pt") as stored:
+        names = set(stored.keys())
+        for path, tensor in own_tensors(spec.module).items():
+            kept = stored.get_tensor(path) if path in names else tensor
+            if kept.shape == tensor.shape and not same_bits(kept, tensor.detach().to(kept.dtype)):
+                listener.warn(f"the weights of the module are not those of the bundle (first: {path})")
+                return
+
+
+_Table = dict[str, tuple[Any, ...]]
+
+
+def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Table]]:
+    """Inputs, outputs and states by name: of a specification and of a manifest, as far as it says them."""
+    batch, outputs = manifest.batch_size, output_specs(spec)
+    told = {entry.name: entry.shape for entry in outputs if entry.shape is not None}
+    return [
+        (
+            "inputs",
+            {one.name: (in_bundle(one.module_dtype), *one.shape, *_beside(one)) for one in spec.inputs},
+            {one.name: (one.dtype, *one.shape, *_beside(one)) for one in manifest.inputs if one.role != "valid"},
+        ),
+        (
+            "outputs",
+            {one.name: tuple(told.get(one.name, ())) for one in outputs},
+            {one.name: tuple(one.shape) if one.name in told else () for one in manifest.outputs},
+        ),
+        (
+            "states",
+            {one.name: (in_bundle(one.dtype), *state_sizes(one, batch)) for one in spec.states},
+            {one.name: (one.dtype, *sizes_of(one.shape, batch, 0)) for one in manifest.states},
+        ),
+        (
+            "lengths",
+            {"valid" if spec.lengths else "exact": ()},
+            {manifest.lengths: ()},
+        ),
+    ]
+
+
+def _beside(entry: Any) -> list[str]:
+    """What an input says of itself beside dtype and shape."""
+    tokens = entry.tokens if hasattr(entry, "tokens") else entry.vocab
+    return [f"tokens={tokens}"] * (tokens is not None) + [f"lookahead={entry.lookahead}"] * bool(entry.lookahead)
+
+
+def _listed(table: Mapping[str, tuple[Any, ...]]) -> str:
+    return ", ".join(f"{name} {' × '.join(map(str, facts))}".rstrip() for name, facts in table.items()) or "none"
 
 
 def replay_vectors(open_model: Callable[[], Model], listener: Listener | None = None) -> Parity:

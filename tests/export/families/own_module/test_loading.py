@@ -171,6 +171,31 @@ def test_weights_that_do_not_fit_are_named(file, tmp_path):
     assert "cell.weight_ih is [12, 5], expected [12, 3]; give this module's own weights" in error
 
 
+def test_weights_that_were_forgotten_are_told(file):
+    text = GOOD.replace("if weights is not None", "if True").replace("read_weights(weights)", "torch.load(weights)")
+    path = file(text)
+    error = str(refusal(f"{path}:build", kind=OwnCodeError))
+    assert error.startswith("own_step_file.py:build failed: AttributeError: ")
+    assert error.endswith("; no --weights were given")
+    assert "no --weights" not in str(refusal(f"{path}:build", "model.pt", OwnCodeError))
+    path = file(GOOD.replace("return build(None)", "return build[0]"))
+    assert "no --weights" not in str(refusal(f"{path}:plain", kind=OwnCodeError))
+
+
+def test_the_file_sees_no_arguments_but_its_own_name(file, monkeypatch):
+    monkeypatch.setattr(sys, "argv", given := ["txl-deploy", "export", "--json"])
+    path = file("import sys\nassert sys.argv == [__file__]\n" + GOOD.replace("Cell()", "Cell(len(sys.argv) + 3)"))
+    assert load_spec(f"{path}:build", None).module.cell.hidden_size == 4
+    assert sys.argv is given
+    assert "1 / 0" in str(refusal(f"{file('1 / 0')}:build", kind=OwnCodeError))
+    assert sys.argv is given
+
+
+def test_tables_that_are_none_are_refused_at_once(file):
+    path = file(GOOD.replace('[InputSpec("x", ("B", 3))]', '[("x", ("B", 3))]'))
+    assert "one of the inputs is a tuple, expected InputSpec" in str(refusal(f"{path}:build"))
+
+
 def test_what_the_users_code_prints_is_no_result(file, capsys):
     load_spec(f"{file('print(1)' + GOOD)}:build", None)
     assert capsys.readouterr() == ("", "1\n")

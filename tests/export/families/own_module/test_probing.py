@@ -95,8 +95,18 @@ def test_a_module_that_takes_none_of_the_usual_lengths_asks_for_its_own():
         return x.reshape(2, 5, 4) + h[:, None], h + x.sum(1)
 
     spec = replace(spec_of(forward), inputs=[InputSpec("x", ("B", "L", 4))])
-    assert "if it takes segments of another length, give --segment-length" in refusal(spec)
+    assert "it takes segments of 5: give --segment-length 5, or look whether an axis is where" in refusal(spec)
     assert plan_of(spec, lengths=(5,)).segment_lengths == (5,)
+
+
+def test_nothing_is_said_of_lengths_where_another_does_not_help():
+    def forward(self, x, h):
+        return self.table[x].sum(1) + h, h + 1
+
+    spec = replace(spec_of(forward, table=torch.zeros(9, 4)), inputs=[InputSpec("x", ("B", "L"))])
+    told = refusal(spec)
+    assert "declare token ids as such: InputSpec(..., tokens=V)" in told
+    assert "--segment-length" not in told
 
 
 def test_look_ahead_and_lengths_are_tried():
@@ -208,6 +218,67 @@ def test_undeclared_state_is_named_wherever_it_is_kept():
         assert f"attribute='{path}'" in told
 
 
+def test_state_whose_value_happens_not_to_change_is_state():
+    """A largest value, an episode's mark, a queue of old rows: none of them changes while the module is tried."""
+
+    class Plain:
+        pass
+
+    def assigned(self, x, h):
+        self.kept = torch.maximum(self.kept, x.abs().max())
+        return x / self.kept + h, h + x
+
+    def copied(self, x, h):
+        self.kept.copy_(torch.maximum(self.kept, x.abs().max()))
+        return x / self.kept + h, h + x
+
+    def marked(self, x, h):
+        self.plain.kept = torch.where((x > 1e3).any(), x[0] * 0 + 5, self.plain.kept)
+        return x + self.plain.kept + h, h + x
+
+    def masked(self, x, h):
+        self.plain.kept[:2].masked_fill_(h[0, :2] > 1e3, 1.0)
+        return x + self.plain.kept + h, h + x
+
+    plain = Plain()
+    plain.kept = torch.zeros(4)
+    for forward, attributes, path in (
+        (assigned, {"kept": torch.tensor(10.0)}, "kept"),
+        (copied, {"kept": torch.tensor(10.0)}, "kept"),
+        (marked, {"plain": plain}, "plain.kept"),
+        (masked, {"plain": plain}, "plain.kept"),
+    ):
+        assert f"a call changes {path} of the module" in refusal(spec_of(forward, **attributes))
+
+
+def test_a_table_made_again_from_sizes_alone_is_no_state():
+    def forward(self, x, h):
+        self.table = torch.arange(x.shape[1]).to(x) + torch.zeros_like(x[0])
+        self.mask = x.new_ones(4)
+        return x + h + self.table + self.mask, h + x
+
+    assert plan_of(spec_of(forward, table=None, mask=None)).streams == "independent"
+
+
+def test_what_an_object_has_in_slots_is_looked_at():
+    class Slots:
+        __slots__ = ("__kept", "first")
+
+        def __init__(self):
+            self.__kept = None
+            self.first = None
+
+        def keep(self, x):
+            if self.__kept is None:
+                self.__kept = x.clone()
+            return self.__kept
+
+    def forward(self, x, h):
+        return x + h + self.slots.keep(x), h + x
+
+    assert "a call changes slots._Slots__kept of the module" in refusal(spec_of(forward, slots=Slots()))
+
+
 def test_what_is_kept_of_the_first_call_alone_is_state_too():
     def forward(self, x, h):
         if self.scale is None:
@@ -238,6 +309,76 @@ def test_a_state_that_changes_nothing_is_told():
 def _without_bank(module, given, states):
     new, bank, seen = module(given["frames"], torch.zeros_like(states["bank"]), states["seen"])
     return {"features": new + seen[:, None, None]}, {"bank": bank, "seen": seen}
+
+
+def test_a_state_that_comes_back_as_it_went_in_is_told():
+    def forgotten(self, x, h):
+        return self.cell(x, h), h
+
+    spec = spec_of(forgotten, cell=nn.GRUCell(4, 4))
+    told = ("state h comes back as it went in: did the module forget to return the new one?",)
+    assert plan_of(spec).warnings == told
+
+    def late(self, x, h, seen):
+        new = torch.where((seen >= 3)[:, None], self.cell(x, h), h)
+        return new * 2, new, seen + 1
+
+    states = [StateSpec("h", ("B", 4)), StateSpec("seen", ("B",), dtype="int32")]
+    assert plan_of(replace(spec_of(late, cell=nn.GRUCell(4, 4)), states=states)).warnings == ()
+
+
+def test_nan_is_refused_with_what_could_be_given_instead():
+    def forward(self, x, h):
+        return torch.log(x) + h, h + x
+
+    spec = spec_of(forward)
+    assert "output y of the module holds NaN for random inputs, expected numbers; give real ones with" in refusal(spec)
+    assert plan_of(replace(spec, samples={"x": np.ones((2, 4), np.float32)}))
+
+    def state(self, x, h):
+        return x.clone(), torch.sqrt(x)
+
+    assert "state h of the module holds NaN" in refusal(spec_of(state))
+
+
+def test_training_mode_is_told_where_it_may_matter():
+    def forward(self, x, h):
+        return self.part(x) + h, h + x
+
+    def asks(self, x, h):
+        return F.dropout(x, training=self.training) + h, h + x
+
+    told = "the module was in training mode; it is exported in evaluation mode, without dropout and the like"
+    for spec in (
+        spec_of(forward, part=nn.Dropout(0.5)),
+        spec_of(forward, part=nn.BatchNorm1d(4)),
+        spec_of(asks),
+    ):
+        assert plan_of(spec).warnings == (told,)
+        spec.module.eval()
+        assert plan_of(spec).warnings == ()
+    for part in (nn.Dropout(0.0), nn.Linear(4, 4), nn.MultiheadAttention(4, 1)):
+        spec = spec_of(lambda self, x, h: (x + h, h + x), part=part)
+        assert plan_of(spec).warnings == ()
+
+
+@pytest.mark.parametrize(("role", "near"), [("logit", "logits"), ("Logits", "logits"), ("log_probs", "logprobs")])
+def test_a_role_that_is_nearly_a_known_one_is_told(role, near):
+    spec = replace(spec_of(lambda self, x, h: (x + h, h + x)), outputs=[OutputSpec("y", role=role)])
+    assert plan_of(spec).warnings == (
+        f"output y has the role {role}, which is a word like any other; for the next token's it is {near}",
+    )
+    assert plan_of(replace(spec, outputs=[OutputSpec("y", role="value")])).warnings == ()
+
+
+def test_an_output_and_an_input_may_be_called_as_a_state_is():
+    def forward(self, x, h):
+        return h * 2, h + x
+
+    spec = replace(spec_of(forward), outputs=["h"])
+    assert plan_of(spec).outputs == (OutputSpec("h", ("B", 4), "feature"),)
+    spec = replace(spec_of(forward), inputs=[InputSpec("h", ("B", 4))])
+    assert plan_of(spec).streams == "independent"
 
 
 def test_sequences_that_look_at_one_another_run_in_lockstep():
@@ -305,6 +446,15 @@ WRONG = [
     ({"outputs": [OutputSpec("y", ("B", "L"))]}, 'has "L" in its shape, but no input has'),
     ({"module": None}, "module is a NoneType, expected a torch.nn.Module"),
     ({"vocabulary": "nowhere.txt"}, "the vocabulary nowhere.txt is no file"),
+    ({"vocabulary": 3}, "vocabulary is a int, expected the path of a file, or a dictionary"),
+    ({"vocabulary": {"kind": "byte"}}, "the vocabulary: Invalid value 'byte'"),
+    ({"vocabulary": {"kind": "bytes"}, "inputs": [InputSpec("x", ("B",), tokens=9)]}, "256 ids, the model has 9"),
+    ({"vocabulary": {"kind": object()}}, "expected one of the tokens that the module takes"),
+    ({"inputs": InputSpec("x", ("B", 4))}, "inputs is a InputSpec, expected a list of InputSpec"),
+    ({"states": StateSpec("h", ("B", 4))}, "states is a StateSpec, expected a list of StateSpec"),
+    ({"inputs": [("x", ("B", 4))]}, "one of the inputs is a tuple, expected InputSpec"),
+    ({"inputs": [InputSpec("x", 4)]}, "has the shape 4, expected a tuple"),
+    ({"samples": [1]}, "samples is a list, expected a dictionary of arrays by input name"),
 ]
 
 

@@ -219,5 +219,7 @@ def test_an_exception_in_the_module_names_the_segment_and_the_users_line():
 
 def test_a_module_that_takes_other_arguments_says_which():
     spec = replace(small_steps.policy(), states=[StateSpec("h", (2, "B", 8))])
-    with pytest.raises(OwnCodeError, match=r"the module failed with a segment of 3: TypeError: .*'c'$"):
+    with pytest.raises(
+        OwnCodeError, match=r"the module failed with a segment of 3: TypeError: .*'c'; a state is an argu"
+    ):
         run(spec)
