@@ -1,76 +1,114 @@
 """How far rounding alone takes a model: the reference in float32 against itself in float64, over the same segments.
 
 There are models that make small differences larger with every segment, untrained ones above all. No two computations of
-such a model stay together, so segments can only be compared one by one.
+such a model stay together, so what is in its way can only be compared segment by segment. Other outputs and states of
+the same model may be in nobody's way: they are told apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import AMPLIFIED
+from txl_runtime.ladder import AMPLIFIED, no_drift_limit
 from txl_runtime.types import Array
 
 from txl_export.parity.steps.chains import Planned
 from txl_export.parity.steps.inputs import InputSource
-from txl_export.parity.steps.results import TensorErrors
+from txl_export.parity.steps.results import StepChain, TensorErrors
 from txl_export.parity.steps.truth import Reference, ReferenceStreams
+
+SLACK = 5e-7
+"""So much below the limit of drift a tensor is taken for one that drifts by itself: a bundle rounds once more."""
 
 
 class OwnRounding:
     """The reference beside itself in float32.
 
     Attributes:
-        largest: largest |Δ| of any output or state that is no whole number, relative to max(1, largest value so far).
+        errors: how far each output and state is that is no whole number, by "output" or "state" and its name.
     """
 
     def __init__(self, manifest: Manifest, reference: Reference, single: Reference, count: int) -> None:
         self._sides = [ReferenceStreams(manifest, side, count) for side in (reference, single)]
-        self._errors: dict[str, TensorErrors] = {}
-        self.largest = 0.0
+        self._nats = {f"output {output.name}" for output in manifest.outputs if output.role == "logprobs"}
+        self.errors: dict[str, TensorErrors] = {}
+
+    @property
+    def largest(self) -> float:
+        """The largest of all."""
+        return max((errors.largest for errors in self.errors.values()), default=0.0)
 
     def segment(self, inputs: Mapping[str, Array], counts: Any) -> None:
         """One segment on both sides."""
+        pairs: dict[str, list[tuple[Array, Array]]] = {}
         outputs = [side.run(inputs, counts) for side in self._sides]
         for (_, exact), (_, rounded) in zip(*outputs, strict=True):
             for name, values in exact.items():
-                self._compare(f"output {name}", values, rounded[name])
+                pairs.setdefault(f"output {name}", []).append((values, rounded[name]))
         exact_state, rounded_state = (side.state() for side in self._sides)
         for name, held in exact_state.items():
             other = rounded_state[name]
             if held is not None and other is not None:
-                self._compare(f"state {name}", held, other)
+                pairs[f"state {name}"] = [(held, other)]
+        for name, some in pairs.items():
+            if np.issubdtype(some[0][0].dtype, np.floating):
+                self.errors.setdefault(name, TensorErrors(nats=name in self._nats)).add(*some)
 
     def reset(self) -> None:
         """Begin anew on both sides, as if nothing had been compared."""
-        self._errors, self.largest = {}, 0.0
+        self.errors = {}
         for side in self._sides:
             side.reset()
 
-    def _compare(self, name: str, exact: Array, rounded: Array) -> None:
-        if np.issubdtype(exact.dtype, np.floating):
-            errors = self._errors.setdefault(name, TensorErrors())
-            errors.add((exact, rounded))
-            self.largest = max(self.largest, errors.most[-1])
-
 
 def own_rounding(
-    manifest: Manifest, reference: Reference, samples: Mapping[str, Any] | None, chains: Sequence[Planned]
-) -> float:
-    """How far the reference in float32 is from itself at most in chains of whole segments; 0 where it has no higher
-    precision. No more chains are run when one says enough.
+    manifest: Manifest,
+    reference: Reference,
+    samples: Mapping[str, Any] | None,
+    chains: Sequence[tuple[Planned, StepChain]],
+) -> dict[str, float]:
+    """The outputs and states in which rounding grows in the module itself, with how far each is at most from itself in
+    float32; none where it has no higher precision.
+
+    Where one is further than `AMPLIFIED`, those that drift from themselves with it are among them.
+
+    Args:
+        manifest: of the bundle.
+        reference: the module.
+        samples: real inputs by name, or None.
+        chains: that were run, of which those of whole segments are run again.
     """
-    single, largest = reference.in_single(), 0.0
-    for chain in chains:
-        if single is None or not chain.length or largest > AMPLIFIED:
+    single = reference.in_single()
+    largest: dict[str, float] = {}
+    drifting = set()
+    for chain, ran in chains:
+        if single is None or not chain.length:
             continue
         beside = OwnRounding(manifest, reference, single, chain.streams)
         source = InputSource(manifest, samples, np.random.default_rng(0))
         counts = np.full(chain.streams, chain.length, np.int32)
-        for _ in range(chain.segments):
+        for _ in range(ran.segments):
             beside.segment(source.take(chain.streams, chain.length), counts)
-        largest = max(largest, beside.largest)
-    return largest
+        for name, errors in beside.errors.items():
+            largest[name] = max(largest.get(name, 0.0), errors.largest)
+            ends = ran.early_and_late_of(errors.mean)
+            if ends is not None and ends[1] > no_drift_limit(ends[0]) - SLACK:
+                drifting.add(name)
+    if max(largest.values(), default=0.0) <= AMPLIFIED:
+        return {}
+    return {name: value for name, value in largest.items() if value > AMPLIFIED or name in drifting}
+
+
+def told_apart(manifest: Manifest, free: StepChain, handed: StepChain, growing: Collection[str]) -> StepChain:
+    """A chain as it ran by itself, but for what rounding grows in: that as it ran from the module's own states."""
+    logprobs = manifest.logprobs
+    chain = handed if logprobs is not None and f"output {logprobs.name}" in growing else free
+    return replace(
+        chain,
+        outputs={name: (handed if f"output {name}" in growing else free).outputs[name] for name in free.outputs},
+        states={name: (handed if f"state {name}" in growing else free).states[name] for name in free.states},
+    )

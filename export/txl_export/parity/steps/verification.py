@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from txl_runtime.ladder import AMPLIFIED
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 
-from txl_export.parity.report import Gate, Parity
-from txl_export.parity.steps.amplifying import own_rounding
+from txl_export.parity.report import Parity
+from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import Trial, planned, run_chain
 from txl_export.parity.steps.judging import judge
@@ -54,29 +54,32 @@ def verify_model(
     precision: str = stand_in_for or manifest.precision
     described = f"{source}, {reference.described}"
 
-    def run(place: Path, handing_over: bool) -> tuple[list[StepChain], tuple[Gate, ...]]:
+    def run(trial: Trial) -> list[StepChain]:
         heard.stage("verify against PyTorch", sum(chain.segments for chain in chains))
-        trial = Trial(model, reference, samples, Bits(), place, heard, handing_over)
-        found = [run_chain(trial, chain, seed) for seed, chain in enumerate(chains)]
-        heard.stage("compare bits of sequences and snapshots")
-        compare_bits(model, samples, trial.bits, place)
-        return found, tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
+        return [run_chain(trial, chain, seed) for seed, chain in enumerate(chains)]
 
     with few_threads(reference.small), tempfile.TemporaryDirectory(prefix="txl-verify-") as place:
-        found, gates = run(Path(place), handing_over=False)
+        trial = Trial(model, reference, samples, Bits(), Path(place), heard)
+        found = run(trial)
+        heard.stage("compare bits of sequences and snapshots")
+        compare_bits(model, samples, trial.bits, Path(place))
+        gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
         if any(gate.passed is False for gate in gates):
             heard.stage("look whether rounding grows in the module itself")
-            rounding = own_rounding(manifest, reference, samples, chains)
-            if rounding > AMPLIFIED:
+            growing = own_rounding(manifest, reference, samples, list(zip(chains, found, strict=True)))
+            if growing:
+                most, names = max(growing.values()), ", ".join(growing)
                 described += (
-                    f"; in float32 it is {rounding:.1e} away from that itself, because it amplifies rounding, "
-                    "so every segment begins with its state"
+                    f"; in float32 it is {most:.1e} away from that itself, because it amplifies rounding, so every "
+                    f"segment begins with its state for {names}"
                 )
                 heard.warn(
-                    f"the module amplifies rounding: in float32 it is {rounding:.1e} away from itself in float64 in a "
-                    "chain; segments are compared one by one, each from the module's own state"
+                    f"the module amplifies rounding: in float32 it is {most:.1e} away from itself in float64 in a "
+                    f"chain; segments are compared one by one, each from the module's own state, for {names}"
                 )
-                found, gates = run(Path(place), handing_over=True)
+                handed = run(replace(trial, bits=Bits(), handing_over=True))
+                found = [told_apart(manifest, *pair, growing) for pair in zip(found, handed, strict=True)]
+                gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
     for name in idle_states(model, samples):
         if name not in idle:
             heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
