@@ -72,6 +72,11 @@ def leaves(module: nn.Module) -> dict[str, Any]:
     return {path: value.detach().clone() if isinstance(value, Tensor) else value for path, value in _walk(module)}
 
 
+def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor reachable from a module, with its path."""
+    return ((path, value) for path, value in _walk(module) if isinstance(value, Tensor))
+
+
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The paths whose values differ, or that are on one side alone."""
     missing = object()
@@ -124,8 +129,37 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(index), item) for index, item in enumerate(value))
     elif isinstance(value, np.ndarray):
         yield from (("dtype", str(value.dtype)), ("shape", repr(value.shape)), ("values", value.tobytes()))
-    elif hasattr(value, "__dict__"):
-        yield from list(vars(value).items())
+    else:
+        yield from _named(value).items()
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """An object's attributes, those in slots as well."""
+    return _Slots(value).copy() | (dict(vars(value)) if hasattr(value, "__dict__") else {})
+
+
+class _Slots:
+    """What an object has in `__slots__`, as the part of a dictionary that is needed here."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner, self._names = owner, list[str]()
+        for kind in type(owner).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else tuple(slots):
+                private = name.startswith("__") and not name.endswith("__")
+                self._names.append(f"_{kind.__name__.lstrip('_')}{name}" if private else name)
+        self._names = [name for name in self._names if name not in ("__dict__", "__weakref__")]
+
+    def copy(self) -> dict[str, Any]:
+        return {name: getattr(self._owner, name) for name in self._names if hasattr(self._owner, name)}
+
+    def clear(self) -> None:
+        for name in self.copy():
+            object.__delattr__(self._owner, name)
+
+    def update(self, content: dict[str, Any]) -> None:
+        for name, value in content.items():
+            object.__setattr__(self._owner, name, value)
 
 
 @contextmanager
@@ -160,4 +194,6 @@ def _containers(module: nn.Module) -> Iterator[tuple[Any, Any]]:
             yield value, value.copy()
         elif hasattr(value, "__dict__") and not isinstance(value, (tuple, Tensor)):
             yield vars(value), dict(vars(value))
+        if slots := _Slots(value).copy():
+            yield _Slots(value), slots
         waiting.extend((item, depth + 1) for _, item in _items(value))

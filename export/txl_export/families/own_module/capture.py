@@ -26,12 +26,16 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import users_frames
 from txl_export.families.own_module.tracer_worker import TracerError, trace
 from txl_export.families.own_module.trial import Example, TrialError, try_graph
-from txl_export.families.own_module.value_reads import value_read
+from txl_export.families.own_module.value_reads import Reads, value_reads
 from txl_export.graphs.settling import OPSET, UnsettledError, settle
 from txl_export.graphs.tracing import quiet
 
 Route = Literal["export", "decomposed", "tracer"]
 ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
+
+
+_READING = ("_local_scalar_dense", "item", "_assert_async", "_assert_scalar")
+"""In the names of the operators by which `torch.export` keeps that a value is read."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,20 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
         examples: to trace with, the first, and to compare on, all of them.
         routes: to try, in order.
 
+    Values that the step reads, and Python may decide by, have to be in the graph. `torch.export` keeps them as numbers
+    of the graph and fails where Python asks for one. So a graph of its that reads nothing was made of a step that does
+    something else while it is captured. The tracer takes every value that is read for a constant.
+
     Raises:
         UsageError: no route's graph computes what the module computes; the message names the most telling reason.
     """
     network.eval()
     reasons: list[_Reason] = []
-    exported: list[Any] = []
+    made = _Made(_reads(network, examples[0]))
     for route in routes:
         try:
             with untouched(network.module), silence(), torch.no_grad():
-                model = _ROUTES[route](network, examples[0], exported)
+                model = _ROUTES[route](network, examples[0], made)
                 settle(model, name, network.inputs, network.outputs)
                 try_graph(model, network, examples)
         except (_ReadError, TracerError, TrialError, UnsettledError) as error:
@@ -94,27 +102,55 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
     )
 
 
-def _export(network: StepNetwork, example: Example, exported: list[Any]) -> ir.Model:
+@dataclass
+class _Made:
+    """What routes share: the values that the step reads, and what `torch.export` made of it."""
+
+    reads: Reads
+    exported: Any = None
+
+
+def _reads(network: StepNetwork, example: Example) -> Reads:
+    """Where the step reads values; an exception of its code comes again in every route, and is told there."""
+    with untouched(network.module), silence(), contextlib.suppress(Exception):
+        return value_reads(network, [tensor.clone() for tensor in example.given])
+    return Reads("an unknown place", None)
+
+
+def _export(network: StepNetwork, example: Example, made: _Made) -> ir.Model:
     """By `torch.export`; what it made is kept for taking it apart."""
-    exported.append(_exported(network, example))
-    return _to_onnx(exported[0], network)
+    return _to_onnx(_symbolic(network, example, made), network)
 
 
-def _decomposed(network: StepNetwork, example: Example, exported: list[Any]) -> ir.Model:
-    if not exported:
-        exported.append(_exported(network, example))
-    return _to_onnx(exported[0].run_decompositions(), network)
+def _decomposed(network: StepNetwork, example: Example, made: _Made) -> ir.Model:
+    return _to_onnx(_symbolic(network, example, made).run_decompositions(), network)
 
 
-def _traced(network: StepNetwork, example: Example, exported: list[Any]) -> ir.Model:
-    place = value_read(network, [tensor.clone() for tensor in example.given])
+def _symbolic(network: StepNetwork, example: Example, made: _Made) -> Any:
+    """What `torch.export` makes of the step, once."""
+    if made.exported is None:
+        made.exported = _exported(network, example)
+    if made.reads.by_python is not None and not any(_reads_a_value(node) for node in made.exported.graph.nodes):
+        raise _ReadError(
+            f"the step reads a value at {made.reads.by_python}, and not while it is captured, so that the graph may "
+            "compute something else"
+        )
+    return made.exported
+
+
+def _reads_a_value(node: Any) -> bool:
+    return node.op == "call_function" and any(word in str(node.target) for word in _READING)
+
+
+def _traced(network: StepNetwork, example: Example, made: _Made) -> ir.Model:
+    place = made.reads.anywhere
     if place is not None:
         raise _ReadError(f"what the step does next depends on a value that it reads at {place}")
     inputs, outputs = ([spec.name for spec in side] for side in (network.inputs, network.outputs))
     return trace(network, tuple(tensor.clone() for tensor in example.given), inputs, outputs, OPSET)
 
 
-_ROUTES: dict[Route, Callable[[StepNetwork, Example, list[Any]], ir.Model]] = {
+_ROUTES: dict[Route, Callable[[StepNetwork, Example, _Made], ir.Model]] = {
     "export": _export,
     "decomposed": _decomposed,
     "tracer": _traced,
