@@ -110,6 +110,9 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
         )
     if growth not in GROWTHS:
         raise UsageError(f"growth {growth!r} is not known, expected {', '.join(GROWTHS)}")
+    for entry in plan.spec.states:
+        if entry.dtype == "int64":
+            heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
     graphs, chosen, note = _captured(plan, growth, heard)
     inputs, outputs = input_table(plan), output_table(plan)
     identity = model_id(plan.spec, inputs, outputs, [model.graph for model in graphs.models])

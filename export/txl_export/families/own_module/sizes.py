@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,7 +87,7 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
     if value is None:
         return None
     if isinstance(value, (bool, int, float, np.number)):
-        return float(value)
+        return _number(entry, float(value))
     if isinstance(value, str):
         try:
             found = value_at(spec.module, value)
@@ -146,8 +147,21 @@ def _fresh(spec: StepSpec, entry: StateSpec, batch_size: int, dtype: torch.dtype
     if entry.grows is not None:
         return torch.zeros([0 if axis == entry.grows else size for axis, size in enumerate(sizes)], dtype=kind)
     batch = batch_axis(entry.shape)
-    tensor = torch.as_tensor(value).to(kind).expand([size for axis, size in enumerate(sizes) if axis != batch])
+    exact = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    tensor = exact.to(kind).expand([size for axis, size in enumerate(sizes) if axis != batch])
     return (tensor if batch is None else tensor.unsqueeze(batch).expand(sizes)).clone()
+
+
+def _number(entry: StateSpec, value: float) -> float | Tensor:
+    """A number that a state starts as; JSON has no infinities, so those are tensors."""
+    if entry.dtype != "float32":
+        most = 1 if entry.dtype == "bool" else 2**31 - 1
+        if not value.is_integer() or not -most <= value <= most:
+            raise UsageError(
+                f"state {entry.name} starts as {value:g}, expected a whole number of at most {most}, because it is "
+                f"{in_bundle(entry.dtype)} in a bundle"
+            )
+    return value if math.isfinite(value) else torch.tensor(value)
 
 
 def random_inputs(

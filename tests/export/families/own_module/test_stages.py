@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from stand_ins import small_steps
+from torch import nn
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.running import Eager
-from txl_export.families.own_module.spec import InputSpec
+from txl_export.families.own_module.sizes import fresh_states, initial_value
+from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.stages import reached
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
@@ -64,3 +67,20 @@ def test_a_length_that_the_module_cannot_take_is_named_with_the_line():
     spec = replace(small_steps.ahead(), inputs=[InputSpec("frames", ("B", "L", 3))])
     with pytest.raises(OwnCodeError, match=r"with a segment of 1: .*small_steps\.py:\d+: new = self\.mix"):
         reached(Eager(spec), 1, (3, 1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "initial", "said"),
+    [("int32", 1.5, "starts as 1.5"), ("int64", 2**40, "of at most 2147483647"), ("bool", 2, "of at most 1,")],
+)
+def test_a_start_that_a_bundle_cannot_hold_is_refused(dtype, initial, said):
+    with pytest.raises(UsageError, match=said):
+        initial_value(StepSpec(nn.Identity(), [], [], []), StateSpec("n", ("B",), dtype=dtype, initial=initial))
+
+
+def test_numbers_that_json_or_float32_lose_start_states_as_they_are():
+    spec = StepSpec(nn.Identity(), [], [StateSpec("least", ("B", 2), initial=float("-inf"))], [])
+    assert isinstance(initial_value(spec, spec.states[0]), torch.Tensor)
+    assert fresh_states(spec, 3, torch.float32)["least"].tolist() == [[float("-inf")] * 2] * 3
+    count = StepSpec(nn.Identity(), [], [StateSpec("n", ("B",), dtype="int32", initial=16777217)], [])
+    assert fresh_states(count, 2, torch.float32)["n"].tolist() == [16777217] * 2
