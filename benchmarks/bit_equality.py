@@ -35,6 +35,8 @@ RELATIVE, ABSOLUTE = 1e-6, 1e-12
 """How far such figures may be apart, when a divergence is computed in another way, to count as explained."""
 EXPLAINED = {
     r"backends?(_notes)?\.": "what is said of backends that are not taken",
+    r"(manifest\.)?joint ": "a field that bundles without it have as well",
+    r"(commits|lengths|streams) \('absent'": "what inspect says since format 2",
     r"bytes ": "size of a bundle whose report.json holds other figures",
 }
 """Places of the command line's documents that may differ, as regular expressions, and what stands there."""
@@ -381,13 +383,14 @@ def _document(old: Any, new: Any, name: str) -> str:
 def _in_one_format(document: Any) -> Any:
     """A manifest of format 1, alone or in another document, as the runtime takes it over."""
     from txl_runtime.bundle.format1 import Format1
+    from txl_runtime.bundle.manifest import FORMAT_VERSION, Manifest
 
     if not isinstance(document, dict):
         return document
     if document.get("format") == "txl-deploy.bundle" and document["format_version"].startswith("1."):
-        upgraded = msgspec.convert(document, Format1).upgraded()
-        kept = {name: value for name, value in document.items() if name in ("format_version", *upgraded)}
-        return {**kept, **json.loads(msgspec.json.encode(upgraded)), "format_version": "2.0"}
+        taken_over = Manifest(format_version=FORMAT_VERSION, **msgspec.convert(document, Format1).upgraded())
+        plain = json.loads(msgspec.json.encode(taken_over))
+        return {name: value for name, value in plain.items() if name not in UNSTABLE}
     return {name: _in_one_format(value) for name, value in document.items()}
 
 
