@@ -8,7 +8,7 @@ the same model may be in nobody's way: they are told apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,16 +65,27 @@ class OwnRounding:
             side.reset()
 
 
+@dataclass(frozen=True)
+class Growing:
+    """What rounding grows in.
+
+    Attributes:
+        far: outputs and states that are further than `AMPLIFIED` from themselves in float32, and how far at most.
+        drifting: others whose small distance from themselves becomes larger along a chain.
+    """
+
+    far: Mapping[str, float]
+    drifting: Collection[str]
+
+
 def own_rounding(
     manifest: Manifest,
     reference: Reference,
     samples: Mapping[str, Any] | None,
     chains: Sequence[tuple[Planned, StepChain]],
-) -> dict[str, float]:
-    """The outputs and states in which rounding grows in the module itself, with how far each is at most from itself in
-    float32; none where it has no higher precision.
-
-    Where one is further than `AMPLIFIED`, those that drift from themselves with it are among them.
+) -> Growing | None:
+    """What rounding grows in in the module itself; None where nothing is far from itself in float32, and where it has
+    no higher precision.
 
     Args:
         manifest: of the bundle.
@@ -98,17 +109,25 @@ def own_rounding(
             ends = ran.early_and_late_of(errors.mean)
             if ends is not None and ends[1] > no_drift_limit(ends[0]) - SLACK:
                 drifting.add(name)
-    if max(largest.values(), default=0.0) <= AMPLIFIED:
-        return {}
-    return {name: value for name, value in largest.items() if value > AMPLIFIED or name in drifting}
+    far = {name: value for name, value in largest.items() if value > AMPLIFIED}
+    return Growing(far, drifting - set(far)) if far else None
 
 
-def told_apart(manifest: Manifest, free: StepChain, handed: StepChain, growing: Collection[str]) -> StepChain:
-    """A chain as it ran by itself, but for what rounding grows in: that as it ran from the module's own states."""
+def told_apart(manifest: Manifest, free: StepChain, handed: StepChain, growing: Growing) -> StepChain:
+    """A chain as it ran by itself, but for what rounding grows in: that as it ran from the module's own states, and of
+    what only drifts with it the drift.
+    """
+
+    def chosen(kind: str) -> dict[str, TensorErrors]:
+        found: dict[str, TensorErrors] = {}
+        for name, errors in getattr(free, f"{kind}s").items():
+            other: TensorErrors = getattr(handed, f"{kind}s")[name]
+            if f"{kind} {name}" in growing.drifting:
+                found[name] = replace(errors, mean=other.mean)
+            else:
+                found[name] = other if f"{kind} {name}" in growing.far else errors
+        return found
+
     logprobs = manifest.logprobs
-    chain = handed if logprobs is not None and f"output {logprobs.name}" in growing else free
-    return replace(
-        chain,
-        outputs={name: (handed if f"output {name}" in growing else free).outputs[name] for name in free.outputs},
-        states={name: (handed if f"state {name}" in growing else free).states[name] for name in free.states},
-    )
+    chain = handed if logprobs is not None and f"output {logprobs.name}" in growing.far else free
+    return replace(chain, outputs=chosen("output"), states=chosen("state"))

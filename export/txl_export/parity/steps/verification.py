@@ -68,7 +68,7 @@ def verify_model(
             heard.stage("look whether rounding grows in the module itself")
             growing = own_rounding(manifest, reference, samples, list(zip(chains, found, strict=True)))
             if growing:
-                most, names = max(growing.values()), ", ".join(growing)
+                most, names = max(growing.far.values()), ", ".join(growing.far)
                 described += (
                     f"; in float32 it is {most:.1e} away from that itself, because it amplifies rounding, so every "
                     f"segment begins with its state for {names}"
