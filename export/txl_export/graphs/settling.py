@@ -24,6 +24,11 @@ OPSET = 18
 _KINDS = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.DataType.BOOL}
 
 
+_RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
+
 class UnsettledError(Exception):
     """A graph that no bundle can hold; the message says why."""
 
@@ -37,7 +42,8 @@ def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Se
         inputs, outputs: of the program; a size that is a word is open.
 
     Raises:
-        UnsettledError: it has control flow, operators that are not of the standard, or types that contradict.
+        UnsettledError: it has control flow, operators that draw random numbers or are not of the standard, or types
+            that contradict.
     """
     if model.functions:
         InlinePass()(model)
@@ -55,6 +61,7 @@ def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Se
     int32_indices(graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
+    _check_chance(graph)
     forget_origins(model)
     _complete(graph, opened=any(isinstance(size, str) for spec in inputs for size in spec.shape))
     infer_shapes(model)
@@ -83,6 +90,17 @@ def _check_operators(graph: ir.Graph) -> None:
     versions = graph.opset_imports
     if versions.get("", OPSET) != OPSET:
         raise UnsettledError(f"it becomes opset {versions['']}, expected {OPSET}; install another torch or onnxscript")
+
+
+def _check_chance(graph: ir.Graph) -> None:
+    """Two runs of a graph give the same, so that it can be compared with its module, and a session be repeated."""
+    for node in graph:
+        training = ir.convenience.get_const_tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+        left_on = node.op_type == "Dropout" and training is not None and bool(training.numpy().any())
+        if node.op_type in _RANDOM or left_on:
+            raise UnsettledError(
+                f"it draws random numbers ({node.op_type}), so that no two runs are the same; make the noise an input"
+            )
 
 
 def _make_room(graph: ir.Graph, names: set[str]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from txl_export.families.own_module import capture as capturing
 from txl_export.families.own_module import tracer_worker
 from txl_export.families.own_module.capture import ROUTES, capture
@@ -15,7 +17,7 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.trial import TrialError, examples_for, try_graph
-from txl_export.families.own_module.value_reads import value_read
+from txl_export.families.own_module.value_reads import value_reads
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
 
@@ -126,7 +128,7 @@ def test_an_operator_that_onnx_lacks_is_named():
 def test_reading_a_constant_is_no_decision_and_reading_what_depends_on_a_state_is():
     x, h = torch.ones(2, 16), torch.zeros(2, 16)
     for change, found in ((None, False), (reads_a_constant, False), (decides_by_a_value, True)):
-        assert (value_read(Cell(change), (x, h)) is not None) == found
+        assert (value_reads(Cell(change), (x, h)).anywhere is not None) == found
 
     class Writes(nn.Module):
         def forward(self, x, h):
@@ -134,7 +136,86 @@ def test_reading_a_constant_is_no_decision_and_reading_what_depends_on_a_state_i
             table[1].copy_(h[0])
             return x * int(table.sum()), h
 
-    assert value_read(Writes(), (x, h)) is not None
+    assert value_reads(Writes(), (x, h)).anywhere is not None
+
+
+def by_a_list(cell, x, h):
+    return h * 0 if max(map(max, (x > 50).tolist())) else h
+
+
+def by_an_array(cell, x, h):
+    return h * 0 if x.numpy().max() > 50 else h
+
+
+def by_asarray(cell, x, h):
+    return h * 0 if np.asarray(x).max() > 50 else h
+
+
+def by_a_number_of_places(cell, x, h):
+    return h * 0 if (x > 50).nonzero().shape[0] else h
+
+
+def by_a_masked_length(cell, x, h):
+    return h * 0 if len(x[x > 50]) else h
+
+
+def by_different_values(cell, x, h):
+    return h * 0 if len(torch.unique(x > 50)) > 1 else h
+
+
+def unless_captured(cell, x, h):
+    return h if torch.compiler.is_compiling() or x.max() < 50 else h * 0
+
+
+READS = [by_a_list, by_an_array, by_asarray, by_a_number_of_places, by_a_masked_length, by_different_values]
+
+
+@pytest.mark.parametrize("change", [*READS, unless_captured])
+def test_python_that_decides_by_a_value_in_any_way_is_refused(change):
+    with pytest.raises(UsageError, match=r"depends on a value that it reads at test_capture\.py|, and not while it is"):
+        captured(Cell(change))
+
+
+def uniform(x, h):
+    return torch.rand_like(h)
+
+
+def normal(x, h):
+    return torch.randn(h.shape)
+
+
+def dropped(x, h):
+    return F.dropout(h, 0.5, True)
+
+
+def tossed(x, h):
+    return torch.bernoulli(h.sigmoid())
+
+
+@pytest.mark.parametrize("noise", [uniform, normal, dropped, tossed])
+def test_random_numbers_in_a_graph_are_refused_where_they_count_only_sometimes(noise):
+    with pytest.raises(UsageError, match="it draws random numbers"):
+        captured(Cell(lambda cell, x, h: torch.where(x > 50, noise(x, h), h)))
+
+
+def test_what_no_python_decides_by_is_no_read():
+    def harmless(cell, x, h):
+        print(x)
+        rows = F.one_hot((x > 0).sum(1), 17)[:, :16]
+        return torch.where(x > 0, h, h * 0.5).masked_fill(x > 50, 0)[:, torch.arange(16)] + rows + torch.zeros_like(x)
+
+    assert value_reads(Cell(harmless), (torch.ones(2, 16), torch.zeros(2, 16))).by_python is None
+    assert captured(Cell(harmless)).route in ("export", "decomposed")
+
+
+def test_a_value_that_torch_export_keeps_in_the_graph_may_be_read():
+    def slices(cell, x, h):
+        start = (h.sum() > 0).long().item()
+        torch._check(start >= 0)
+        torch._check(start <= 1)
+        return torch.cat([h, h], 1).narrow(1, start, 16) + x
+
+    assert captured(Cell(slices)).route in ("export", "decomposed")
 
 
 def test_a_value_taken_for_a_constant_shows_in_the_trial():
