@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -100,16 +101,23 @@ def quantity(count: int, unit: str = "B") -> str:
 
 
 def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -> str:
-    """Draw values as bars, in the order they are in: lines of text, the highest bar the largest value."""
+    """Draw values as bars, in the order they are in: lines of text, the highest bar the largest finite value.
+
+    Where a value is infinite or no number, its bar is marked with ! from top to bottom.
+    """
     if not values:
         return ""
     chunk = -(-len(values) // width)
-    bars = [max(values[start : start + chunk]) for start in range(0, len(values), chunk)]
-    top = max(bars) or 1.0
+    parts = [values[start : start + chunk] for start in range(0, len(values), chunk)]
+    bars = [max(part) if all(map(math.isfinite, part)) else math.inf for part in parts]
+    top = max((bar for bar in bars if math.isfinite(bar)), default=0.0) or 1.0
     blocks = " ▁▂▃▄▅▆▇█"
+
+    def cell(bar: float, row: int) -> str:
+        return blocks[round(min(max(bar / top * rows - (row - 1), 0), 1) * 8)] if math.isfinite(bar) else "!"
+
     lines = [title]
     for row in range(rows, 0, -1):
-        cells = (round(min(max(bar / top * rows - (row - 1), 0), 1) * 8) for bar in bars)
         label = number(top) if row == rows else "0" if row == 1 else ""
-        lines.append(f"{label:>9} ┤{''.join(blocks[cell] for cell in cells)}")
+        lines.append(f"{label:>9} ┤{''.join(cell(bar, row) for bar in bars)}")
     return "\n".join([*lines, f"{'':>9} └{'─' * len(bars)} segment 1 … {len(values)}"])
