@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import linecache
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -119,12 +120,13 @@ def _takes(signature: inspect.Signature, *arguments: Any) -> bool:
 @contextmanager
 def _as_a_script(path: Path) -> Iterator[None]:
     """With the path and the arguments that Python would give the file: none, of this command's."""
-    folder, arguments = path.resolve().parent, sys.argv
+    folder, arguments, here = path.resolve().parent, sys.argv, Path.cwd()
     sys.path.insert(0, str(folder))
     sys.argv = [str(path)]
     try:
         yield
     finally:
         sys.argv = arguments
+        os.chdir(here)  # the bundle goes where the command was given
         if str(folder) in sys.path:
             sys.path.remove(str(folder))

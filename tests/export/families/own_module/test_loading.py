@@ -199,3 +199,12 @@ def test_tables_that_are_none_are_refused_at_once(file):
 def test_what_the_users_code_prints_is_no_result(file, capsys):
     load_spec(f"{file('print(1)' + GOOD)}:build", None)
     assert capsys.readouterr() == ("", "1\n")
+
+
+def test_a_file_that_changes_the_folder_does_not_move_the_bundle(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "wandering.py").write_text("import os\nos.chdir('elsewhere')\ndef build(weights): return None\n")
+    with pytest.raises(UsageError, match="returned a NoneType"):
+        load_spec("wandering.py:build", None)
+    assert Path.cwd() == tmp_path
