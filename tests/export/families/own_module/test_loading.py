@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from txl_export.families.own_module.family import prepare
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import OwnCodeError
+from txl_export.options import ExportOptions
 from txl_runtime.errors import UsageError
+from txl_runtime.listener import Listener
 
 GOOD = """
 import torch
@@ -189,6 +193,20 @@ def test_the_file_sees_no_arguments_but_its_own_name(file, monkeypatch):
     assert sys.argv is given
     assert "1 / 0" in str(refusal(f"{file('1 / 0')}:build", kind=OwnCodeError))
     assert sys.argv is given
+
+
+def test_a_file_is_said_to_run_where_there_is_one(file, tmp_path):
+    told = []
+
+    class Heard(Listener):
+        def warn(self, message):
+            told.append(message)
+
+    with pytest.raises(UsageError, match="no such file"):
+        prepare(f"{tmp_path}/polcy.py:build", ExportOptions(), Heard())
+    assert told == []
+    assert prepare(f"{file()}:build", ExportOptions(), Heard())
+    assert "is run on this machine" in told[0]
 
 
 def test_tables_that_are_none_are_refused_at_once(file):
