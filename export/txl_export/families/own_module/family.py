@@ -25,6 +25,7 @@ from txl_runtime.model import load
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.checking import check_declared
+from txl_export.families.own_module.identity import tensors_id
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -77,6 +78,7 @@ class PreparedStep:
             family={
                 "name": "own_module",
                 "module": self.name,
+                "tensors": tensors_id(plan.spec),
                 "lockstep": plan.reason,
                 "growth": "" if written.growth == "none" else written.growth,
                 "route": ", ".join(sorted({str(route) for route in written.routes.values()})),

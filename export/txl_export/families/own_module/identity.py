@@ -88,7 +88,16 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
         "numbers": _numbers(spec),
         "operators": sorted({name for graph in graphs for name in _computing(graph)} - PLAIN),
     }
-    digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
+    return _digest(spec, msgspec.json.encode(facts, order="deterministic"))
+
+
+def tensors_id(spec: StepSpec) -> str:
+    """SHA-256 over the module's tensors alone, which needs no graph: whether a module has the weights of another."""
+    return _digest(spec, b"")
+
+
+def _digest(spec: StepSpec, facts: bytes) -> str:
+    digest = hashlib.sha256(facts)
     for name, tensor in sorted(_tensors(spec).items()):
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {list(values.shape)} {values.dtype}\n".encode())

@@ -16,7 +16,7 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
 
 from txl_export.families.own_module.attributes import same_bits
-from txl_export.families.own_module.identity import own_tensors
+from txl_export.families.own_module.identity import own_tensors, tensors_id
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.sizes import in_bundle, output_specs, state_sizes
@@ -57,13 +57,21 @@ def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Liste
                 f"{name} is not the module of this bundle: it has the {what} {_listed(found)}, the bundle has "
                 f"{_listed(expected)}; give the module that it was exported from"
             )
-    with safe_open(bundle.file(manifest.weights), "pt") as stored:
+    known = manifest.family.get("tensors")
+    if known is not None and known != tensors_id(spec):
+        first = _first_other(spec, bundle)
+        listener.warn("the weights of the module are not those of the bundle" + (f" (first: {first})" if first else ""))
+
+
+def _first_other(spec: StepSpec, bundle: Bundle) -> str:
+    """A tensor that differs from the one of its name in the weight file; "" where those that differ are not in it."""
+    with safe_open(bundle.file(bundle.manifest.weights), "pt") as stored:
         names = set(stored.keys())
         for path, tensor in own_tensors(spec.module).items():
             kept = stored.get_tensor(path) if path in names else tensor
             if kept.shape == tensor.shape and not same_bits(kept, tensor.detach().to(kept.dtype)):
-                listener.warn(f"the weights of the module are not those of the bundle (first: {path})")
-                return
+                return path
+    return ""
 
 
 _Table = dict[str, tuple[Any, ...]]

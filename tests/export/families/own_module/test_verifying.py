@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +16,18 @@ import torch
 import txl_export
 from onnx import helper, numpy_helper
 from stand_ins import small_steps
+from torch import nn
 from txl_export.families.own_module.plan import Plan, make_plan
-from txl_export.families.own_module.verifying import replay_vectors, verify_step
+from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.verifying import check_same_module, replay_vectors, verify_step
 from txl_export.parity.report import Parity
 from txl_export.parity.steps.bits import IDLE, INDEPENDENT
 from txl_export.parity.steps.judging import OUTPUTS, STATES
 from txl_runtime import load
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.listener import Silent
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.errors import UsageError
+from txl_runtime.listener import Listener, Silent
 
 pytestmark = pytest.mark.slow
 B, SEGMENTS = 3, 16
@@ -150,3 +155,94 @@ def test_another_module_is_not_what_the_bundle_computes(bundle):
         spec.module.lstm.weight_hh_l1[0, 0] += 0.05
     parity = verified(bundle, make_plan(spec, B, (4,), Silent()))
     assert failing(parity) >= {STATES}
+
+
+class Heard(Listener):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"inputs": [InputSpec("obs", ("B", "L", 7))]}, "inputs obs float32 × B × L × 7, the bundle has obs float32"),
+        ({"inputs": [InputSpec("x", ("B", "L", 6))]}, "the inputs x float32"),
+        ({"inputs": [InputSpec("obs", ("B", "L", 6), lookahead=2)]}, "× lookahead=2, the bundle has"),
+        ({"outputs": ["value", "action", "more"]}, "the outputs value, action, more, the bundle has action, value;"),
+        ({"outputs": [OutputSpec("action", ("B", "L", 4)), "value"]}, "action B × L × 4, value, the bundle has action"),
+        ({"states": [StateSpec("h", (2, "B", 8))]}, "the states h float32 × 2 × 3 × 8, the bundle has h"),
+        ({"lengths": True}, "it has the lengths valid, the bundle has exact;"),
+    ],
+)
+def test_a_module_with_other_tables_is_refused_before_it_runs(exported, change, told):
+    spec = replace(small_steps.policy(), **change)
+    with pytest.raises(UsageError) as caught:
+        check_same_module(spec, "m.py:build", open_bundle(exported), Silent())
+    assert str(caught.value).startswith("m.py:build is not the module of this bundle: it has the ")
+    assert told in str(caught.value)
+
+
+def test_other_weights_are_named_before_anything_runs(exported):
+    heard, spec = Heard(), small_steps.policy()
+    check_same_module(spec, "m.py:build", open_bundle(exported), heard)
+    assert heard.warnings == []
+    with torch.no_grad():
+        spec.module.lstm.weight_ih_l1[0, 0] += 0.05
+    check_same_module(spec, "m.py:build", open_bundle(exported), heard)
+    assert heard.warnings == ["the weights of the module are not those of the bundle"]
+
+
+def test_the_first_of_the_other_weights_is_named_where_the_file_has_it(tmp_path):
+    def wide() -> StepSpec:
+        torch.manual_seed(0)
+        states = [StateSpec("h", ("B", 32))]
+        return StepSpec(nn.GRUCell(16, 32), [InputSpec("x", ("B", 16))], states, ["h"], step=_cell)
+
+    txl_export.export(wide(), tmp_path / "wide.txl", verify=False)
+    heard, spec = Heard(), wide()
+    with torch.no_grad():
+        spec.module.weight_hh[0, 0] += 0.05
+    check_same_module(spec, "m.py:build", open_bundle(tmp_path / "wide.txl"), heard)
+    assert heard.warnings == ["the weights of the module are not those of the bundle (first: weight_hh)"]
+
+
+def _cell(module, inputs, states):
+    new = module(inputs["x"], states["h"])
+    return {"h": new * 1}, {"h": new}
+
+
+class Spoken(nn.Module):
+    """Prints in every call; its output and its state have one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cell = nn.Embedding(256, 16), nn.GRUCell(16, 24)
+
+    def forward(self, x, s):
+        print("called")
+        s = self.cell(self.table(x), s)
+        return s * 2, s
+
+
+def test_what_a_module_prints_is_no_result_and_a_vocabulary_needs_no_file(tmp_path, capsys):
+    spec = StepSpec(
+        Spoken(),
+        [InputSpec("x", ("B",), tokens=256)],
+        [StateSpec("s", ("B", 24))],
+        ["s"],
+        vocabulary={"kind": "bytes"},
+    )
+    result = txl_export.export(spec, tmp_path / "spoken.txl", batch_size=2)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "called" in told.err
+    assert result.parity is not None
+    model = load(result.path)
+    assert model.vocabulary is not None
+    assert model.vocabulary.decode([104, 105]) == b"hi"
+    stream = model.stream()
+    doubled = stream.run({"x": np.array([1, 2], np.int32)})["s"]
+    np.testing.assert_allclose(doubled, 2 * stream.state()["s"], rtol=1e-6)
