@@ -66,7 +66,7 @@ def test_a_right_bundle_passes_every_gate():
     }
     assert sum(chain.segments for chain in parity.chains) >= SEGMENTS
     assert heard.totals == [heard.steps]
-    assert not heard.warnings
+    assert [line[:24] for line in heard.warnings] == ["state count still counts"]
     assert 0 < next(gate.value for gate in parity.gates if gate.name == STATES) < 1e-5
 
 
@@ -331,6 +331,23 @@ def test_a_state_that_changes_nothing_is_warned_of():
     assert [line for line in heard.warnings if line.startswith("state rows changes no output")]
     assert [line for line in heard.warnings if line.startswith("state count changes no output")]
     assert not [line for line in heard.warnings if line.startswith("state h ")]
+
+
+def test_a_counter_that_has_come_to_its_end_is_not_warned_of():
+    class Saturating(NumpyReference):
+        def step(self, inputs: Any, states: Any, valid: Any) -> Any:
+            outputs, after = super().step(inputs, states, valid)
+            return outputs, after | {"count": np.minimum(after["count"], 30)}
+
+    class SaturatingStream(ArrayStream):
+        def compute(self, x, states):
+            outputs, after = super().compute(x, states)
+            return outputs, after | {"count": np.minimum(after["count"], np.int32(30))}
+
+    for segments, still in ((6, []), (9, []), (40, [])):
+        heard, model = Heard(), ArrayModel(SaturatingStream)
+        verify_model(lambda model=model: model, Saturating(), "the test", segments=segments, listener=heard)
+        assert [line for line in heard.warnings if "still counts" in line] == still
 
 
 # ---- models in which rounding grows

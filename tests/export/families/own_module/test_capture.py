@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from txl_export.families.own_module import capture as capturing
 from txl_export.families.own_module import tracer_worker
 from txl_export.families.own_module.capture import ROUTES, capture
 from txl_export.families.own_module.network import StepNetwork
+from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.trial import TrialError, examples_for, try_graph
@@ -173,6 +176,28 @@ READS = [by_a_list, by_an_array, by_asarray, by_a_number_of_places, by_a_masked_
 @pytest.mark.parametrize("change", [*READS, unless_captured])
 def test_python_that_decides_by_a_value_in_any_way_is_refused(change):
     with pytest.raises(UsageError, match=r"depends on a value that it reads at test_capture\.py|, and not while it is"):
+        captured(Cell(change))
+
+
+def leaves_when_captured(cell, x, h):
+    if torch.compiler.is_compiling():
+        sys.exit(0)
+    return h
+
+
+def leaves_in_the_graphs_function(cell, x, h):
+    if any(frame.function == "traced" for frame in inspect.stack(0)):
+        raise Ended
+    return h
+
+
+class Ended(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("change", [leaves_when_captured, leaves_in_the_graphs_function])
+def test_a_module_that_ends_the_program_is_an_error_of_its_own_with_its_place(change):
+    with pytest.raises(OwnCodeError, match=r"the module failed.*: (SystemExit: 0|Ended) \(test_capture.py:"):
         captured(Cell(change))
 
 

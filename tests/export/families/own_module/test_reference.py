@@ -92,6 +92,21 @@ def test_a_module_that_takes_its_own_batch_alone_is_given_copies_of_the_one_sequ
     assert outputs["y"].shape == states["h"].shape == (1, 4)
 
 
+class AnotherAlone(nn.Module):
+    """Computes something else where the batch is one."""
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(x + h)
+        return h * (2 if x.shape[0] == 1 else 3), h
+
+
+def test_a_module_that_computes_something_else_alone_is_asked_in_its_own_batch():
+    reference = ModuleReference(planned(step_of(AnotherAlone()), ()))
+    x = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
+    outputs, _ = run(reference, x, 1)
+    np.testing.assert_allclose(outputs["y"], 3 * np.tanh(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["window", "absent"])
 def test_sequences_in_lockstep_run_together_from_states_that_are_not_there(name):
     plan = planned(getattr(small_steps, name)(), (4, 1) if name == "window" else ())
