@@ -23,7 +23,7 @@ from txl_runtime.errors import UsageError, one_line
 
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.network import StepNetwork
-from txl_export.families.own_module.own_code import users_frames
+from txl_export.families.own_module.own_code import failure, own_code, users_frames
 from txl_export.families.own_module.tracer_worker import TracerError, trace
 from txl_export.families.own_module.trial import Example, TrialError, try_graph
 from txl_export.families.own_module.value_reads import Reads, value_reads
@@ -76,6 +76,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
     something else while it is captured. The tracer takes every value that is read for a constant.
 
     Raises:
+        OwnCodeError: the module ended the program, as by `sys.exit`.
         UsageError: no route's graph computes what the module computes; the message names the most telling reason.
     """
     network.eval()
@@ -92,6 +93,10 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
             reasons.append(_Reason(route, weight, str(error)))
         except Exception as error:  # torch raises many kinds, and so may the user's code
             reasons.append(_told(route, error))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # such as sys.exit
+            raise failure(error, "the module failed while it was captured") from error
         else:
             return Captured(model, route)
     best = max(reasons, key=lambda reason: reason.weight)
@@ -112,7 +117,7 @@ class _Made:
 
 def _reads(network: StepNetwork, example: Example) -> Reads:
     """Where the step reads values; an exception of its code comes again in every route, and is told there."""
-    with untouched(network.module), silence(), contextlib.suppress(Exception):
+    with own_code("the module failed"), untouched(network.module), silence(), contextlib.suppress(Exception):
         return value_reads(network, [tensor.clone() for tensor in example.given])
     return Reads("an unknown place", None)
 

@@ -50,9 +50,9 @@ def own_code(doing: str) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except TxlError:
+    except (TxlError, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise failure(error, doing) from error
 
 

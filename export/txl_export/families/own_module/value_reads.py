@@ -108,7 +108,7 @@ class _Calls(TorchFunctionMode):
     """
 
     def __init__(self, following: Following) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.place: str | None = None
         self._following = following
 
