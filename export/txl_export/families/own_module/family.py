@@ -26,7 +26,7 @@ from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.checking import check_declared
 from txl_export.families.own_module.identity import tensors_id
-from txl_export.families.own_module.loading import load_spec
+from txl_export.families.own_module.loading import importable, load_spec
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import VerifyRequest
@@ -119,7 +119,8 @@ def prepare(source: StepSpec | str | Path, options: ExportOptions, heard: Listen
     if options.inputs is not None:
         spec = replace(spec, samples=_samples(Path(options.inputs)))
     spec = _with_text(spec, vocabulary, options.text, options.tokens)
-    plan = make_plan(spec, options.batch_size, options.segment_lengths, heard)
+    with importable(source):
+        plan = make_plan(spec, options.batch_size, options.segment_lengths, heard)
     provenance = {"source": {"name": name, "weights": None if options.weights is None else Path(options.weights).name}}
     return PreparedStep(plan, cast(Precision, options.precision), options.growth, name, vocabulary, provenance)
 
@@ -146,7 +147,8 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         spec, name = _read(request.module, request.weights, heard)
         check_same_module(spec, name, bundle, heard)
         spec = _with_text(spec, _vocabulary(spec), request.text, request.tokens)
-        plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, heard)
+        with importable(request.module):
+            plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, heard)
         stand_in = EMULATED if emulated else None
         return verify_step(opener, plan, "the module itself", request.segments, heard, stand_in)
 

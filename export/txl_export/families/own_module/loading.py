@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,7 @@ def _imported(path: Path) -> ModuleType:
     path = path.resolve()
     name = path.stem if path.stem.isidentifier() else "own_module"
     taken = sys.modules.get(name)
-    if taken is not None and getattr(taken, "__file__", None) != str(path):
+    if (taken is not None and getattr(taken, "__file__", None) != str(path)) or _is_another(name, path):
         name = f"{name}_{zlib.crc32(str(path).encode()):08x}"  # the other module keeps its name
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None:
@@ -77,6 +78,34 @@ def _imported(path: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise
     return module
+
+
+def _is_another(name: str, path: Path) -> bool:
+    """Whether a module of Python's or an installed package has this name, and may be imported by it later."""
+    elsewhere = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
+    try:
+        return name in sys.stdlib_module_names or PathFinder.find_spec(name, elsewhere) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@contextmanager
+def importable(source: object) -> Iterator[None]:
+    """Modules beside FILE of FILE.py:FUNCTION can be imported in here, where no other has their name: a step may do so.
+
+    The folder is the last on the path. First, it would hide modules that torch has yet to import.
+    """
+    file = str(source).rpartition(":")[0] if isinstance(source, (str, Path)) else ""
+    folder = str(Path(file).resolve().parent)
+    if not file or folder in sys.path:
+        yield
+        return
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.options import ExportOptions
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Listener
+from txl_runtime.listener import Listener, Silent
 
 GOOD = """
 import torch
@@ -100,6 +100,19 @@ def test_a_file_named_as_another_module_leaves_that_alone(file):
     assert load_spec(f"{path}:build", None)
     assert sys.modules["random"] is random
     assert "self.cell" in inspect.getsource(type(load_spec(f"{path}:build", None).module))
+
+
+def test_a_file_named_as_a_module_that_is_not_imported_yet_leaves_the_name_free(file, monkeypatch):
+    for name in ("profile", "mypy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        load_spec(f"{file(name=f'{name}.py')}:build", None)
+        assert name not in sys.modules
+
+
+def test_a_step_may_import_a_module_beside_its_file(file):
+    file("GAIN = 2\n", "beside_the_step.py")
+    path = file(GOOD.replace("return h * 1, h", "import beside_the_step\n        return h * beside_the_step.GAIN, h"))
+    assert prepare(f"{path}:build", ExportOptions(), Silent()).plan.batch_size == 1
 
 
 def test_a_file_that_was_changed_is_read_again(file):
