@@ -19,11 +19,15 @@ from txl_export.parity.steps.truth import Reference, States
 SMALL = 10_000_000
 """A module of fewer parameters runs best in one thread."""
 
+BATCH_AGREEMENT = 1e-4
+"""A sequence alone and among copies of itself may differ so much by rounding."""
+
 
 class ModuleReference(Reference):
     """See `Reference`. Log-probabilities are made of logits as the bundle makes them.
 
-    A module that does not take a batch of one is given its own batch size, filled with copies of the one sequence.
+    A module that does not take a batch of one, or computes something else there, is given its own batch size, filled
+    with copies of the one sequence.
 
     Attributes:
         in_double: whether it computes in float64.
@@ -52,13 +56,14 @@ class ModuleReference(Reference):
     def step(
         self, inputs: Arrays, states: Mapping[str, Array | None], valid: Ids | None
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        one = self._copies > 1 and self._plan.streams == "independent"
-        given = {name: self._given(values, self._axes[name], one) for name, values in inputs.items()}
+        copies = self._copies if self._plan.streams == "independent" else 1
+        one = copies > 1
+        given = {name: self._given(values, self._axes[name], copies) for name, values in inputs.items()}
         held = {
-            name: None if values is None else self._given(values, self._state_axes[name], one)
+            name: None if values is None else self._given(values, self._state_axes[name], copies)
             for name, values in states.items()
         }
-        counts = None if valid is None else self._given(valid, 0, one)
+        counts = None if valid is None else self._given(valid, 0, copies)
         outputs, after = self._eager(given, held, counts)
         for name in self._logits:
             outputs[name] = torch.log_softmax(outputs[name], dim=-1)
@@ -72,20 +77,41 @@ class ModuleReference(Reference):
         single._eager, single.in_double = Eager(self._plan.spec), False
         return single
 
-    def _given(self, values: Array, axis: int | None, one: bool) -> Tensor:
-        if one and axis is not None:
-            values = np.repeat(values, self._copies, axis=axis)
+    def _given(self, values: Array, axis: int | None, copies: int) -> Tensor:
+        if copies > 1 and axis is not None:
+            values = np.repeat(values, copies, axis=axis)
         return torch.from_numpy(np.ascontiguousarray(values))
 
     def _takes_one(self) -> bool:
-        """Whether the module runs with a batch of one."""
-        spec, length = self._eager.spec, self._plan.segment_lengths[-1]
+        """Whether the module runs with a batch of one, and computes there what it does for each of B copies."""
+        spec, length, many = self._eager.spec, self._plan.segment_lengths[-1], self._plan.batch_size
         inputs = random_inputs(spec, 1, length, np.random.default_rng(0), spec.samples)
+        states, counts = fresh_states(spec, 1, self._eager.dtype), torch.full((1,), length, dtype=torch.int32)
         try:
-            self._eager(inputs, fresh_states(spec, 1, self._eager.dtype), torch.full((1,), length, dtype=torch.int32))
+            alone = self._eager(inputs, states, counts)
         except UsageError:
             return False
-        return True
+        if self._plan.streams != "independent":
+            return True
+        copied = {name: self._given(tensor.numpy(), self._axes[name], many) for name, tensor in inputs.items()}
+        together = self._eager(copied, fresh_states(spec, many, self._eager.dtype), counts.repeat(many))
+        axes = (self._axes, self._state_axes)
+        return all(
+            _agree(tensor, _first(among[name], known[name]))
+            for one, among, known in zip(alone, together, axes, strict=True)
+            for name, tensor in one.items()
+        )
+
+
+def _first(tensor: Tensor, axis: int | None) -> Tensor:
+    return tensor if axis is None else tensor.narrow(axis, 0, 1)
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two are the same but for rounding."""
+    if not one.is_floating_point():
+        return bool(torch.equal(one, other))
+    return bool(torch.allclose(one, other, rtol=BATCH_AGREEMENT, atol=BATCH_AGREEMENT, equal_nan=True))
 
 
 def _returned(tensor: Tensor, axis: int | None, one: bool) -> Array:

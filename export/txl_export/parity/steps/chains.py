@@ -120,7 +120,7 @@ def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
                 listener.advance()
     side.finish()
     if chain.length:
-        result.full_from, result.filling = side.full_from(), side.filling()
+        result.full_from, result.filling, result.counting = side.full_from(), side.filling(), side.counting()
     return result
 
 

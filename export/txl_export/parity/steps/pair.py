@@ -24,6 +24,10 @@ FULL = 0.99
 CHEAP_STATE, SPARSE_STATE = 64_000_000, 8
 """States of more bytes than the first number are compared after every eighth segment and the last, not after each."""
 
+LAST, NEVER = 8, 1 << 40
+"""A whole number that has become larger with each of so many segments, and never smaller, counts: it may mean something
+else later. One that went back once, as the place in a ring does, has been everywhere."""
+
 
 class SideBySide:
     """One stream of the bundle and as many sequences of the reference.
@@ -56,6 +60,7 @@ class SideBySide:
         self._truth = ReferenceStreams(model.manifest, reference, chain.streams)
         self._fresh = self._truth.state()
         self._changed: dict[str, list[int]] = {state.name: [] for state in model.manifest.states}
+        self._numbers = {state.name: _Numbers() for state in model.manifest.states if state.dtype == "int32"}
         self._saved: tuple[Path, Any, int] | None = None
         chain.every = 1 if model.manifest.state_bytes * chain.streams <= CHEAP_STATE else SPARSE_STATE
         exact = {"int32", "bool"}
@@ -114,10 +119,16 @@ class SideBySide:
             fresh = self._fresh[name]
             same = fresh is not None and fresh.shape == expected.shape
             self._changed[name].append(int((expected != fresh).sum()) if same else expected.size)
+            if name in self._numbers:
+                self._numbers[name].add(expected)
 
     def filling(self) -> tuple[str, ...]:
         """States that are not full, or have not been for as long as they took."""
         return tuple(name for name, counts in self._changed.items() if 2 * _full_after(counts) > len(counts))
+
+    def counting(self) -> tuple[str, ...]:
+        """States of whole numbers that were still changing in one direction when the chain ended."""
+        return tuple(name for name, numbers in self._numbers.items() if numbers.counting)
 
     def full_from(self) -> int:
         """The first segment that met states that were all full."""
@@ -157,9 +168,10 @@ class SideBySide:
     def _hand_over(self) -> None:
         """Let the bundle go on from the reference's state, as close as its types hold it."""
         types = {state.name: state.dtype for state in self._manifest.states}
-        states = {
-            name: values.astype(types[name]) for name, values in self._truth.state().items() if values is not None
-        }
+        with np.errstate(over="ignore"):  # what is too large is infinite
+            states = {
+                name: values.astype(types[name]) for name, values in self._truth.state().items() if values is not None
+            }
         self.stream.restore(replace(self.stream.snapshot(), states=states))
 
     def _compare(
@@ -215,6 +227,33 @@ def _full_after(changed: list[int]) -> int:
     """How many segments it took until nearly everything had changed that ever did."""
     most = max(changed, default=0)
     return next((index + 1 for index, count in enumerate(changed) if count >= FULL * most), 0) if most else 0
+
+
+class _Numbers:
+    """Whole numbers of one state: whether any has only ever become larger, or only smaller, and still does."""
+
+    def __init__(self) -> None:
+        self._held: Array | None = None
+        self._up: Any = 0
+        self._down: Any = 0
+
+    def add(self, values: Array) -> None:
+        """What the state holds now; where it has another shape all begins anew."""
+        if self._held is None or self._held.shape != values.shape:
+            self._up = self._down = 0
+        else:
+            self._up = np.where(
+                values > self._held, self._up + 1, np.where(values < self._held, -NEVER, np.minimum(self._up, 0))
+            )
+            self._down = np.where(
+                values < self._held, self._down + 1, np.where(values > self._held, -NEVER, np.minimum(self._down, 0))
+            )
+        self._held = values
+
+    @property
+    def counting(self) -> bool:
+        """Whether one has changed in one direction for long."""
+        return bool((np.maximum(self._up, self._down) >= LAST).any())
 
 
 def _counted(output: Output, values: Array, index: int, count: int) -> Array:

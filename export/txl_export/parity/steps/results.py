@@ -154,6 +154,7 @@ class StepChain(Chain):
         targets: tokens that followed one in the same segment, where the model reads nothing but tokens.
         theirs, ours: the negative log-likelihood of those by the reference and by the bundle, in nats.
         filling: states that were not full when the chain ended, or had not been for as long again.
+        counting: states of whole numbers that were still changing in one direction when the chain ended.
     """
 
     outputs: dict[str, TensorErrors] = field(default_factory=dict)
@@ -163,6 +164,7 @@ class StepChain(Chain):
     theirs: float = 0.0
     ours: float = 0.0
     filling: tuple[str, ...] = ()
+    counting: tuple[str, ...] = ()
 
     def drifts(self) -> Iterator[tuple[str, tuple[float, float] | None]]:
         """The early and the late mean error of every tensor that is not compared exactly; None where too little ran."""

@@ -88,6 +88,11 @@ def verify_model(
             f"state {name} was still filling late in the chain of {found[0].segments} segments; "
             "verify again with more --segments"
         )
+    for name in found[0].counting:
+        heard.warn(
+            f"state {name} still counts after {found[0].segments} segments; what happens later was not tried, "
+            "verify with more --segments if the module does something else at some number"
+        )
     description = backend.description
     if stand_in_for:
         description = f"{description}, in float32 rounded to {stand_in_for} (indicative)"
