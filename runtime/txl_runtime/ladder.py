@@ -30,6 +30,10 @@ AMPLIFIED = 5e-5
 """A model that is itself further than this from its float64 in float32, relative to max(1, largest value), makes
 rounding larger with every segment: its segments are compared one by one."""
 
+FAR_INPUTS = 1e-2
+"""Inputs that are a hundred times as large as usual may be rounded so differently, relative as `MASK` says, in float32;
+where a step does something else with them the difference is far larger."""
+
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
 more."""

@@ -15,7 +15,7 @@ from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, REST
 from txl_export.parity.steps.chains import SEGMENTS, Planned, Trial, live_sequences, planned, run_chain
 from txl_export.parity.steps.judging import OUTPUTS, STATES
 from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
-from txl_export.parity.steps.verification import verify_model
+from txl_export.parity.steps.verification import FAR, verify_model
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.memory import RowState
 
@@ -60,7 +60,7 @@ def test_a_right_bundle_passes_every_gate():
     assert set(verdicts.values()) == {"passed"}
     drifts = {f"drift of {name}" for name in ("words", "mean", "h", "rows")}
     assert set(verdicts) == {
-        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing", "KL mean"),
+        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing", "KL mean", FAR),
         *(IDLE, KEPT, RESTORED, REPEATED, INDEPENDENT),
         *drifts,
     }
@@ -348,6 +348,29 @@ def test_a_counter_that_has_come_to_its_end_is_not_warned_of(end):
     heard, model = Heard(), ArrayModel(EndingStream)
     verify_model(lambda: model, Ending(), "the test", segments=29, listener=heard).require()
     assert not [line for line in heard.warnings if "still counts" in line]
+
+
+class ElseIfLarge(ArrayStream):
+    """Does something else with inputs that the chains never show."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs | {"mean": np.clip(outputs["mean"], -20, 20)}, after
+
+
+class NothingIfZero(ArrayStream):
+    """Does something else where there is nothing to read."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | ({} if x.any() else {"h": states["h"]})
+
+
+@pytest.mark.parametrize("stream", [ElseIfLarge, NothingIfZero])
+def test_what_shows_with_inputs_far_from_the_usual_alone_is_found(stream):
+    assert failing(verified(stream)) == {FAR}
+    samples = {"x": np.random.default_rng(0).normal(size=(2, 50, 3)).astype(np.float32)}
+    assert not failing(verified(stream, samples=samples)), "samples say what inputs are like"
 
 
 # ---- models in which rounding grows

@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from txl_runtime.ladder import FAR_INPUTS
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 
-from txl_export.parity.report import Parity
+from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import Trial, planned, run_chain
 from txl_export.parity.steps.judging import judge
+from txl_export.parity.steps.large import far_inputs
 from txl_export.parity.steps.matters import idle_states
 from txl_export.parity.steps.results import StepChain
 from txl_export.parity.steps.rows import compare_bits
@@ -23,6 +25,7 @@ from txl_export.parity.steps.truth import Reference
 from txl_export.parity.threads import few_threads
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
+FAR = "large and zero inputs max abs (relative)"
 
 
 def verify_model(
@@ -80,6 +83,11 @@ def verify_model(
                 handed = run(replace(trial, bits=Bits(), handing_over=True))
                 found = [told_apart(manifest, *pair, growing) for pair in zip(found, handed, strict=True)]
                 gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
+        if precision == "fp32" and not samples and all(gate.passed is not False for gate in gates):
+            heard.stage("try inputs far from the usual ones")
+            apart = far_inputs(model, reference)
+            if apart is not None:
+                gates += (Gate(FAR, apart, FAR_INPUTS, apart <= FAR_INPUTS),)
     for name in idle_states(model, samples):
         if name not in idle:
             heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
