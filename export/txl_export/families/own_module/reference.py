@@ -116,5 +116,10 @@ def _agree(one: Tensor, other: Tensor) -> bool:
 
 def _returned(tensor: Tensor, axis: int | None, one: bool) -> Array:
     """An array of what came back; of the first sequence, where all were the same."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        raise UsageError(
+            f"after it was captured the module returns a {type(tensor).__name__}, because it keeps what it computes in "
+            "a place that is no declared state, such as a global variable; declare that as a state"
+        )
     values: Array = tensor.detach().numpy()
     return np.take(values, [0], axis=axis) if one and axis is not None else values

@@ -10,9 +10,11 @@ import pytest
 import torch
 from stand_ins import small_steps
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
 
 B = 3
@@ -105,6 +107,20 @@ def test_a_module_that_computes_something_else_alone_is_asked_in_its_own_batch()
     x = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32)
     outputs, _ = run(reference, x, 1)
     np.testing.assert_allclose(outputs["y"], 3 * np.tanh(x), rtol=1e-6)
+
+
+def test_what_capture_left_in_a_place_outside_the_module_is_refused_in_one_line():
+    left: list[Tensor] = [torch.ones(())]
+
+    class Elsewhere(nn.Module):
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            return x / left[0], torch.tanh(x + h)
+
+    reference = ModuleReference(planned(step_of(Elsewhere()), ()))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        left[0] = torch.ones(())
+    with pytest.raises(UsageError, match="in a place that is no declared state, such as a global variable"):
+        run(reference, np.ones((1, 4), np.float32), 1)
 
 
 @pytest.mark.parametrize("name", ["window", "absent"])
