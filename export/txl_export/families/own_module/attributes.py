@@ -67,14 +67,14 @@ def _key(owner: Mapping[Any, Any], part: str) -> Any:
     return int(part) if part not in owner and part.isdigit() and int(part) in owner else part
 
 
-def leaves(module: nn.Module) -> dict[str, Any]:
-    """Every tensor and every plain value reachable from a module, by path; of a tensor a copy."""
-    return {path: value.detach().clone() if isinstance(value, Tensor) else value for path, value in _walk(module)}
+def leaves(root: Any) -> dict[str, Any]:
+    """Every tensor and every plain value reachable from a module or a dictionary, by path; of a tensor a copy."""
+    return {path: value.detach().clone() if isinstance(value, Tensor) else value for path, value in _walk(root)}
 
 
-def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor reachable from a module, with its path."""
-    return ((path, value) for path, value in _walk(module) if isinstance(value, Tensor))
+def tensors(root: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor reachable from a module or a dictionary, with its path."""
+    return ((path, value) for path, value in _walk(root) if isinstance(value, Tensor))
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -97,7 +97,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _walk(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _walk(root: Any) -> Iterator[tuple[str, Any]]:
     """The leaves with their paths, each object once."""
     seen: set[int] = set()
 
@@ -114,7 +114,7 @@ def _walk(module: nn.Module) -> Iterator[tuple[str, Any]]:
         for name, item in _items(value):
             yield from inside(item, f"{path}.{name}" if path else name, depth + 1)
 
-    yield from inside(module, "", 0)
+    yield from inside(root, "", 0)
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

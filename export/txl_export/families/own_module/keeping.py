@@ -5,7 +5,8 @@ A largest value so far may not change while a module is tried, and is a state al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,13 +18,18 @@ from txl_export.families.own_module.value_reads import Following
 
 
 def kept_of_a_call(
-    eager: Eager, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], valid: Tensor
+    eager: Eager,
+    inputs: Mapping[str, Tensor],
+    states: Mapping[str, Tensor | None],
+    valid: Tensor,
+    other: Callable[[], Any] | None = None,
 ) -> tuple[States, list[str]]:
-    """Run one step; the states after it, and the tensors of the module that then depend on its inputs and states.
+    """Run one step; the states after it, and the paths of tensors that then depend on its inputs and states.
 
     Args:
         eager: the module.
         inputs, states, valid: as `Eager` takes them.
+        other: gives what to look at after the call in place of the module; what the module has as well is left out.
 
     Raises:
         OwnCodeError, UsageError: as `Eager`.
@@ -33,5 +39,11 @@ def kept_of_a_call(
     marked = [*given.values(), valid, *(tensor for tensor in held.values() if tensor is not None)]
     with torch.no_grad(), Following(marked) as following:
         step = eager.checked(given, held, valid)
-    kept = [path for path, tensor in tensors(eager.spec.module) if following.depends(tensor)]
-    return {name: tensor.clone() for name, tensor in step.after.items()}, kept
+    kept = {id(tensor): path for path, tensor in tensors(eager.spec.module) if following.depends(tensor)}
+    if other is not None:
+        kept = {
+            id(tensor): path
+            for path, tensor in tensors(other())
+            if id(tensor) not in kept and following.depends(tensor)
+        }
+    return {name: tensor.clone() for name, tensor in step.after.items()}, list(kept.values())

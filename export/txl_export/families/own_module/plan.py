@@ -20,6 +20,7 @@ from txl_export.families.own_module.probing import (
     Tries,
     check_first_calls,
     check_numbers,
+    check_outside,
     check_pure,
     constant_states,
     dependence,
@@ -104,6 +105,7 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
 def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listener) -> Plan:
     warnings = remarks(spec)
     eager = Eager(spec)
+    check_outside(Tries(eager, batch_size), asked or (DEFAULT_LENGTHS if has_length(spec) else (1,)))
     with untouched(spec.module):
         if asked:
             lengths = tuple(sorted(set(asked), reverse=True))

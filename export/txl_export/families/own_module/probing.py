@@ -6,6 +6,7 @@ here would hide it: the same module is run elsewhere, too, and then does somethi
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import changed, leaves, same_bits, untouched
 from txl_export.families.own_module.keeping import kept_of_a_call
+from txl_export.families.own_module.outside import outside
 from txl_export.families.own_module.own_code import described, is_users
 from txl_export.families.own_module.running import Eager, RawStep, difference
 from txl_export.families.own_module.sizes import (
@@ -88,6 +90,39 @@ def check_first_calls(tries: Tries, length: int) -> None:
         for _ in range(2):
             states, kept = kept_of_a_call(tries.eager, tries.inputs(length), states, tries.valid(length))
             _refuse_kept(tries.eager, kept)
+
+
+def check_outside(tries: Tries, lengths: Sequence[int]) -> None:
+    """Refuse a module that keeps outside itself what a call is given; to be asked before it has run.
+
+    Args:
+        tries: of the module.
+        lengths: L's, of which the first is used that the module takes.
+
+    Raises:
+        UsageError: it does so.
+    """
+    for length in lengths:
+        with contextlib.suppress(UsageError), untouched(tries.eager.spec.module):
+            kept = _kept_outside(tries, length)
+            break
+    else:
+        return  # said later: it takes none of them
+    if kept:
+        raise UsageError(
+            f"a call keeps what depends on its inputs outside the module, in {kept[0]}; keep it in an attribute of the "
+            "module and declare that (StateSpec(..., attribute=...)), or do not keep it"
+        )
+
+
+def _kept_outside(tries: Tries, length: int) -> list[str]:
+    eager, found = tries.eager, list[str]()
+    states = fresh_states(eager.spec, tries.batch_size, eager.dtype)
+    for _ in range(2):
+        given, valid = tries.inputs(length), tries.valid(length)
+        states, kept = kept_of_a_call(eager, given, states, valid, lambda: outside(eager.spec))
+        found += kept
+    return found
 
 
 def check_pure(tries: Tries, length: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import leaves, put, value_at
@@ -224,6 +225,11 @@ def _described(results: Any) -> str:
 
 
 def _tensor(what: str, value: Any) -> Tensor:
+    if isinstance(value, FakeTensor):
+        raise UsageError(
+            f"{what} depends on a tensor that was left by a capture: the module keeps it outside itself, such as in a "
+            "variable of another file; keep it in an attribute of the module and declare that"
+        )
     if isinstance(value, Tensor):
         return value
     raise UsageError(f"{what} is a {type(value).__name__}, expected a tensor; return one tensor for each name")

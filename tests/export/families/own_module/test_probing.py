@@ -260,6 +260,59 @@ def test_a_table_made_again_from_sizes_alone_is_no_state():
     assert plan_of(spec_of(forward, table=None, mask=None)).streams == "independent"
 
 
+_PEAK = torch.tensor(10.0)
+_FIRST: dict[str, Tensor] = {}
+
+
+class Holder:
+    largest = torch.tensor(10.0)
+
+
+def test_state_outside_the_module_is_refused():
+    around = [torch.tensor(10.0)]
+
+    def of_the_file(self, x, h):
+        global _PEAK
+        _PEAK = torch.maximum(_PEAK, x.abs().max())
+        return x / _PEAK + h, h + x
+
+    def of_the_first_call(self, x, h):
+        return x / _remembered(x) + h, h + x
+
+    def of_a_class(self, x, h):
+        Holder.largest = torch.maximum(Holder.largest, x.abs().max())
+        return x / Holder.largest + h, h + x
+
+    def of_a_function(self, x, h):
+        around[0] = torch.maximum(around[0], x.abs().max())
+        return x / around[0] + h, h + x
+
+    for forward, place in (
+        (of_the_file, "_PEAK"),
+        (of_the_first_call, "_FIRST.scale"),
+        (of_a_class, "Holder.largest"),
+        (of_a_function, "around around of_a_function.0"),
+    ):
+        assert f"keeps what depends on its inputs outside the module, in {place};" in refusal(spec_of(forward))
+    _FIRST.clear()
+
+
+def _remembered(x):
+    if "scale" not in _FIRST:
+        _FIRST["scale"] = x.abs().max().clone()
+    return _FIRST["scale"]
+
+
+def test_tensors_outside_the_module_that_calls_leave_alone_are_constants():
+    def forward(self, x, h):
+        return x * _TABLE["gain"] + h, h + x
+
+    assert plan_of(spec_of(forward)).streams == "independent"
+
+
+_TABLE = {"gain": torch.tensor(2.0)}
+
+
 def test_what_an_object_has_in_slots_is_looked_at():
     class Slots:
         __slots__ = ("__kept", "first")
