@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
@@ -84,6 +85,7 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     return own or [frame for frame in found if not _is_in(frame.filename, (_OURS, _TORCH))]
 
 
+@cache
 def is_users(file: str) -> bool:
     """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
     return not file.startswith("<") and not _is_in(file, (_OURS, *_PYTHONS))
