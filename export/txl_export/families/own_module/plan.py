@@ -15,6 +15,7 @@ from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.checking import check_declared, check_spec, remarks
+from txl_export.families.own_module.independence import dependence, influence
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.probing import (
     Tries,
@@ -23,9 +24,7 @@ from txl_export.families.own_module.probing import (
     check_outside,
     check_pure,
     constant_states,
-    dependence,
     idle_states,
-    influence,
 )
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import (

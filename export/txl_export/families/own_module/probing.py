@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,26 +21,20 @@ from txl_export.families.own_module.attributes import changed, leaves, same_bits
 from txl_export.families.own_module.keeping import kept_of_a_call
 from txl_export.families.own_module.outside import outside
 from txl_export.families.own_module.own_code import described, is_users
-from txl_export.families.own_module.running import Eager, RawStep, difference
+from txl_export.families.own_module.running import Eager, RawStep
 from txl_export.families.own_module.sizes import (
     States,
-    batch_axis,
     fresh_states,
-    output_specs,
     random_inputs,
     state_specs,
 )
-from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 
-Entries: TypeAlias = Sequence[InputSpec] | Sequence[StateSpec]
 _NAMED = 3
 """So many attributes stand in a message."""
 _STEPS = 4
 """So many segments a state is followed for before it is said that it changes nothing."""
 _LUCK = 32
 """So many calls of a module that draws random numbers have to agree: with few values, two can by chance."""
-_PLACES = 1e-4
-"""Relative difference by which a sequence's results may depend on its place in the batch."""
 
 
 class Tries:
@@ -326,107 +320,3 @@ def _others(tries: Tries, states: States, name: str) -> Iterator[Tensor]:
     for other in (fresh, torch.zeros_like(held), held + 1):
         if other is not None and other.shape == held.shape and not same_bits(other, held):
             yield other
-
-
-def dependence(tries: Tries, length: int) -> str:
-    """Why the sequences of a batch have to run together; "" where each is what it would be alone.
-
-    Neighbours read and hold something else, then NaN; then sequences change places.
-    """
-    spec = tries.eager.spec
-    for entry in spec.states:
-        if "B" not in entry.shape:
-            return f"state {entry.name} has no batch axis"
-        if entry.grows is not None or entry.initial is None:
-            return f"state {entry.name} {'grows' if entry.grows is not None else 'is absent at first'}"
-    for output in output_specs(spec):
-        if output.shape is not None and "B" not in output.shape:
-            return f"output {output.name} has no batch axis"
-    return influence(tries, length)
-
-
-def influence(tries: Tries, length: int) -> str:
-    """How sequences of a batch influence one another; "" where they do not."""
-    batch = tries.batch_size
-    if batch == 1:
-        return ""
-    return _neighbours(tries, length, 0) or _neighbours(tries, length, batch - 1) or _places(tries, length)
-
-
-def _neighbours(tries: Tries, length: int, row: int) -> str:
-    """What of one sequence changes with the others."""
-    spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
-    expected = _rows(spec, tries.eager(inputs, states, valid), row)
-    others, held = tries.inputs(length), tries.states(length)
-    for what, given, kept in (
-        ("other values", others, held),
-        ("NaN", _spoilt(others), _spoilt(held)),
-    ):
-        try:
-            results = tries.eager(
-                _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, states, kept, row), valid
-            )
-        except UsageError:
-            return f"{what} in one sequence stop the others"
-        for name, tensor in _rows(spec, results, row).items():
-            if not same_bits(tensor, expected[name]):
-                return f"{name} of a sequence changes with {what} in its neighbours"
-    return ""
-
-
-def _places(tries: Tries, length: int) -> str:
-    """What of a sequence changes with its place."""
-    spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
-    results = tries.eager(inputs, states, valid)
-    turned = tries.eager(_turned(spec.inputs, inputs), _turned(spec.states, states), valid)
-    for row in range(tries.batch_size):
-        expected = _rows(spec, results, row)
-        for name, tensor in _rows(spec, turned, tries.batch_size - 1 - row).items():
-            if not difference(tensor, expected[name]) <= _PLACES:
-                return f"{name} of a sequence changes with its place in the batch"
-    return ""
-
-
-def _mixed(
-    entries: Entries, ours: Mapping[str, Tensor | None], theirs: Mapping[str, Tensor | None], row: int
-) -> dict[str, Any]:
-    """One sequence of the first tensors among others of the second."""
-    mixed: dict[str, Any] = {}
-    for entry in entries:
-        axis, own, other = batch_axis(entry.shape), ours[entry.name], theirs[entry.name]
-        mixed[entry.name] = own
-        if axis is not None and own is not None and other is not None:
-            mixed[entry.name] = other.clone()
-            mixed[entry.name].select(axis, row).copy_(own.select(axis, row))
-    return mixed
-
-
-def _turned(entries: Entries, tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    """The sequences in the opposite order."""
-    turned: dict[str, Any] = {}
-    for entry in entries:
-        axis, tensor = batch_axis(entry.shape), tensors[entry.name]
-        turned[entry.name] = tensor if tensor is None or axis is None else tensor.flip(axis)
-    return turned
-
-
-def _spoilt(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """NaN wherever there can be."""
-    return {
-        name: torch.full_like(tensor, torch.nan) if tensor is not None and tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def _rows(spec: StepSpec, results: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], row: int) -> dict[str, Tensor]:
-    """What one sequence got, by what to call it in a message."""
-    found = {}
-    for output in output_specs(spec):
-        axis = 0 if output.shape is None else batch_axis(output.shape)
-        if axis is not None:
-            found[f"output {output.name}"] = results[0][output.name].select(axis, row)
-    for state in spec.states:
-        axis = batch_axis(state.shape)
-        if axis is not None:
-            found[f"state {state.name}"] = results[1][state.name].select(axis, row)
-    return found

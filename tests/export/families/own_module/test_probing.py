@@ -542,3 +542,15 @@ def test_logits_have_the_vocabulary_last():
 
     spec = replace(spec_of(forward), outputs=[OutputSpec("y", role="logits")])
     assert "output y has the role logits and is torch.float32 ('B',)" in refusal(spec)
+
+
+def test_a_neighbour_that_only_matters_when_it_is_large_is_found():
+    class Rarely(torch.nn.Module):
+        def forward(self, x, h):
+            h = torch.where((x > 20).any(), torch.zeros_like(h), torch.tanh(x + h))
+            return h * 2, h
+
+    spec = StepSpec(Rarely(), [InputSpec("x", ("B", 3))], [StateSpec("h", ("B", 3))], ["y"])
+    plan = make_plan(spec, 2, (), Silent())
+    assert (plan.streams, plan.joint) == ("lockstep", True)
+    assert "large values in its neighbours" in plan.reason
