@@ -61,8 +61,8 @@ def _check_sizes(programs: Sequence[Program]) -> None:
             if "rows" in spec.shape:
                 raise UsageError(
                     f"program {program.name} takes {spec.name} of any number of rows, expected fixed sizes: no engine "
-                    "takes sizes that change; export again with --growth stages and one segment length, or count rows in a "
-                    "state (docs/own-models.md)"
+                    "takes sizes that change; export again with --growth stages and one segment length, or count rows "
+                    "in a state (docs/own-models.md)"
                 )
 
 

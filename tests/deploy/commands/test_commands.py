@@ -100,7 +100,8 @@ def test_export_of_a_checkpoint_alone_makes_a_bundle_beside_it(folder, exported)
     assert exported.returncode == 0
     manifest = open_bundle(folder / "model.txl").manifest
     assert manifest.segment_lengths == (64, 1)
-    assert (manifest.batch_size, manifest.memory_length, manifest.transformer_xl.memory, manifest.precision) == (1, 7, "kv", "fp32")
+    assert (manifest.batch_size, manifest.memory_length, manifest.precision) == (1, 7, "fp32")
+    assert manifest.transformer_xl.memory == "kv"
     assert sorted(path.name for path in folder.iterdir()) == ["model.pt", "model.txl", "text.txt"]
     lines = exported.stdout.splitlines()
     assert lines[-1].startswith("model.txl: ")

@@ -219,7 +219,7 @@ def test_a_sequence_that_does_not_fit_is_not_put(model_of, misfit):
     with pytest.raises(UsageError, match=said):
         stream.put(1, change(stream.take(0)))
     for row in (3, -1, True, 0.5):
-        with pytest.raises(UsageError, match="rows are|names sequence"):
+        with pytest.raises(UsageError, match=r"rows are|names sequence"):
             stream.take(row)
     assert bits(stream.state()) == before
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Listener
+from txl_runtime.listener import Listener, Silent
 
 
 class Heard(Listener):
