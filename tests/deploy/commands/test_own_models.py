@@ -1,0 +1,114 @@
+"""Models of one's own on the command line: the whole way of a right one, and every wrong one in one line."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from stand_ins import bad_models
+
+from txl_deploy.main import main
+
+FILE = Path(bad_models.__file__)
+
+
+class Result(NamedTuple):
+    code: int
+    stdout: str
+    stderr: list[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """A command in this process, in an empty folder but for the models' file and two files of weights."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.py").write_text(FILE.read_text())
+    torch.save(bad_models.Cell().state_dict(), "good.pt")
+    torch.save({"cell.weight_ih": torch.zeros(24, 4)}, "other.pt")
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr("sys.argv", ["txl-deploy", *map(str, arguments)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        captured = capfd.readouterr()
+        return Result(int(str(ended.value.code)), captured.out, captured.err.splitlines())
+
+    return call
+
+
+def test_a_model_goes_the_whole_way(run):
+    made = run("export", "models.py:good", "--weights", "good.pt", "-o", "cell.txl", "--batch-size", 2, "--json")
+    assert made.code == 0, made.stderr
+    document = json.loads(made.stdout)
+    assert document["parity"]["passed"]
+    assert any("models.py is run on this machine" in line for line in made.stderr)
+    shown = run("inspect", "cell.txl")
+    assert "models.py:good" in shown.stdout
+    assert "independent" in shown.stdout
+    assert run("selftest", "cell.txl").code == 0
+    verified = run(
+        "verify", "cell.txl", "--module", "models.py:good", "--weights", "good.pt", "--segments", 8, "--json"
+    )
+    assert verified.code == 0, verified.stderr
+    assert json.loads(verified.stdout)["reference"].startswith("the module itself")
+    replayed = run("verify", "cell.txl", "--json")
+    assert "the bundle's own vectors" in json.loads(replayed.stdout)["reference"]
+    for verb, option in (("generate", ("--prompt-tokens", "1")), ("score", ("models.py",))):
+        refused = run(verb, "cell.txl", *option)
+        assert refused.code == 2
+        assert "this model reads x (feature)" in refused.stderr[-1]
+
+
+WRONG = {
+    "no such file": ("nowhere.py:build", (), "nowhere.py: no such file"),
+    "no such function": ("models.py:nothing", (), "models.py has no nothing; its functions are"),
+    "no function named": ("models.py", (), "models.py names no function"),
+    "wrong return type": ("models.py:wrong_type", (), "returned a Cell, expected a txl_export.StepSpec"),
+    "state of another shape": ("models.py:other_shape", (), "state h comes back as 1 × 4, expected 1 × 8"),
+    "state of another dtype": ("models.py:other_dtype", (), "state h comes back as float64, expected float32"),
+    "missing output": ("models.py:missing_output", (), "the module returned one tensor, expected 2 tensors"),
+    "extra output": ("models.py:extra_output", (), "the module returned a tuple of 3, expected 2 tensors"),
+    "dropout": ("models.py:dropout", (), "random numbers are drawn at models.py"),
+    "state changed in place": ("models.py:in_place", (), "state h is changed in place"),
+    "output aliasing state": ("models.py:aliased", (), "output y shares its memory with state h"),
+    "undeclared state": ("models.py:keeps", (), "a call changes seen of the module, which no state declares"),
+    "data-dependent control flow": ("models.py:decides", (), "depends on a value that it reads at models.py"),
+    "an operator ONNX lacks": ("models.py:unknown", (), "ONNX lacks the operator aten.linalg_eig"),
+    "an exception": ("models.py:raises", (), "the module failed: KeyError: 'no such thing'"),
+    "weights that do not fit": ("models.py:good", ("--weights", "other.pt"), "missing"),
+    "a segment length it cannot take": ("models.py:sized", ("--segment-length", "4"), "with a segment of 4"),
+    "int8": ("models.py:good", ("--precision", "int8"), "expected fp32, fp16 or bf16"),
+    "an option of checkpoints": ("models.py:good", ("--memory-length", "4"), "--memory-length is for a Transformer-XL"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_model_is_one_line_and_exit_code_2_and_leaves_nothing(run, tmp_path, case):
+    target, options, words = WRONG[case]
+    before = {path.name for path in tmp_path.iterdir()}
+    ended = run("export", target, *options, "-o", "out.txl")
+    assert ended.code == 2, ended.stderr
+    assert ended.stderr[-1].startswith("error: ")
+    assert words in ended.stderr[-1]
+    assert not any("Traceback" in line for line in ended.stderr)
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"__pycache__"}
+
+
+def test_of_an_exception_the_users_own_frames_are_shown(run):
+    ended = run("export", "models.py:raises", "-o", "out.txl")
+    frames = "\n".join(ended.stderr[:-1])
+    assert 'models.py", line' in frames
+    assert "in _raises" in frames
+    assert "site-packages" not in frames
+    assert "txl_export" not in frames
