@@ -258,7 +258,7 @@ def test_a_sample_of_full_size_is_trained_exported_and_proven(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, str(OWN / f"{name}.py")]
-    seconds = 15 if "bytes.json" in FULL[name] else 40  # enough that memory is worth something; a minute is better
+    seconds = 8 if "bytes.json" in FULL[name] else 40  # enough that memory is worth something; a minute is better
     subprocess.run([*command, "--train", "weights.pt", "--seconds", str(seconds)], check=True, timeout=240)
     for precision in ("fp32", "fp16"):
         source = [f"{OWN / name}.py:build", "--weights", "weights.pt", "-o", "model.txl", "--force"]

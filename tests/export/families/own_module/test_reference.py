@@ -119,7 +119,7 @@ def test_what_capture_left_in_a_place_outside_the_module_is_refused_in_one_line(
     reference = ModuleReference(planned(step_of(Elsewhere()), ()))
     with FakeTensorMode(allow_non_fake_inputs=True):
         left[0] = torch.ones(())
-    with pytest.raises(UsageError, match="in a place that is no declared state, such as a global variable"):
+    with pytest.raises(UsageError, match="depends on a tensor that was left by a capture"):
         run(reference, np.ones((1, 4), np.float32), 1)
 
 
