@@ -179,11 +179,7 @@ class DeviceStepLoop(StepState, Loop):
         program = self._programs.find(length, now.shapes)
         call, (taken, results), after = self._call(program.name, now.side)
         values, resident = self._stage(taken.host, inputs, counts)
-        known = {"B": b, "L": length}
-        sizes = {
-            output.name: tuple(known[size] if isinstance(size, str) else size for size in output.shape)
-            for output in manifest.outputs
-        }
+        sizes = {output.name: output.sizes(b, length) for output in manifest.outputs}
         try:
             with self._lock:
                 call.step(values, resident)

@@ -30,7 +30,19 @@ class _Bound:
     call: Call
 
 
-class HostLoop(LoopState, Loop):
+class OnHost:
+    """What loops on the CPU have in common: what the host can read is an array, and nothing lies elsewhere."""
+
+    def resident(self, tokens: Any) -> None:
+        """See `Loop`; there is nothing that is not read as an array."""
+        return
+
+    def fetch(self, tokens: Resident) -> Ids:
+        """See `Loop`; there is nothing to fetch, since `resident` finds nothing."""
+        raise UsageError(f"tokens are a {type(tokens).__name__}, expected an array in the host's memory")
+
+
+class HostLoop(OnHost, LoopState, Loop):
     """See `streaming.loop.Loop`.
 
     Args:
@@ -54,14 +66,6 @@ class HostLoop(LoopState, Loop):
         self._arrays: dict[str, tuple[dict[str, Ids], Floats]] = {}
         self._bound: dict[tuple[int, int], _Bound] = {}
         self.clear(np.arange(manifest.batch_size))
-
-    def resident(self, tokens: Any) -> None:
-        """See `Loop`; everything the host can read is read as an array."""
-        return
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`; there is nothing to fetch, since `resident` finds nothing."""
-        raise UsageError(f"tokens are a {type(tokens).__name__}, expected an array in the host's memory")
 
     def run(
         self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True

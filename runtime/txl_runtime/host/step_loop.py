@@ -11,8 +11,8 @@ import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
-from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
+from txl_runtime.host.loop import OnHost
 from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial
 from txl_runtime.streaming.outputs import Output, WholeOutput
@@ -46,7 +46,7 @@ class _Bound:
     after: _Held
 
 
-class StepLoop(StepState, Loop):
+class StepLoop(OnHost, StepState, Loop):
     """See `streaming.loop.Loop`. Inputs are arrays as the input table declares them, with b and T for "B" and "L".
 
     A program whose sizes are all fixed is bound to arrays that it shares with the others of its shapes. One that takes
@@ -72,14 +72,6 @@ class StepLoop(StepState, Loop):
         self._independent = manifest.streams == "independent"
         self._now = _held(0, [None] * len(self.states))
         self.clear(np.arange(manifest.batch_size))
-
-    def resident(self, tokens: Any) -> None:
-        """See `Loop`; everything the host can read is read as an array."""
-        return
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`; there is nothing to fetch, since `resident` finds nothing."""
-        raise UsageError(f"tokens are a {type(tokens).__name__}, expected an array in the host's memory")
 
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True

@@ -25,7 +25,7 @@ _FAR = 1e4
 def dependence(tries: Tries, length: int) -> str:
     """Why the sequences of a batch have to run together; "" where each is what it would be alone.
 
-    Neighbours read and hold something else, then NaN; then sequences change places.
+    Neighbours read and hold something else, then values far from usual, then NaN; then sequences change places.
     """
     spec = tries.eager.spec
     for entry in spec.states:

@@ -56,6 +56,7 @@ class Plan:
         streams: whether sequences are independent of one another, or all run or none.
         reason: why they are not; "" for independent ones.
         joint: whether sequences influence one another, so that a batch has to be complete.
+        idle: states that change no output, or that no step changes.
         warnings: what was found besides; the listener has heard it.
     """
 
@@ -67,6 +68,7 @@ class Plan:
     streams: Literal["independent", "lockstep"]
     reason: str
     joint: bool
+    idle: frozenset[str]
     warnings: tuple[str, ...]
 
     @property
@@ -121,9 +123,10 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
     for length in lengths:
         check_pure(tries, length)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
-    for name in constant_states(tries, lengths, to_fill):
+    constant, idle = constant_states(tries, lengths, to_fill), idle_states(tries, lengths[0], to_fill)
+    for name in constant:
         warnings.append(f"state {name} comes back as it went in: did the module forget to return the new one?")
-    for name in idle_states(tries, lengths[0], to_fill):
+    for name in idle:
         warnings.append(f"state {name} changes no output of the segments that were tried; look whether it is needed")
     reason = next((found for length in lengths if (found := dependence(tries, length))), "")
     if reason:
@@ -132,7 +135,18 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
         heard.warn(warning)
     streams: Literal["independent", "lockstep"] = "lockstep" if reason else "independent"
     joint = bool(reason) and any(influence(tries, length) for length in lengths)
-    return Plan(spec, batch_size, lengths, dtypes, transitions, streams, reason, joint, tuple(warnings))
+    return Plan(
+        spec,
+        batch_size,
+        lengths,
+        dtypes,
+        transitions,
+        streams,
+        reason,
+        joint,
+        frozenset((*constant, *idle)),
+        tuple(warnings),
+    )
 
 
 def _may_be_open(spec: StepSpec) -> bool:

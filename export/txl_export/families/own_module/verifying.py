@@ -40,8 +40,7 @@ def verify_step(
     heard, reference = listener or Silent(), ModuleReference(plan)
     if not reference.in_double:
         heard.warn(f"the reference is {reference.described}, so part of what differs may be its own rounding")
-    told = [entry.name for entry in plan.spec.states if any(f"state {entry.name} " in line for line in plan.warnings)]
-    return verify_model(open_model, reference, source, plan.spec.samples, segments, heard, stand_in_for, told)
+    return verify_model(open_model, reference, source, plan.spec.samples, segments, heard, stand_in_for, plan.idle)
 
 
 def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Listener) -> None:
