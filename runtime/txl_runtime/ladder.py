@@ -27,12 +27,20 @@ MASK = 1e3
 tensor are: one that stands for "never", such as -1e4 at a token that may not come, would hide any error beside it."""
 
 AMPLIFIED = 5e-5
-"""A model that is itself further than this from its float64 in float32, relative to max(1, largest value), makes
-rounding larger with every segment: its segments are compared one by one."""
+"""An output or state that is further than this from itself when the module computes in float32 in place of float64,
+relative to max(1, largest value), makes rounding larger with every segment: it is compared segment by segment."""
+
+DRIFT_SLACK = 5e-7
+"""So much below the limit of drift, an output or state of such a module is taken for one that drifts by itself: a
+bundle rounds once more."""
 
 FAR_INPUTS = 1e-2
 """Inputs that are a hundred times as large as usual may be rounded so differently, relative as `MASK` says, in float32;
 where a step does something else with them the difference is far larger."""
+
+COMPARABLE = 1e-3
+"""Of such inputs nothing can be said where the module in float32 is further from its float64, relative to max(1,
+value)."""
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far

@@ -32,8 +32,6 @@ from txl_export.graphs.tracing import quiet
 
 Route = Literal["export", "decomposed", "tracer"]
 ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
-
-
 _READING = ("_local_scalar_dense", "item", "_assert_async", "_assert_scalar")
 """In the names of the operators by which `torch.export` keeps that a value is read."""
 
@@ -65,15 +63,16 @@ _WEIGHTS: dict[type[Exception], int] = {_ReadError: 5, UnsettledError: 2, Tracer
 def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes: Sequence[Route] = ROUTES) -> Captured:
     """The graph of a network.
 
+    A value that the step gives to Python, which may decide by it, has to be in the graph. `torch.export` keeps such
+    values as numbers of its graph, and fails where Python decides by one. If the step reads a value and the graph of
+    `torch.export` does not, the step does something else while it is captured: then the graph is refused. The tracer
+    takes every value that is read for a constant, so it may not be used where one is.
+
     Args:
         network: to capture.
         name: of the program.
         examples: to trace with, the first, and to compare on, all of them.
         routes: to try, in order.
-
-    Values that the step reads, and Python may decide by, have to be in the graph. `torch.export` keeps them as numbers
-    of the graph and fails where Python asks for one. So a graph of its that reads nothing was made of a step that does
-    something else while it is captured. The tracer takes every value that is read for a constant.
 
     Raises:
         OwnCodeError: the module ended the program, as by `sys.exit`.

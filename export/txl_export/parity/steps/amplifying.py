@@ -1,8 +1,8 @@
 """How far rounding alone takes a model: the reference in float32 against itself in float64, over the same segments.
 
-There are models that make small differences larger with every segment, untrained ones above all. No two computations of
-such a model stay together, so what is in its way can only be compared segment by segment. Other outputs and states of
-the same model may be in nobody's way: they are told apart.
+Some models make small differences larger with every segment, untrained ones above all. No two computations of such a
+model stay together, so the outputs and states in which rounding grows can only be compared segment by segment. Rounding
+need not grow in all of them: the others are compared along the whole chain.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import AMPLIFIED, no_drift_limit
+from txl_runtime.ladder import AMPLIFIED, DRIFT_SLACK, no_drift_limit
 from txl_runtime.types import Array
 
 from txl_export.parity.steps.chains import Planned
 from txl_export.parity.steps.inputs import InputSource
 from txl_export.parity.steps.results import StepChain, TensorErrors
 from txl_export.parity.steps.truth import Reference, ReferenceStreams
-
-SLACK = 5e-7
-"""So much below the limit of drift a tensor is taken for one that drifts by itself: a bundle rounds once more."""
 
 
 class OwnRounding:
@@ -107,7 +104,7 @@ def own_rounding(
         for name, errors in beside.errors.items():
             largest[name] = max(largest.get(name, 0.0), errors.largest)
             ends = ran.early_and_late_of(errors.mean)
-            if ends is not None and ends[1] > no_drift_limit(ends[0]) - SLACK:
+            if ends is not None and ends[1] > no_drift_limit(ends[0]) - DRIFT_SLACK:
                 drifting.add(name)
     far = {name: value for name, value in largest.items() if value > AMPLIFIED}
     return Growing(far, drifting - set(far)) if far else None

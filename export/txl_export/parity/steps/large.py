@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.ladder import COMPARABLE
 from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
@@ -25,8 +26,6 @@ FACTOR, NUMBERS = 100, 8
 """What usual inputs are multiplied by, and how many whole numbers are tried from 0 on."""
 TIMES = 3
 """Large inputs and zeros come so many times, each after a segment as usual."""
-CLOSE = 1e-3
-"""Where float32 is further from float64, relative to max(1, value), nothing can be said."""
 
 
 def far_inputs(model: Model, reference: Reference) -> float | None:
@@ -105,5 +104,5 @@ def _apart(found: Array, single: Array, double: Array, nats: bool) -> float:
     if found.shape != single.shape or single.shape != double.shape:
         return np.inf
     with np.errstate(all="ignore"):  # infinities say nothing
-        close = np.abs(single.astype(np.float64) - double) <= CLOSE * np.maximum(1, np.abs(double))
+        close = np.abs(single.astype(np.float64) - double) <= COMPARABLE * np.maximum(1, np.abs(double))
     return relative_difference(found[close], single[close], nats)

@@ -75,8 +75,8 @@ class TensorErrors:
     most: list[float] = field(default_factory=list)
     shapes: int = 0
     scale: float = 1.0
-    _usual: _Sums = field(default_factory=lambda: _Sums())
-    _large: _Sums = field(default_factory=lambda: _Sums())
+    _usual: _Sums = field(default_factory=_Sums)
+    _large: _Sums = field(default_factory=_Sums)
     _large_relative: float = 0.0
 
     def add(self, *pairs: tuple[Array, Array]) -> None:
