@@ -13,9 +13,10 @@ def require_export(verb: str) -> None:
     """Refuse a verb that needs PyTorch where it is not installed.
 
     Raises:
-        BackendError: torch, onnx or onnxscript is missing.
+        BackendError: torch or another package of the extra is missing.
     """
-    missing = [name for name in ("torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime") if find_spec(name) is None]
+    needed = ("torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "filelock")
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[export]'")
 

@@ -30,6 +30,10 @@ AMPLIFIED = 5e-5
 """An output or state that is further than this from itself when the module computes in float32 in place of float64,
 relative to max(1, largest value), makes rounding larger with every segment: it is compared segment by segment."""
 
+DRIFT_FLOOR = 0.01
+"""In half precision the error of a tensor is no drift while it stays below this share of its limit: such errors come in
+bursts, of which one quarter of a chain may hold more than another."""
+
 DRIFT_SLACK = 5e-7
 """So much below the limit of drift, an output or state of such a module is taken for one that drifts by itself: a
 bundle rounds once more."""
@@ -94,9 +98,9 @@ def rung(precision: str, backend: str) -> Rung:
     return found
 
 
-def no_drift_limit(early_mean: float) -> float:
-    """The largest late mean error that is no drift, given the early one."""
-    return 1.5 * early_mean + 1e-6
+def no_drift_limit(early_mean: float, floor: float = 1e-6) -> float:
+    """The largest late mean error that is no drift, given the early one and what is too small to say anything."""
+    return 1.5 * early_mean + floor
 
 
 def competitor_limit(precisions: set[str]) -> tuple[str, float]:

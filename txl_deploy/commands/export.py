@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from txl_export.bundle.placing import check_destination
 from txl_export.options import ExportOptions, flags_of_export
 from txl_runtime.errors import UsageError
 
@@ -53,8 +52,10 @@ def run(
     require_export("export")
     target = output or _beside(checkpoint)
     check_source(checkpoint)
-    check_destination(target, options["force"])
     lean_heap()
+    from txl_export.bundle.placing import check_destination
+
+    check_destination(target, options["force"])
     import txl_export
     from txl_export.parity.report import ParityError
 

@@ -156,7 +156,7 @@ def test_verification_judges_half_by_its_distribution_and_says_what_it_is_worth(
     if precision == "fp16":
         result = run_selftest(txl_runtime.load(path))
         assert result.passed
-        assert result.limit_logprobs < 1
+        assert result.limits["logprobs"] < 1
 
 
 def test_bf16_on_the_cpu_is_refused_by_name(make_bundle):

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from stand_ins.step_stream import AXES, ArrayModel, ArrayStream, B, NumpyReference
+from stand_ins.step_stream import AXES, MANIFEST, ArrayModel, ArrayStream, B, NumpyReference
 from txl_export.parity.report import Parity, ParityError
 from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits, differing_values
 from txl_export.parity.steps.chains import SEGMENTS, Planned, Trial, live_sequences, planned, run_chain
-from txl_export.parity.steps.judging import OUTPUTS, STATES
+from txl_export.parity.steps.judging import OUTPUTS, STATES, judge
 from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
 from txl_export.parity.steps.verification import FAR, verify_model
+from txl_runtime.ladder import DRIFT_FLOOR, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.memory import RowState
 
@@ -310,6 +311,19 @@ def test_a_fault_is_found_by_its_gate(stream, gates):
         parity.require()
     assert len(str(refused.value).splitlines()) == 1
     assert refused.value.details["parity"]["passed"] is False
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.5, set()), (3.0, {"drift of h"})])
+def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(share: float, found: set[str]):
+    random, spread = np.random.default_rng(0), rung("fp16", "cpu").deviation
+    assert spread is not None
+    chain = StepChain("segments of 1", 4, segments=40, rows=[64] * 40, full_from=0)
+    errors = chain.states["h"] = TensorErrors()
+    for segment in range(40):
+        values = random.normal(size=(64, 8))
+        errors.add((values, values + (share * DRIFT_FLOOR * spread if segment >= 30 else 0)))
+    gates = list(judge(MANIFEST, "fp16", "cpu", [chain], Bits(), real=False))
+    assert {gate.name for gate in gates if gate.passed is False} == found
 
 
 def test_one_wrong_element_is_shown_where_it_was():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import Rung, no_drift_limit, rung
+from txl_runtime.ladder import DRIFT_FLOOR, Rung, no_drift_limit, rung
 
 from txl_export.parity.report import Gate
 from txl_export.parity.steps.bits import Bits
@@ -47,7 +47,7 @@ def judge(
     if exact:
         yield _gate("whole numbers differing", sum(exact), 0.0)
     yield _gate("shapes differing", float(sum(errors.shapes for _, errors in (*outputs, *states))), 0.0)
-    yield from _drifts(chains)
+    yield from _drifts(limits, chains)
     if logprobs:
         yield from _distribution(limits, chains, real)
     for name, count in bits.found.items():
@@ -58,15 +58,16 @@ def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> 
     return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit))
 
 
-def _drifts(chains: Sequence[StepChain]) -> Iterator[Gate]:
+def _drifts(limits: Rung, chains: Sequence[StepChain]) -> Iterator[Gate]:
     """The worst chain of every tensor."""
     found: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
-        for name, ends in chain.drifts():
+        for name, errors, ends in chain.drifts():
             judged = found.setdefault(name, [])
             if ends is not None:
                 early, late = ends
-                judged.append((late, no_drift_limit(early)))
+                rounding = 1e-6 if limits.deviation is None else DRIFT_FLOOR * limits.deviation * errors.spread
+                judged.append((late, no_drift_limit(early, rounding)))
     for name, pairs in found.items():
         worst = max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
         yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)

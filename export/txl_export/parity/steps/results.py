@@ -38,14 +38,17 @@ class _Sums:
         return _Sums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
     @property
+    def size(self) -> float:
+        """The standard deviation of the values; where they are all alike, their size."""
+        mean = self.summed / max(self.count, 1)
+        spread = math.sqrt(max(self.of_squares / max(self.count, 1) - mean**2, 0.0))
+        return spread if spread > 1e-6 * abs(mean) else abs(mean)
+
+    @property
     def deviation(self) -> float:
-        """Root of the mean squared difference, relative to the standard deviation of the values or to their size."""
-        if not self.count:
-            return 0.0
-        error, mean = math.sqrt(self.squared / self.count), self.summed / self.count
-        spread = math.sqrt(max(self.of_squares / self.count - mean**2, 0.0))
-        size = spread if spread > 1e-6 * abs(mean) else abs(mean)
-        return error / size if size else (math.inf if error else 0.0)
+        """Root of the mean squared difference, relative to `size`."""
+        error = math.sqrt(self.squared / max(self.count, 1))
+        return error / self.size if self.size else (math.inf if error else 0.0)
 
 
 def _or_infinite(value: float) -> float:
@@ -102,6 +105,11 @@ class TensorErrors:
             return self._usual.joined(self._large).deviation
         relative = math.sqrt(self._large_relative / max(self._large.count, 1))
         return max(self._usual.deviation, relative)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the values below `ladder.MASK`, in the unit of `mean`."""
+        return self._usual.size / self.scale
 
     def document(self) -> dict[str, object]:
         """For the report, as plain JSON."""
@@ -166,12 +174,12 @@ class StepChain(Chain):
     filling: tuple[str, ...] = ()
     counting: tuple[str, ...] = ()
 
-    def drifts(self) -> Iterator[tuple[str, tuple[float, float] | None]]:
-        """The early and the late mean error of every tensor that is not compared exactly; None where too little ran."""
+    def drifts(self) -> Iterator[tuple[str, TensorErrors, tuple[float, float] | None]]:
+        """Every tensor that is not compared exactly, with its early and late mean error; None where too little ran."""
         for kind, every in ((self.outputs, 1), (self.states, self.every)):
             for name, errors in kind.items():
                 if not errors.exact:
-                    yield name, self.early_and_late_of(np.repeat(errors.mean, every)[: self.segments].tolist())
+                    yield name, errors, self.early_and_late_of(np.repeat(errors.mean, every)[: self.segments].tolist())
 
     def document(self) -> dict[str, object]:
         """As of every chain, with numbers for each tensor."""
