@@ -69,7 +69,9 @@ def _place(model: str, machine: Machine, held: str, conditions: Conditions | Ste
         "conditions": f"{conditions.threads} threads, B {conditions.batch_size}, {held}; "
         f"{conditions.rounds} rounds of {conditions.slice_seconds:.2g} s each, in turns, "
         f"{conditions.warm_up_calls} calls to warm up, thread pools at rest",
-        "memory reads": f"{number(machine.read_gb_per_second)} GB/s ({machine.read_method})",
+        "memory reads": machine.read_method
+        if machine.read_gb_per_second is None
+        else f"{number(machine.read_gb_per_second)} GB/s ({machine.read_method})",
     }
 
 
@@ -132,7 +134,7 @@ def _other_facts(report: Report | StepReport) -> dict[str, object]:
 def _once(report: Report | StepReport, step: str, first: str, ran: str) -> dict[str, object]:
     facts: dict[str, object] = {}
     if (python := report.overhead) is not None:
-        facts[f"Python per {step}"] = (
+        facts[f"{python.what} per {step}"] = (
             f"{python.in_step:.1f} µs of {python.step:.0f} ({python.share:.1%}); "
             f"{python.without_engine:.1f} with an engine that does nothing"
         )

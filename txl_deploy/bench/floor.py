@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 
 import numpy as np
 from msgspec import Struct
@@ -114,7 +115,36 @@ def _position_bytes(m: Manifest, length: int) -> int:
     return item * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)
 
 
-class Bandwidth:
+class Bandwidth(ABC):
+    """How fast memory is read, measured again and again.
+
+    Attributes:
+        method: how it is measured, or why it is not.
+        measured: all measurements, GB/s.
+        everyone: whether it is the memory that every competitor reads, not the bundle alone.
+    """
+
+    method: str
+    everyone = True
+
+    def __init__(self) -> None:
+        self.measured: list[float] = []
+
+    @abstractmethod
+    def measure(self) -> None:
+        """One measurement, kept in `measured`."""
+
+    @property
+    def gb_per_second(self) -> float | None:
+        """The median of all measurements; None before the first."""
+        return float(np.median(self.measured)) if self.measured else None
+
+    def serves(self, competitor: str, bundle: str) -> float | None:
+        """What a competitor's programs read at; None where that is other memory than this."""
+        return self.gb_per_second if self.everyone or competitor == bundle else None
+
+
+class HostBandwidth(Bandwidth):
     """How fast the machine reads memory: threads that each reduce their part of one large array with bitwise or.
 
     numpy's reduction is one vector instruction per load and holds no lock; the array is far larger than a cache.
@@ -123,21 +153,16 @@ class Bandwidth:
     method = "numpy bitwise_or.reduce over 512 MB of int64, one part per thread, best pass"
 
     def __init__(self, threads: int) -> None:
+        super().__init__()
         self._parts: list[NDArray[np.int64]] = np.array_split(np.ones(ARRAY_BYTES // 8, np.int64), threads)
-        self.measured: list[float] = []
 
     def measure(self) -> None:
-        """One measurement, kept as GB/s."""
+        """See `Bandwidth`."""
         size = sum(part.nbytes for part in self._parts)
         until, best = time.perf_counter() + PASSES_SECONDS, 0.0
         while time.perf_counter() < until or not best:
             best = max(best, size / self._pass() / 1e9)
         self.measured.append(best)
-
-    @property
-    def gb_per_second(self) -> float | None:
-        """The median of all measurements; None before the first."""
-        return float(np.median(self.measured)) if self.measured else None
 
     def _pass(self) -> float:
         others = [threading.Thread(target=np.bitwise_or.reduce, args=(part,)) for part in self._parts[1:]]

@@ -16,6 +16,7 @@ from txl_deploy.bench import timing
 from txl_deploy.bench.agreement import Agreement, agree
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker, StepCompetitor, fill
 from txl_deploy.bench.floor import Bandwidth, Bytes, bytes_of_step
+from txl_deploy.bench.on_device import bandwidth_of
 from txl_deploy.bench.overhead import Overhead, overhead
 from txl_deploy.bench.processes import Footprint, LoadTime, measure_footprint, measure_load
 from txl_deploy.bench.timing import Percentiles, Work, interleave, random_tokens
@@ -51,7 +52,8 @@ class Row(Struct, frozen=True, kw_only=True):
         ratio: this median divided by the bundle's: how many times as fast the bundle is.
         bytes_per_token: what has to be read at least, per token of a call.
         gb_per_second: those bytes divided by the median time.
-        of_bandwidth: gb_per_second divided by what the machine was measured to read in the same run.
+        of_bandwidth: gb_per_second divided by what its memory was measured to deliver in the same run; None where that
+            was not measured: a competitor's on the CPU, where the bundle runs on a device.
         restless, foreign: see `txl_deploy.bench.timing.Timed`.
     """
 
@@ -160,7 +162,7 @@ def bench(
         others.append(other)
         heard.advance()
 
-    bandwidth, tasks = Bandwidth(threads), tasks_of(model)
+    bandwidth, tasks = bandwidth_of(model.backend, threads), tasks_of(model)
     if not others:
         fill(ours, model)  # where there are others, comparing them has filled every memory
     rows = time_tasks(model, [ours, *others], tasks, bandwidth, seconds, rounds, heard)
@@ -202,11 +204,11 @@ def check_times(seconds: float, rounds: int) -> None:
 
 
 def in_fresh_processes(model: Model, threads: int, heard: Listener) -> tuple[LoadTime, Footprint]:
-    """Load time and memory of processes of their own."""
+    """Load time and memory of processes of their own, which open the backend that the model has."""
     heard.stage("load in fresh processes")
-    load = measure_load(model.bundle.path, threads)
+    load = measure_load(model.bundle.path, threads, backend=model.backend.name)
     heard.stage("memory of a fresh process")
-    return load, measure_footprint(model.bundle.path, threads)
+    return load, measure_footprint(model.bundle.path, threads, backend=model.backend.name)
 
 
 def time_tasks(
@@ -238,7 +240,7 @@ def time_tasks(
             found = timed[other.name]
             size, tokens = other.step_bytes(task.segment_length), task.segment_length * model.batch_size
             reached = size / found.times.p50 / 1e6
-            machine = bandwidth.gb_per_second if bandwidth else None
+            machine = bandwidth.serves(other.name, competitors[0].name) if bandwidth else None
             rows.append(
                 Row(
                     task=task.kind,

@@ -9,14 +9,19 @@ from dataclasses import replace
 
 from msgspec import Struct
 from txl_runtime.bundle.tables import Program
+from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.engine import Engine
 from txl_runtime.model import Model
+from txl_runtime.streaming.loop import Backend
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Arrays, Call
 
 from txl_deploy.bench.competitor import filling
+from txl_deploy.bench.on_device import without_programs
 from txl_deploy.bench.timing import Percentiles, Work, random_tokens
+
+PYTHON, WITH_DRIVER = "Python", "Python and the driver"
 
 Drive = Callable[[Model, Stream], Work]
 """Fills a fresh stream's state, and says what one step on it is."""
@@ -27,16 +32,20 @@ class Overhead(Struct, frozen=True, kw_only=True):
 
     Attributes:
         in_step: time that the stream's method spends outside the engine's call. It is measured around real calls, so
-            caches are as cold as the engine leaves them.
-        without_engine: a step whose engine does nothing: the same code with warm caches.
+            caches are as cold as the engine leaves them. On a device a call ends before its work, so this is
+            `without_engine` there.
+        without_engine: a step whose engine does nothing: the same code with warm caches. On a device what remains is
+            Python, the driver's calls, and waiting for the copies of a step to and from the device.
         step: a whole step with its engine.
         share: in_step / step.
+        what: whose cost it is.
     """
 
     in_step: float
     without_engine: float
     step: float
     share: float
+    what: str = PYTHON
 
 
 class _Null(Engine):
@@ -91,33 +100,39 @@ def one_token(model: Model, stream: Stream) -> Work:
 
 
 def overhead(model: Model, steps: int = 300, drive: Drive = one_token) -> Overhead | None:
-    """Measure what Python costs around one step when the state is full; None where the engine is a device's.
+    """Measure what Python costs around one step when the state is full; None where nothing is known of the engine.
 
     The model is not changed: streams are opened on shallow copies of it that have another engine.
     """
     backend = model.backend
+    if isinstance(backend, DeviceBackend):
+        _, whole = _steps(model, backend, None, steps, drive)
+        _, alone = _steps(model, without_programs(backend), None, 10 * steps, drive)
+        step, in_step = whole.p50 * 1e3, alone.p50 * 1e3
+        return Overhead(in_step=in_step, without_engine=in_step, step=step, share=in_step / step, what=WITH_DRIVER)
     if not isinstance(backend, HostBackend):
         return None
-    outside, whole = _steps(model, backend, _Timed(backend.engine), steps, drive)
-    _, alone = _steps(model, backend, _Null(backend.engine), 10 * steps, drive)
+    timed, null = _Timed(backend.engine), _Null(backend.engine)
+    outside, whole = _steps(model, replace(backend, engine=timed), timed, steps, drive)
+    _, alone = _steps(model, replace(backend, engine=null), null, 10 * steps, drive)
     step, in_step = whole.p50 * 1e3, outside.p50 * 1e3
     return Overhead(in_step=in_step, without_engine=alone.p50 * 1e3, step=step, share=in_step / step)
 
 
 def _steps(
-    model: Model, backend: HostBackend, engine: _Null, steps: int, drive: Drive
+    model: Model, backend: Backend, engine: _Null | None, steps: int, drive: Drive
 ) -> tuple[Percentiles, Percentiles]:
-    """Times of steps outside the engine's calls, and of whole steps."""
+    """Times of steps outside the engine's calls, where those are timed, and of whole steps."""
     other = copy.copy(model)
-    other.backend = replace(backend, engine=engine)
+    other.backend = backend
     step = drive(other, other.stream())
     outside, whole = [], []
     for index in range(-10, steps):
-        before = engine.nanoseconds
+        before = engine.nanoseconds if engine else 0
         started = time.perf_counter_ns()
         step(index)
         took = time.perf_counter_ns() - started
         if index >= 0:
             whole.append(took)
-            outside.append(took - (engine.nanoseconds - before))
+            outside.append(took - ((engine.nanoseconds if engine else 0) - before))
     return Percentiles.of(outside), Percentiles.of(whole)

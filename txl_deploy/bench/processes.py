@@ -26,6 +26,7 @@ from txl_runtime.streaming.stream import Stream
 
 from txl_deploy.bench.driving import is_transformer_xl, random_inputs, until_full
 from txl_deploy.bench.floor import bytes_of_any_step
+from txl_deploy.bench.on_device import import_library
 
 SAMPLE_SECONDS = 0.02
 DECODED = 20
@@ -77,15 +78,16 @@ class Footprint(Struct, frozen=True, kw_only=True):
     state: int
 
 
-def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) -> LoadTime:
-    """Load a bundle and run it once in fresh processes, one after the other; for `lean` see `txl_runtime.load`."""
-    _child("load", bundle, threads=threads, lean=lean)  # reads the files into the cache
+def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False, backend: str = "auto") -> LoadTime:
+    """Load a bundle and run it once in fresh processes, one after the other; options are `txl_runtime.load`'s."""
+    options = {"backend": backend, "threads": threads, "lean": lean}
+    _child("load", bundle, **options)  # reads the files into the cache
     hashed: list[dict[str, float]] = []
     unhashed: list[dict[str, float]] = []
     for _ in range(runs):
         for verify_files, rows in ((True, hashed), (False, unhashed)):
             started = time.time()
-            row = _child("load", bundle, threads=threads, lean=lean, verify_files=verify_files)
+            row = _child("load", bundle, **options, verify_files=verify_files)
             rows.append(row | {"process": row["drawn_at"] - started, "total": row["load"] + row["first_token"]})
 
     def median(name: str, rows: list[dict[str, float]]) -> float:
@@ -101,9 +103,9 @@ def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False) 
     )
 
 
-def measure_footprint(bundle: Path, threads: int, lean: bool = False) -> Footprint:
-    """Physical memory of a fresh process that runs long and short segments; for `lean` see `txl_runtime.load`."""
-    return msgspec.convert(_child("memory", bundle, threads=threads, lean=lean), Footprint)
+def measure_footprint(bundle: Path, threads: int, lean: bool = False, backend: str = "auto") -> Footprint:
+    """Physical memory of a fresh process that runs long and short segments; options are `txl_runtime.load`'s."""
+    return msgspec.convert(_child("memory", bundle, backend=backend, threads=threads, lean=lean), Footprint)
 
 
 def _child(what: str, bundle: Path, **options: Any) -> dict[str, Any]:
@@ -141,8 +143,7 @@ def _first(model: Model) -> Callable[[Stream], object]:
 
 
 def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
-    import onnxruntime  # noqa: F401 - so that `before` holds what any process with this engine holds
-
+    import_library(options["backend"])  # so that `before` holds what any process with this backend holds
     before, samples, done = resident_bytes(), [], threading.Event()
 
     def sample() -> None:

@@ -13,8 +13,9 @@ from txl_runtime.types import Array
 from txl_deploy.bench import timing
 from txl_deploy.bench.competitor import BundleSteps, StepCompetitor
 from txl_deploy.bench.driving import random_inputs, until_full
-from txl_deploy.bench.floor import Bandwidth, StepBytes, bytes_of_any_step
+from txl_deploy.bench.floor import StepBytes, bytes_of_any_step
 from txl_deploy.bench.measuring import AT_REST, ROUNDS, Machine, check_times, in_fresh_processes, machine_of
+from txl_deploy.bench.on_device import bandwidth_of
 from txl_deploy.bench.overhead import Overhead, overhead
 from txl_deploy.bench.processes import Footprint, LoadTime
 from txl_deploy.bench.timing import Percentiles, Timed, Work, interleave
@@ -49,7 +50,8 @@ class StepRow(Struct, frozen=True, kw_only=True):
         ratio: this median divided by the bundle's: how many times as fast the bundle is.
         bytes_per_step: what has to be read at least.
         gb_per_second: those bytes divided by the median time.
-        of_bandwidth: gb_per_second divided by what the machine was measured to read in the same run.
+        of_bandwidth: gb_per_second divided by what its memory was measured to deliver in the same run; None where that
+            was not measured: a competitor's on the CPU, where the bundle runs on a device.
         restless, foreign: see `txl_deploy.bench.timing.Timed`.
     """
 
@@ -128,7 +130,7 @@ def bench_steps(
     load, memory = in_fresh_processes(model, threads, heard) if processes else (None, None)
     if not others:
         fill_steps(model, ours.stream)
-    bandwidth, everybody, rows = Bandwidth(threads), [ours, *others], []
+    bandwidth, everybody, rows = bandwidth_of(model.backend, threads), [ours, *others], []
     for length in model.segment_lengths:
         heard.stage(f"time steps, L {length}", rounds * len(everybody))
         timed = interleave(
@@ -139,7 +141,8 @@ def bench_steps(
             advance=heard.advance,
         )
         best = timed[ours.name].times.p50
-        rows += [_row(model, other, length, timed[other.name], best, bandwidth) for other in everybody]
+        delivered = {other.name: bandwidth.serves(other.name, ours.name) for other in everybody}
+        rows += [_row(model, other, length, timed[other.name], best, delivered[other.name]) for other in everybody]
     heard.stage("cost of Python")
     timing.come_to_rest()
     python = overhead(model, drive=shortest_steps)
@@ -190,10 +193,9 @@ def _work(model: Model, competitor: StepCompetitor, length: int) -> Work:
 
 
 def _row(
-    model: Model, competitor: StepCompetitor, length: int, found: Timed, best: float, bandwidth: Bandwidth
+    model: Model, competitor: StepCompetitor, length: int, found: Timed, best: float, machine: float | None
 ) -> StepRow:
     reached = competitor.step_bytes / found.times.p50 / 1e6
-    machine = bandwidth.gb_per_second
     return StepRow(
         segment_length=length,
         competitor=competitor.name,

@@ -16,7 +16,7 @@ from txl_runtime.errors import BackendError, UsageError
 
 from txl_deploy.bench import processes, timing
 from txl_deploy.bench.competitor import BundleCompetitor, fill
-from txl_deploy.bench.floor import Bandwidth
+from txl_deploy.bench.floor import HostBandwidth
 from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.overhead import overhead
 
@@ -110,7 +110,7 @@ def test_percentiles_are_in_milliseconds() -> None:
 
 
 def test_bandwidth_is_a_rate() -> None:
-    bandwidth = Bandwidth(2)
+    bandwidth = HostBandwidth(2)
     assert bandwidth.gb_per_second is None
     bandwidth.measure()
     assert 0.01 < (bandwidth.gb_per_second or 0) < 10_000

@@ -1,0 +1,83 @@
+"""What is measured otherwise where a bundle runs on a device: the memory's speed is the device's own, Python's cost is
+that of steps whose programs do nothing, and the library that a process imports is the backend's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib import import_module
+
+from txl_runtime.device.backend import DeviceBackend
+from txl_runtime.device.choosing import PACKAGES
+from txl_runtime.device.interface import Executable, Launch
+from txl_runtime.errors import BackendError
+
+from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, HostBandwidth
+
+COPIED_BYTES = 256 * 2**20
+COPIES = 4
+"""Copies that one pass puts in behind one another: waiting for them is a small part of it."""
+
+
+class DeviceBandwidth(Bandwidth):
+    """How fast a device copies from one place of its memory to another; bytes read and bytes written both count.
+
+    Blocks are held only while they are copied. Where the device has no room for them, nothing is measured, and
+    `method` says so.
+    """
+
+    everyone = False
+
+    def __init__(self, backend: DeviceBackend) -> None:
+        super().__init__()
+        self._backend = backend
+        self.method = f"copies of {COPIED_BYTES // 2**20} MB on the device, bytes read and written, best pass"
+
+    def measure(self) -> None:
+        """See `Bandwidth`."""
+        try:
+            self.measured.append(self._best())
+        except BackendError as error:
+            self.method = f"not measured on the device: {error}"
+
+    def _best(self) -> float:
+        device, queue, best = self._backend.device, self._backend.queue, 0.0
+        with self._backend.lock:
+            source, to = device.allocate(COPIED_BYTES), device.allocate(COPIED_BYTES)
+            queue.wait()
+            until = time.perf_counter() + PASSES_SECONDS
+            while time.perf_counter() < until or not best:
+                started = time.perf_counter()
+                for _ in range(COPIES):
+                    queue.copy(to.address, source.address, COPIED_BYTES)
+                queue.wait()
+                best = max(best, 2 * COPIES * COPIED_BYTES / (time.perf_counter() - started) / 1e9)
+        return best
+
+
+def bandwidth_of(backend: object, threads: int) -> Bandwidth:
+    """The memory that a backend's programs read; on the CPU with so many threads."""
+    return DeviceBandwidth(backend) if isinstance(backend, DeviceBackend) else HostBandwidth(threads)
+
+
+class _Nothing(Executable):
+    """A program that is tied to memory like the real one, and does nothing."""
+
+    def __init__(self, real: Executable) -> None:
+        self.program, self.recordable = real.program, real.recordable
+        self.in_place: Mapping[str, str] = real.in_place
+
+    def prepare(self, addresses: Mapping[str, int], queue: object) -> Launch:
+        return lambda: None
+
+
+def without_programs(backend: DeviceBackend) -> DeviceBackend:
+    """The backend, with programs that do nothing: copies to and from the device and the records of steps are real."""
+    nothing = [_Nothing(executable) for executable in backend.executables.values()]
+    return DeviceBackend(backend.name, backend.description, backend.device, backend.queue, nothing)
+
+
+def import_library(backend: str) -> None:
+    """Import what any process with this backend imports; no driver is asked for."""
+    import_module(PACKAGES.get(backend, "onnxruntime"))
