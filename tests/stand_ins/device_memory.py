@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-FIRST = 0x2000_0000_0000
-"""The first address of a device: nothing of a process is ever mapped there."""
+FIRST, APART, END = 0x2000_0000_0000, 0x1_0000_0000, 0x4000_0000_0000
+"""The first address of the first device, how far those of the next are away, and where all end: nothing of a process is
+ever mapped there."""
 STEP = 256
-GARBAGE, POISON = 0xA5, 0xDD
+GARBAGE, POISON = 0xFF, 0xDD
+"""Garbage is not a number in every type of numbers that has such: what is computed from it shows."""
 
 
 class ViolationError(Exception):
@@ -53,8 +56,11 @@ class Memory:
         unified: whether addresses of the device are addresses of the host, as executables that run on the host want.
     """
 
+    _opened = itertools.count()
+
     def __init__(self, unified: bool = False) -> None:
-        self._unified, self._next = unified, FIRST
+        self._unified = unified
+        self._next = FIRST + APART * (next(self._opened) % ((END - FIRST) // APART))
         self._starts: list[int] = []
         self._blocks: list[Block] = []
 
@@ -129,7 +135,7 @@ class Memory:
         if block is not None and (block.kind == "pinned" or not self._unified):
             self.block(address, size, "pinned")
             return True
-        if FIRST <= address < FIRST * 2:
+        if FIRST <= address < END:
             raise ViolationError(f"{address:#x} was given as an address of the host, but is one of the device")
         return False
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from txl_runtime.device.driver import SIGNATURES
 
 from stand_ins.device_memory import Block, Bytes, Memory, ViolationError, host_bytes, rows_of
 from stand_ins.device_work import Graph, Scheduler, Stream, Task
@@ -87,34 +88,28 @@ class _Refused(Exception):
 
 
 class Function:
-    """One function of the library: takes what ctypes would pass on, returns a status."""
-
-    restype: Any = ctypes.c_int
-    argtypes: Any = None
-    errcheck: Any = None
+    """One function of the library: takes what ctypes would pass on under its signature, returns a status."""
 
     def __init__(self, driver: FakeDriver, name: str, work: Callable[..., None]) -> None:
-        self._driver, self.__name__, self._work = driver, name, work
+        self._driver, self.__name__, self._work, self._types = driver, name, work, SIGNATURES[name]
 
     def __call__(self, *arguments: Any) -> Status:
-        types = self.argtypes or [None] * len(arguments)
-        values = [self._passed(value, kind) for value, kind in zip(arguments, types, strict=True)]
+        values = [self._passed(value, kind) for value, kind in zip(arguments, self._types, strict=True)]
         return self._driver.call(self.__name__, self._work, values)
 
     def _passed(self, value: Any, kind: Any) -> Any:
         """A number or a reference, as the C function would see it."""
-        if value is None:
-            return 0
-        if isinstance(value, bool | int | np.integer):
-            if kind is None:
-                kind = ctypes.c_int  # what ctypes does where nobody said otherwise
-            simple = issubclass(kind, ctypes._SimpleCData)
-            if (kind(int(value)).value or 0) != int(value) if simple else value:
-                self._driver.violations.append(f"{self.__name__}: {value:#x} does not fit its argument's type {kind}")
-            return int(value)
+        if issubclass(kind, ctypes._Pointer):
+            if not isinstance(getattr(value, "_obj", None), kind._type_) and not isinstance(value, ctypes.Array):
+                raise TypeError(f"{self.__name__} takes a reference to {kind._type_.__name__}, not {value!r}")
+            return value
         if isinstance(value, ctypes._SimpleCData):
-            return value.value or 0
-        return value
+            value = value.value
+        if value is None and kind is ctypes.c_void_p:
+            return 0
+        if (kind(value).value or 0) != value:
+            self._driver.violations.append(f"{self.__name__}: {value:#x} does not fit a {kind.__name__}")
+        return int(value)
 
 
 class FakeDriver:
@@ -417,7 +412,7 @@ class FakeDriver:
         self._copy(stream, (DEVICE, to, 0), (DEVICE, source, 0), size, 1)
 
     def cuMemcpy2DAsync_v2(self, given: Any, stream: int) -> None:
-        found = getattr(given, "_obj", None) or getattr(given, "contents", given)
+        found = given._obj
         if ctypes.sizeof(found) != ctypes.sizeof(MemoryCopy):
             raise ViolationError(f"CUDA_MEMCPY2D has {ctypes.sizeof(found)} bytes, not {ctypes.sizeof(MemoryCopy)}")
         asked = MemoryCopy.from_buffer_copy(found)

@@ -1,17 +1,14 @@
-"""A device and an engine in memory: they do what real ones do, late, and refuse what real ones get wrong silently.
+"""An engine on the stand-in for CUDA: the composed graphs of a bundle, run by ONNX Runtime on copies of what they read.
 
-Work is done when somebody waits for it, not when it is put in, so whoever reads a result or reuses what is to be copied
-too early is found out. Every address must lie in memory that was allocated. An engine refuses outputs that overlap
-inputs unless it declared that they share memory. Programs are the bundle's graphs, run by ONNX Runtime on the CPU at
-those addresses.
+The device, its queue and its memory are the real ones of `txl_runtime.device`, over `stand_ins.driver.FakeDriver`. An
+engine here refuses outputs that overlap inputs unless it declared that they share memory, and memory that is not its
+device's.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,215 +16,163 @@ import onnxruntime
 from numpy.typing import NDArray
 from txl_engines.composing import compose, whole_programs
 from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
-from txl_runtime.device.dtypes import tensor_bytes
-from txl_runtime.device.interface import ALIGNMENT, Executable, Launch
-from txl_runtime.device.onnxruntime_cuda import OrtExecutable, OrtSessions
+from txl_runtime.device.cuda import Device
+from txl_runtime.device.driver import Driver
+from txl_runtime.device.dtypes import stored_type, tensor_bytes
+from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 
-Work = Callable[[], None]
+from stand_ins.driver import FakeDriver
+
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+BFLOAT16 = 16
+Work = Callable[[list[NDArray[np.uint8]]], Sequence[NDArray[Any]]]
 
 
-class StandInBlock:
-    """Some bytes; an array behind an address."""
+class GraphRun:
+    """A program's graph in ONNX Runtime, over arrays of bytes."""
 
-    def __init__(self, size: int) -> None:
-        raw = np.zeros(size + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        self.array = raw[start : start + size]
-        self.address, self.size = int(self.array.ctypes.data), size
+    _opened: dict[tuple[str, ...], Any] = {}  # noqa: RUF012 - graphs are opened once for all tests
+
+    def __init__(self, bundle: Bundle, program: Program) -> None:
+        manifest, self.program = bundle.manifest, program
+        key = (str(bundle.path), manifest.model_id, manifest.precision, program.name)
+        if key not in self._opened:
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 3
+            options.intra_op_num_threads = 1
+            options.add_session_config_entry(WEIGHTS_FOLDER, str(bundle.path))
+            graph = compose(bundle, program)
+            self._opened[key] = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._session = self._opened[key]
+
+    def bind(self) -> Work:
+        """Work with memory of its own: from copies of all inputs to all outputs, in the program's order."""
+        program, binding = self.program, self._session.io_binding()
+        given, returned = ([_buffer(spec) for spec in side] for side in (program.inputs, program.outputs))
+        for spec, buffer in zip(program.inputs, given, strict=True):
+            binding.bind_input(spec.name, "cpu", 0, _element(spec), spec.fixed, buffer.ctypes.data)
+        for spec, buffer in zip(program.outputs, returned, strict=True):
+            binding.bind_output(spec.name, "cpu", 0, _element(spec), spec.fixed, buffer.ctypes.data)
+
+        def work(reads: list[NDArray[np.uint8]]) -> Sequence[NDArray[Any]]:
+            for buffer, read in zip(given, reads, strict=True):
+                buffer[: len(read)] = read
+            self._session.run_with_iobinding(binding)
+            return [buffer[: tensor_bytes(spec)] for spec, buffer in zip(program.outputs, returned, strict=True)]
+
+        return work
 
 
-class StandInEvent:
-    def __init__(self, queue: StandInQueue, place: int) -> None:
-        self._queue, self._place = queue, place
-
-    def wait(self) -> None:
-        self._queue.work_until(self._place)
+def _buffer(spec: TensorSpec) -> NDArray[np.uint8]:
+    return np.zeros(max(tensor_bytes(spec), 1), np.uint8)
 
 
-class StandInQueue:
-    """Work that is done when it is waited for.
+def _element(spec: TensorSpec) -> Any:
+    return BFLOAT16 if spec.dtype == "bfloat16" else stored_type(spec.dtype).type
+
+
+class StandInExecutable(Executable):
+    """A program that runs when its turn comes.
 
     Attributes:
-        log: names of everything done so far.
-        captured, replayed: how often.
+        prepared: how often it was tied to memory.
     """
 
-    handle = 7
-
-    def __init__(self, device: StandInDevice) -> None:
-        self._device = device
-        self._waiting: list[tuple[str, Work]] = []
-        self._done = 0
-        self._recording: list[tuple[str, Work]] | None = None
-        self._lock = threading.RLock()
-        self.log: list[str] = []
-        self.bytes_copied = 0
-        self.captured = self.replayed = 0
-
-    def push(self, name: str, work: Work, *addresses: int) -> None:
-        """Put work in; what it reads and writes of the device must not have been given back when its turn comes."""
-        there = [weakref.ref(block) for address in addresses for block in self._device.around(address)]
-
-        def checked() -> None:
-            assert all(block() is not None for block in there), "work on memory that was given back"
-            work()
-
-        with self._lock:
-            (self._waiting if self._recording is None else self._recording).append((name, checked))
-
-    def copy(self, to: int, source: int, width: int, rows: int = 1, to_pitch: int = 0, source_pitch: int = 0) -> None:
-        if rows > 1:
-            assert min(to_pitch, source_pitch) >= width, "rows overlap"
-        for start, pitch in ((to, to_pitch), (source, source_pitch)):
-            self._device.check(start, (rows - 1) * pitch + width)
-        to_end, source_end = (
-            start + (rows - 1) * pitch + width for start, pitch in ((to, to_pitch), (source, source_pitch))
+    def __init__(self, driver: FakeDriver, bundle: Bundle, program: Program, recordable: bool = True) -> None:
+        self._driver, self._graph, self.program, self.recordable = (
+            driver,
+            GraphRun(bundle, program),
+            program,
+            recordable,
         )
-        if rows == 1:
-            assert to_end <= source or source_end <= to, "a copy onto itself"
-
-        def work() -> None:
-            for row in range(rows):
-                ctypes.memmove(to + row * to_pitch, source + row * source_pitch, width)
-            self.bytes_copied += rows * width
-
-        self.push("copy", work, to, source)
-
-    def zero(self, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
-        assert self._device.holds(to), "only memory of the device is set"
-        self._device.check(to, (rows - 1) * pitch + width)
-
-        def work() -> None:
-            for row in range(rows):
-                ctypes.memset(to + row * pitch, 0, width)
-
-        self.push("zero", work, to)
-
-    def record(self) -> StandInEvent:
-        with self._lock:
-            return StandInEvent(self, self._done + len(self._waiting))
-
-    def wait(self) -> None:
-        self.record().wait()
-
-    def capture(self, work: Launch) -> Launch:
-        assert self._recording is None
-        self._recording = recorded = []
-        try:
-            work()
-        finally:
-            self._recording = None
-        self.captured += 1
-
-        def replay() -> None:
-            self.replayed += 1
-            for name, piece in recorded:
-                self.push(f"{name} (recorded)", piece)
-
-        return replay
-
-    def work_until(self, place: int) -> None:
-        with self._lock:
-            while self._done < place:
-                name, work = self._waiting.pop(0)
-                self._done += 1
-                self.log.append(name)
-                work()
-
-
-class StandInDevice:
-    title = "a stand-in"
-    dlpack = (2, 0)
-
-    def __init__(self) -> None:
-        self.blocks: weakref.WeakSet[StandInBlock] = weakref.WeakSet()
-
-    def allocate(self, size: int) -> StandInBlock:
-        block = StandInBlock(size)
-        self.blocks.add(block)
-        return block
-
-    def staging(self, size: int) -> NDArray[np.uint8]:
-        return StandInBlock(size).array
-
-    def queue(self) -> StandInQueue:
-        return StandInQueue(self)
-
-    def around(self, address: int) -> list[StandInBlock]:
-        return [block for block in self.blocks if block.address <= address < block.address + block.size]
-
-    def holds(self, address: int) -> bool:
-        return bool(self.around(address))
-
-    def check(self, address: int, size: int) -> None:
-        """A range has to lie in one block of the device, or outside of all."""
-        for block in self.blocks:
-            if address < block.address + block.size and block.address < address + size:
-                inside = block.address <= address and address + size <= block.address + block.size
-                assert inside, "a range that leaves its block"
-
-    @property
-    def used(self) -> int:
-        return sum(block.size for block in self.blocks)
-
-
-class StandInExecutable:
-    """A program that runs when its turn in the queue comes."""
-
-    def __init__(self, inner: OrtExecutable, device: StandInDevice, recordable: bool = True) -> None:
-        self._inner, self._device = inner, device
-        self.program, self.in_place, self.recordable = inner.program, inner.in_place, recordable
+        states = bundle.manifest.states_of(program.update) if program.update == "ring" else ()
+        self.in_place: Mapping[str, str] = {state.output: state.input for state in states}
         self.prepared = 0
 
     def prepare(self, addresses: Mapping[str, int], queue: Any) -> Launch:
         self.prepared += 1
-        sizes = {spec.name: tensor_bytes(spec) for spec in (*self.program.inputs, *self.program.outputs)}
-        assert addresses.keys() == sizes.keys()
-        for name, address in addresses.items():
-            assert self._device.holds(address), f"{name} is not on the device"
-            self._device.check(address, sizes[name])
-        for output in self.program.outputs:
-            for given in self.program.inputs:
-                apart = (
-                    addresses[output.name] + sizes[output.name] <= addresses[given.name]
-                    or addresses[given.name] + sizes[given.name] <= addresses[output.name]
-                )
-                assert apart or self.in_place.get(output.name) == given.name, f"{output.name} overlaps {given.name}"
-        launch = self._inner.prepare(addresses, queue)
-        return lambda: queue.push(f"run {self.program.name}", launch)
+        return place_work(self._driver, self._graph, self.in_place, addresses, queue.handle)
+
+
+def place_work(
+    driver: FakeDriver, graph: GraphRun, in_place: Mapping[str, str], addresses: Mapping[str, int], stream: int
+) -> Launch:
+    """Tie a graph to memory, as an engine's context is."""
+    program = graph.program
+    reads, writes = (
+        [(addresses[spec.name], tensor_bytes(spec)) for spec in side] for side in (program.inputs, program.outputs)
+    )
+    assert addresses.keys() == {spec.name for spec in (*program.inputs, *program.outputs)}
+    for output, (start, size) in zip(program.outputs, writes, strict=True):
+        for given, (begin, length) in zip(program.inputs, reads, strict=True):
+            apart = start + size <= begin or begin + length <= start
+            assert apart or in_place.get(output.name) == given.name, f"{output.name} overlaps {given.name}"
+    work = graph.bind()
+
+    def launch() -> None:
+        driver.launch(stream, work, reads, writes, f"run {program.name}")
+
+    return launch
 
 
 def open_stand_in(
     bundle: Bundle,
     update: str | None = None,
     name: str = "rtx",
-    kinds: tuple[str, ...] = ("logprobs", "last", "score", "step"),
+    kinds: tuple[str, ...] | None = None,
     recordable: bool = True,
-    device: StandInDevice | None = None,
+    driver: FakeDriver | None = None,
     change: Callable[[Executable], None] | None = None,
-) -> DeviceBackend:
-    """A bundle's whole programs, on a stand-in device; as `choosing.open_device` opens them on a real one."""
-    device = device or StandInDevice()
+) -> StandInBackend:
+    """A bundle's whole programs, on a stand-in device; as `choosing.open_device` opens them on a real one.
+
+    Args:
+        kinds: of the programs; None for all.
+        recordable: whether the loop may record them.
+        driver: the library of the device; its own, if None.
+        change: is shown every executable.
+    """
+    driver = driver or FakeDriver()
     rule = update or bundle.manifest.updates[0]
-    sessions = OrtSessions(onnxruntime, bundle, ["CPUExecutionProvider"], "cpu")
     executables = []
     for program in whole_programs(bundle.manifest, rule):
-        if program.kind in kinds:
-            inner = sessions.executable(program, compose(bundle, program))
-            executables.append(StandInExecutable(inner, device, recordable))
+        if kinds is None or program.kind in kinds:
+            executables.append(StandInExecutable(driver, bundle, program, recordable))
             if change is not None:
                 change(executables[-1])
-    return DeviceBackend(name, "a stand-in engine", device, device.queue(), executables)
+    device = open_fake_device(driver)
+    return StandInBackend(driver, name, "a stand-in engine", device, device.queue(), executables)
+
+
+def open_fake_device(driver: FakeDriver) -> Device:
+    """The device of a stand-in for the library."""
+    return Device(Driver(driver))
+
+
+class StandInBackend(DeviceBackend):
+    """A backend that knows its stand-in.
+
+    Attributes:
+        driver: the library of its device.
+    """
+
+    def __init__(self, driver: FakeDriver, *arguments: Any) -> None:
+        self.driver = driver
+        super().__init__(*arguments)
 
 
 class DeviceArray:
     """Somebody else's array on the stand-in device, as DLPack hands it over."""
 
-    def __init__(self, device: StandInDevice, values: NDArray[Any]) -> None:
-        self.block = device.allocate(values.nbytes)
-        self.array = self.block.array.view(values.dtype).reshape(values.shape)
+    def __init__(self, device: Device, values: NDArray[Any]) -> None:
+        with device.current():
+            self.block = device.allocate(max(values.nbytes, 1))
+        found = (driver.memory.around(self.block.address) for driver in FakeDriver.made)
+        self._bytes = next(block for block in found if block is not None).data
+        self.array = self._bytes[: values.nbytes].view(values.dtype).reshape(values.shape)
         self.array[...] = values
         self._where = device.dlpack
         self.asked_for: list[int | None] = []
@@ -237,7 +182,12 @@ class DeviceArray:
 
     def __dlpack__(self, stream: int | None = None) -> Any:
         self.asked_for.append(stream)
-        return self.array.__dlpack__()
+        capsule = self.array.__dlpack__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        data = ctypes.c_void_p.from_address(get(capsule, b"dltensor"))  # the first member of what the capsule holds
+        data.value = self.block.address + int(self.array.ctypes.data) - int(self._bytes.ctypes.data)
+        return capsule
 
 
 def refuse(message: str) -> Callable[..., Any]:
