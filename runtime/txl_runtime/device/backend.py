@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.device.interface import Device, Executable, Queue
+from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.interface import Executable
 from txl_runtime.device.loop import DeviceLoop, Programs
 from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Backend, Loop
@@ -17,7 +17,7 @@ class DeviceBackend(Backend):
     """See `streaming.loop.Backend`. Programs are whole: log-probabilities come out of them, or all that a step returns.
 
     Attributes:
-        device, queue, lock: where it runs, the one order of its work, and who may add to it.
+        device, queue, lock: where it runs, the one order of its work, and whose turn it is to add to it.
         executables: by program name.
     """
 
@@ -31,7 +31,7 @@ class DeviceBackend(Backend):
         settled: Callable[[], None] | None = None,
     ) -> None:
         self.name, self.description, self.device, self.queue = name, description, device, queue
-        self.lock = threading.RLock()
+        self.lock = device.turn()
         self.executables: Mapping[str, Executable] = {item.program.name: item for item in executables}
         rules = {item.program.update for item in executables}
         kinds = {item.program.kind for item in executables}

@@ -1,192 +1,292 @@
-"""The device interface on CUDA, by NVIDIA's own bindings of its runtime (cuda-bindings, a part of cuda-python).
+"""A device and its memory, queues of work, places in them, and recorded work: what the loops do with CUDA's driver.
 
-Those carry the runtime with them and need nothing but the driver. Nothing is imported before `open_cuda` is called.
+Addresses are plain integers. Work of one queue is done in the order in which it was asked for, while the host goes on;
+only `Event.wait`, `Queue.wait` and the making of memory wait for it. Whoever calls a queue or an event has entered the
+device, by `Device.turn` or `Device.current`; the device's own methods enter it themselves.
+
+Host memory that is given to `send` and `fetch` has to be left alone until the copy is done: page-locked memory
+(`Device.staging`) is read and written when the copy's turn comes, all other memory may be read before `send` returns.
 """
 
 from __future__ import annotations
 
-import importlib
+import ctypes
 import weakref
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.device.interface import Block, Device, Event, Launch, Queue
+from txl_runtime.device.context import Context, Current, Turn
+from txl_runtime.device.driver import DEVICE, DISABLE_TIMING, HOST, NON_BLOCKING, RELAXED, Driver, Memcpy2D, open_driver
+from txl_runtime.device.gpu import device_title
 from txl_runtime.errors import BackendError
 
-MODULE = "cuda.bindings.runtime"
+Work = Callable[[], None]
+"""Puts something into a queue."""
 DLPACK_CUDA = 2
-ADVICE = {
-    2: "the device's memory is full: close what else uses it, or export smaller B, M or L",
-    35: "the driver is missing or too old for this CUDA: update it, or pip install 'cuda-bindings==12.*'",
-    100: "expected an NVIDIA GPU: use --backend cpu",
-    700: "a kernel read or wrote where it must not: open the model again, and report it with the bundle's manifest",
-    900: "this work cannot be recorded",
-}
-UNKNOWN = "expected success; open the model again"
+WIDEST = 2**31 - 1
+"""CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far: rows that lie further apart are copied and zeroed one by one."""
 
 
-class _Runtime:
-    """The runtime's functions, with failures as errors: each returns a tuple that starts with a status."""
+class Block:
+    """Zeroed memory on the device, given back when nobody holds it any more.
 
-    def __init__(self, module: Any) -> None:
-        self.names = module
+    Attributes:
+        address: where it starts, a multiple of 256.
+        size: its bytes.
+    """
 
-    def __call__(self, name: str, *arguments: Any) -> Any:
-        """Call a function; what it returns beside the status.
-
-        Raises:
-            BackendError: the status is not success.
-        """
-        status, *results = getattr(self.names, name)(*arguments)
-        if int(status) != 0:
-            _, said = self.names.cudaGetErrorString(status)
-            code = int(status)
-            raise BackendError(f"{name} failed: {_text(said)} (cudaError {code}); {ADVICE.get(code, UNKNOWN)}")
-        return results[0] if results else None
-
-    def quietly(self, name: str, *arguments: Any) -> None:
-        """Call a function that gives something back, where nobody is left to hear of a failure."""
-        getattr(self.names, name)(*arguments)
-
-
-def _text(said: bytes | str) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-
-
-class CudaBlock(Block):
-    """Zeroed memory of the device, given back with the object. See `interface.Block`."""
-
-    def __init__(self, runtime: _Runtime, size: int, queue: CudaQueue) -> None:
-        size = max(size, 1)
-        self.address = int(runtime("cudaMalloc", size))
-        weakref.finalize(self, runtime.quietly, "cudaFree", self.address)
+    def __init__(self, context: Context, size: int, queue: Queue) -> None:
+        self.size = max(size, 1)
+        self.address = _own(self, context, "cuMemAlloc_v2", "cuMemFree_v2", self.size, kind=ctypes.c_uint64)
         # Waiting for this queue alone: to wait for the device would break what another thread is recording.
-        queue.zero(self.address, size)
+        queue.zero(self.address, self.size)
         queue.wait()
 
 
-class CudaEvent(Event):
-    """See `interface.Event`."""
+class Event:
+    """A place in a queue's work; `Queue.record` sets it, as often as wanted.
 
-    def __init__(self, runtime: _Runtime, queue: Any) -> None:
-        self._runtime = runtime
-        self._event = runtime("cudaEventCreateWithFlags", runtime.names.cudaEventDisableTiming)
-        runtime("cudaEventRecord", self._event, queue)
+    Attributes:
+        handle: CUDA's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.handle = _own(self, context, "cuEventCreate", "cuEventDestroy_v2", DISABLE_TIMING)
+        self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
-        self._runtime("cudaEventSynchronize", self._event)
-
-    def __del__(self) -> None:  # one per step: a finalizer would take longer than the event
-        if hasattr(self, "_event"):
-            self._runtime.quietly("cudaEventDestroy", self._event)
+        """Return when the work before the place where it was last recorded is done; at once where it never was."""
+        self._synchronize(self.handle)
 
 
-class CudaQueue(Queue):
-    """A CUDA stream. See `interface.Queue`."""
+class Queue:
+    """Work on the device, in order; CUDA calls it a stream, a word that is taken here.
 
-    def __init__(self, runtime: _Runtime) -> None:
-        self._runtime = runtime
-        self._stream = runtime("cudaStreamCreateWithFlags", runtime.names.cudaStreamNonBlocking)
-        weakref.finalize(self, runtime.quietly, "cudaStreamDestroy", self._stream)
-        self.handle = int(self._stream)
-        self._any = runtime.names.cudaMemcpyKind.cudaMemcpyDefault  # by the addresses
+    Rows of `send`, `fetch`, `copy` and `zero` are `width` bytes each, and a pitch is the bytes from one to the next.
 
-    def copy(self, to: int, source: int, width: int, rows: int = 1, to_pitch: int = 0, source_pitch: int = 0) -> None:
+    Attributes:
+        handle: as engines want it.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.handle = _own(self, context, "cuStreamCreate", "cuStreamDestroy_v2", NON_BLOCKING)
+        driver = self._driver = context.driver
+        self._context = context
+        self._send, self._fetch = driver.cuMemcpyHtoDAsync_v2, driver.cuMemcpyDtoHAsync_v2
+        self._copy, self._copy_rows = driver.cuMemcpyDtoDAsync_v2, driver.cuMemcpy2DAsync_v2
+        self._record, self._synchronize = driver.cuEventRecord, driver.cuStreamSynchronize
+
+    def send(
+        self, to_device: int, from_host: int, width: int, rows: int = 1, to_pitch: int = 0, from_pitch: int = 0
+    ) -> None:
+        """Copy rows from the host to the device."""
+        if rows == 1 and width > 0:
+            self._send(to_device, from_host, width, self.handle)
+        else:
+            self._rows(DEVICE, to_device, HOST, from_host, width, rows, to_pitch, from_pitch)
+
+    def fetch(
+        self, to_host: int, from_device: int, width: int, rows: int = 1, to_pitch: int = 0, from_pitch: int = 0
+    ) -> None:
+        """Copy rows from the device to the host."""
+        if rows == 1 and width > 0:
+            self._fetch(to_host, from_device, width, self.handle)
+        else:
+            self._rows(HOST, to_host, DEVICE, from_device, width, rows, to_pitch, from_pitch)
+
+    def copy(
+        self, to_device: int, from_device: int, width: int, rows: int = 1, to_pitch: int = 0, from_pitch: int = 0
+    ) -> None:
+        """Copy rows within the device; the two sides may not overlap."""
+        if rows == 1 and width > 0:
+            self._copy(to_device, from_device, width, self.handle)
+        else:
+            self._rows(DEVICE, to_device, DEVICE, from_device, width, rows, to_pitch, from_pitch)
+
+    def _rows(
+        self, to_kind: int, to: int, from_kind: int, source: int, width: int, rows: int, to_pitch: int, from_pitch: int
+    ) -> None:
         if width <= 0 or rows <= 0:
             return
-        if rows == 1:
-            self._runtime("cudaMemcpyAsync", to, source, width, self._any, self._stream)
-        else:
-            self._runtime("cudaMemcpy2DAsync", to, to_pitch, source, source_pitch, width, rows, self._any, self._stream)
+        if max(to_pitch, from_pitch) > WIDEST:
+            single = {(DEVICE, HOST): self.send, (HOST, DEVICE): self.fetch, (DEVICE, DEVICE): self.copy}
+            for row in range(rows):
+                single[to_kind, from_kind](to + row * to_pitch, source + row * from_pitch, width)
+            return
+        given = (0, 0, from_kind, *_places(from_kind, source), None, from_pitch)
+        taken = (0, 0, to_kind, *_places(to_kind, to), None, to_pitch)
+        self._copy_rows(ctypes.byref(Memcpy2D(*given, *taken, width, rows)), self.handle)
 
     def zero(self, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
-        if width > 0 and rows > 0:
-            self._runtime("cudaMemset2DAsync", to, pitch or width, 0, width, rows, self._stream)
+        """Set rows of bytes on the device to 0."""
+        if width <= 0 or rows <= 0:
+            return
+        if rows == 1 or pitch == width:  # in one piece, and then of any size
+            self._driver.cuMemsetD8Async(to, 0, width * rows, self.handle)
+        elif pitch > WIDEST:
+            for row in range(rows):
+                self.zero(to + row * pitch, width)
+        else:
+            self._driver.cuMemsetD2D8Async(to, pitch, 0, width, rows, self.handle)
 
-    def record(self) -> CudaEvent:
-        return CudaEvent(self._runtime, self._stream)
+    def record(self, event: Event) -> None:
+        """Make an event mean the place after everything that was asked for so far."""
+        self._record(event.handle, self.handle)
 
     def wait(self) -> None:
-        self._runtime("cudaStreamSynchronize", self._stream)
+        """Return when everything is done."""
+        self._synchronize(self.handle)
 
-    def capture(self, work: Launch) -> Launch:
-        runtime, modes = self._runtime, self._runtime.names.cudaStreamCaptureMode
-        # Relaxed: memory that is given back meanwhile, in this thread or another, must not spoil the record.
-        runtime("cudaStreamBeginCapture", self._stream, modes.cudaStreamCaptureModeRelaxed)
+    def finish(self) -> None:
+        """Wait for everything, from a finalizer: tells nobody of a failure, and leaves a forked child alone."""
+        self._context.give_back("cuStreamSynchronize", self.handle)
+
+    def capture(self, work: Work) -> Work:
+        """Record what `work` would put into the queue, without doing it; the result does all of it at once.
+
+        Whatever `work` raises comes out as it is, and the queue records no longer.
+
+        Raises:
+            BackendError: some of it cannot be recorded.
+        """
+        driver, graph = self._driver, ctypes.c_void_p()
         try:
+            # Relaxed: memory that is given back meanwhile, in this thread or another, must not spoil the record.
+            driver.cuStreamBeginCapture_v2(self.handle, RELAXED)
             work()
-        except BackendError:
-            runtime.quietly("cudaStreamEndCapture", self._stream)
-            runtime.quietly("cudaGetLastError")
+            driver.cuStreamEndCapture(self.handle, ctypes.byref(graph))
+            return _Replay(self._context, graph.value, self, work)
+        except BaseException:
+            self._stop_recording(graph)
             raise
-        graph = runtime("cudaStreamEndCapture", self._stream)
-        try:
-            replay = runtime("cudaGraphInstantiate", graph, 0)
         finally:
-            runtime.quietly("cudaGraphDestroy", graph)
-        return _Replay(runtime, replay, self._stream, work)
+            if graph.value:
+                driver.quietly("cuGraphDestroy", graph.value)
+
+    def _stop_recording(self, graph: ctypes.c_void_p) -> None:
+        """End a record that failed on the way, if it has not ended; what it holds so far goes into `graph`."""
+        state = ctypes.c_int()
+        self._driver.quietly("cuStreamIsCapturing", self.handle, ctypes.byref(state))
+        if state.value:
+            self._driver.quietly("cuStreamEndCapture", self.handle, ctypes.byref(graph))
 
 
 class _Replay:
-    """A recorded piece of work. Holds what the record uses: the engine's own memory."""
+    """A recorded piece of work. Holds what the record uses: the queue, and the engine's own memory."""
 
-    def __init__(self, runtime: _Runtime, graph: Any, stream: Any, work: Launch) -> None:
-        self._runtime, self._graph, self._stream, self._work = runtime, graph, stream, work
-        weakref.finalize(self, runtime.quietly, "cudaGraphExecDestroy", graph)
+    def __init__(self, context: Context, graph: int | None, queue: Queue, work: Work) -> None:
+        self._graph = _own(self, context, "cuGraphInstantiateWithFlags", "cuGraphExecDestroy", graph, 0)
+        self._launch, self._stream, self._held = context.driver.cuGraphLaunch, queue.handle, (queue, work)
 
     def __call__(self) -> None:
-        self._runtime("cudaGraphLaunch", self._graph, self._stream)
+        self._launch(self._graph, self._stream)
 
 
-class CudaDevice(Device):
-    """The first CUDA device that is visible. See `interface.Device`."""
+class Device:
+    """A GPU, and the primary context of CUDA there, which it shares with every library of the process.
 
-    def __init__(self, runtime: _Runtime) -> None:
-        self._runtime = runtime
-        if not runtime("cudaGetDeviceCount"):
-            raise BackendError("CUDA sees no device, expected an NVIDIA GPU; use --backend cpu")
-        runtime("cudaSetDevice", 0)
-        properties = runtime("cudaGetDeviceProperties", 0)
-        self.title = f"{_text(properties.name)}, SM {int(properties.major)}{int(properties.minor)}"
-        self.dlpack = (DLPACK_CUDA, 0)
-        self._zeroing = CudaQueue(runtime)
+    Attributes:
+        title: for people.
+        dlpack: its kind in DLPack's numbers, and which of its kind.
+    """
 
-    def allocate(self, size: int) -> CudaBlock:
-        return CudaBlock(self._runtime, size, self._zeroing)
+    def __init__(self, driver: Driver, ordinal: int = 0) -> None:
+        count = ctypes.c_int()
+        driver.cuDeviceGetCount(ctypes.byref(count))
+        if count.value <= ordinal:
+            raise BackendError(
+                f"CUDA sees {count.value} devices, expected GPU {ordinal}; look at CUDA_VISIBLE_DEVICES, or use "
+                "--backend cpu"
+            )
+        self.title = device_title(driver, ordinal)
+        if count.value > 1:
+            self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
+        self.dlpack = (DLPACK_CUDA, ordinal)
+        self._context = Context(driver, ordinal)
+        with self.current():
+            self._zeroing = Queue(self._context)
+
+    def current(self) -> Current:
+        """For `with`: work of this thread goes to this device meanwhile, and then again to where it went before.
+
+        Raises:
+            BackendError: on entry, in a process that was forked from the one that opened the device.
+        """
+        return Current(self._context)
+
+    def turn(self) -> Turn:
+        """A new lock for those who share a queue; who has it is on the device, as by `current`."""
+        return Turn(self._context)
+
+    def allocate(self, size: int) -> Block:
+        """Memory on the device, zeroed and aligned.
+
+        Raises:
+            BackendError: there is not enough.
+        """
+        with self.current():
+            return Block(self._context, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
-        array: NDArray[np.uint8] = np.asarray(_Pinned(self._runtime, max(size, 1)))
+        """Memory on the host that the device can copy from and to without help (page-locked), zeroed."""
+        with self.current():
+            array: NDArray[np.uint8] = np.asarray(_Pinned(self._context, max(size, 1)))
         array[...] = 0
         return array
 
-    def queue(self) -> CudaQueue:
-        return CudaQueue(self._runtime)
+    def queue(self) -> Queue:
+        """A new queue."""
+        with self.current():
+            return Queue(self._context)
+
+    def event(self) -> Event:
+        """A new event, which was not recorded yet."""
+        with self.current():
+            return Event(self._context)
 
 
 class _Pinned:
     """Page-locked memory, as NumPy's array interface describes it; given back when no array needs it any more."""
 
-    def __init__(self, runtime: _Runtime, size: int) -> None:
-        address = int(runtime("cudaHostAlloc", size, runtime.names.cudaHostAllocDefault))
-        weakref.finalize(self, runtime.quietly, "cudaFreeHost", address)
+    def __init__(self, context: Context, size: int) -> None:
+        address = _own(self, context, "cuMemHostAlloc", "cuMemFreeHost", size, 0)
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
+def _own(
+    owner: object,
+    context: Context,
+    create: str,
+    destroy: str,
+    *arguments: int | None,
+    kind: type[ctypes.c_void_p | ctypes.c_uint64] = ctypes.c_void_p,
+) -> int:
+    """A handle or an address that CUDA creates, and destroys when the owner goes.
+
+    The process's end gives back what is left then, and asks nobody to wait for it.
+    """
+    made = kind()
+    try:
+        getattr(context.driver, create)(ctypes.byref(made), *arguments)
+    finally:
+        if made.value:  # an interrupt comes after the call, too
+            weakref.finalize(owner, context.give_back, destroy, made.value).atexit = False
+    return made.value or 0
+
+
+def _places(kind: int, address: int) -> tuple[int | None, int]:
+    """The host's and the device's address of one side of `Memcpy2D`."""
+    return (address, 0) if kind == HOST else (None, address)
+
+
 @cache
-def open_cuda() -> CudaDevice:
-    """The device, opened once per process.
+def open_cuda() -> Device:
+    """The first GPU that is visible, opened once per process.
 
     Raises:
-        BackendError: cuda-bindings is not installed, or there is no usable driver or device.
+        BackendError: there is no usable driver or device.
     """
-    try:
-        module = importlib.import_module(MODULE)
-    except ImportError as missing:
-        raise BackendError(
-            f"{MODULE} cannot be imported ({missing}), expected it for memory on the GPU; "
-            "pip install 'txl-deploy[cuda]', [rtx] or [tensorrt]"
-        ) from None
-    return CudaDevice(_Runtime(module))
+    return Device(open_driver())

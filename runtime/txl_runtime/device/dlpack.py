@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from txl_runtime.device.interface import Queue, host_address
+from txl_runtime.device.cuda import Queue
+from txl_runtime.device.interface import host_address
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Ids
 
@@ -96,6 +97,6 @@ def fetch_tokens(tokens: DeviceTokens, queue: Queue) -> Ids:
     """A copy on the host."""
     host = np.zeros(tokens.shape, np.int32)
     width = host.strides[0]
-    queue.copy(host_address(host), tokens.address, width, len(host), width, tokens.pitch)
+    queue.fetch(host_address(host), tokens.address, width, len(host), width, tokens.pitch)
     queue.wait()
     return host

@@ -1,35 +1,50 @@
-"""The GPU of this machine. Only its driver is asked, so no CUDA library has to be installed."""
+"""The GPU of this machine: whether there is one, which asks nobody, and its name, which its driver says."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
 import sys
-from collections.abc import Callable
+from ctypes.util import find_library
 from functools import cache
+from pathlib import Path
+
+from txl_runtime.device.driver import Driver, open_driver
+from txl_runtime.errors import BackendError
 
 MAJOR, MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "dxg")
+"""In /dev: those of NVIDIA's driver, of a Jetson's (two), and of the Windows that a WSL runs in."""
+
+
+def shows_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether the machine shows a GPU, without a word to CUDA, which would not work in forked children afterwards."""
+    if sys.platform == "win32":
+        return find_library("nvcuda") is not None
+    return any(True for pattern in DEVICE_FILES for _ in devices.glob(pattern))
 
 
 @cache
 def gpu_name() -> str | None:
-    """The first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or driver."""
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    name = ctypes.create_string_buffer(256)
+    """The first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or a usable driver."""
     try:
-        cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        calls: tuple[Callable[[], int], ...] = (
-            lambda: cuda.cuInit(0),
-            lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
-            lambda: cuda.cuDeviceGetName(name, len(name), device),
-            lambda: cuda.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device),
-            lambda: cuda.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device),
-        )
-        if any(call() != 0 for call in calls):
-            return None
-    except (OSError, AttributeError):
+        return device_title(open_driver(), 0)
+    except BackendError:
         return None
+
+
+def device_title(driver: Driver, ordinal: int) -> str:
+    """A GPU's name and compute capability, e.g. "Orin, SM 87"; asking makes no context.
+
+    Raises:
+        BackendError: there is no such device.
+    """
+    device, major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    driver.cuDeviceGet(ctypes.byref(device), ordinal)
+    driver.cuDeviceGetName(name, len(name), device.value)
+    driver.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device.value)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device.value)
     return f"{name.value.decode(errors='replace')}, SM {major.value}{minor.value}"
 
 

@@ -1,0 +1,128 @@
+"""Which device CUDA works on: a matter of each thread, and the application's before it is this project's.
+
+Work goes to the primary context of a device, which all libraries of a process share. It is made current where something
+of this project begins, and what was current before is current again where that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from typing import Any
+
+from txl_runtime.device.driver import Driver
+
+
+class Context:
+    """The primary context of a device, retained for as long as anybody holds this.
+
+    Attributes:
+        driver, device: whose it is.
+    """
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        device, handle = ctypes.c_int(), ctypes.c_void_p()
+        driver.cuDeviceGet(ctypes.byref(device), ordinal)
+        self.driver, self.device = driver, device.value
+        self._current, self._push, self._pop = (
+            driver.cuCtxGetCurrent,
+            driver.cuCtxPushCurrent_v2,
+            driver.cuCtxPopCurrent_v2,
+        )
+        try:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device.value)
+        finally:
+            if handle.value:
+                give_back = weakref.finalize(self, driver.quietly, "cuDevicePrimaryCtxRelease_v2", device.value)
+                give_back.atexit = False  # other libraries end what they have there; the process's end gives it back
+        self._handle = handle.value
+
+    def enter(self) -> bool:
+        """Make it current in this thread; whether it was not, so that `leave` has to follow.
+
+        Raises:
+            BackendError: this process is a fork of the one that opened the driver, or CUDA refuses.
+        """
+        if self.driver.forked:
+            self.driver.refuse_forked()
+        found = ctypes.c_void_p()
+        self._current(ctypes.byref(found))
+        if found.value == self._handle:
+            return False
+        try:
+            self._push(self._handle)
+        except BaseException:
+            self._take_back()
+            raise
+        return True
+
+    def leave(self, failing: bool) -> None:
+        """Make current what was so before. Where something is `failing` already, CUDA's failure does not hide that."""
+        try:
+            self._pop(ctypes.byref(ctypes.c_void_p()))
+        except BaseException as error:
+            self._take_back()
+            if not failing or not isinstance(error, Exception):
+                raise
+
+    def _take_back(self) -> None:
+        """Pop what an interrupted call left: interrupts come before or after a call, and it is current if pushed."""
+        found = ctypes.c_void_p()
+        self.driver.quietly("cuCtxGetCurrent", ctypes.byref(found))
+        if found.value == self._handle:
+            self.driver.quietly("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def give_back(self, name: str, handle: int) -> None:
+        """Free or destroy something, from a finalizer: it tells nobody of a failure and leaves a forked child alone."""
+        with contextlib.suppress(Exception), Current(self):
+            self.driver.quietly(name, handle)
+
+
+class Current:
+    """Enters a context, and leaves it again. One object serves one `with` at a time."""
+
+    __slots__ = ("_context", "_entered")
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._entered = context, False
+
+    def __enter__(self) -> None:
+        self._entered = self._context.enter()
+
+    def __exit__(self, kind: object, *_: Any) -> None:
+        if self._entered:
+            self._context.leave(kind is not None)
+
+
+class Turn:
+    """The lock of those who put work into a queue, and the context to do it in. The thread that has it may enter again.
+
+    The device is made current once the lock is there, and left before the lock goes. A forked child is refused before
+    it waits for a lock whose owner may not exist there.
+    """
+
+    __slots__ = ("_context", "_entered", "_lock")
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._lock = context, threading.RLock()
+        self._entered: list[bool] = []  # by whoever has the lock, the innermost last
+
+    def __enter__(self) -> None:
+        driver = self._context.driver
+        if driver.forked:
+            driver.refuse_forked()
+        self._lock.acquire()
+        try:
+            self._entered.append(self._context.enter())
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, kind: object, *_: Any) -> None:
+        try:
+            if self._entered.pop():
+                self._context.leave(kind is not None)
+        finally:
+            self._lock.release()

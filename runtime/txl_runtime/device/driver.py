@@ -1,0 +1,217 @@
+"""CUDA's driver, libcuda, by ctypes: it comes with every GPU's driver, so there is nothing to install and to match.
+
+`Driver` has the functions of the device path under CUDA's own names. Each raises what went wrong: a status is never
+lost, and an engine's library can be of any version of CUDA beside it. ctypes lets other threads run during each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from txl_runtime.errors import BackendError
+
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+HOST, DEVICE = 1, 2
+"""CU_MEMORYTYPE_HOST and _DEVICE."""
+DISABLE_TIMING, NON_BLOCKING, RELAXED = 2, 1, 2
+"""CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED."""
+
+
+class Memcpy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D as the functions ending in _v2 take it: rows on either side, told apart by their memory's kind."""
+
+    _fields_ = (
+        ("srcXInBytes", c_size_t),
+        ("srcY", c_size_t),
+        ("srcMemoryType", c_int),
+        ("srcHost", c_void_p),
+        ("srcDevice", c_uint64),
+        ("srcArray", c_void_p),
+        ("srcPitch", c_size_t),
+        ("dstXInBytes", c_size_t),
+        ("dstY", c_size_t),
+        ("dstMemoryType", c_int),
+        ("dstHost", c_void_p),
+        ("dstDevice", c_uint64),
+        ("dstArray", c_void_p),
+        ("dstPitch", c_size_t),
+        ("WidthInBytes", c_size_t),
+        ("Height", c_size_t),
+    )
+
+
+_ADDRESS, _HANDLE, _HANDLES = c_uint64, c_void_p, POINTER(c_void_p)
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetName": (POINTER(c_char), c_int, c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (_HANDLES, c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxGetCurrent": (_HANDLES,),
+    "cuCtxPushCurrent_v2": (_HANDLE,),
+    "cuCtxPopCurrent_v2": (_HANDLES,),
+    "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
+    "cuMemFree_v2": (_ADDRESS,),
+    "cuMemHostAlloc": (_HANDLES, c_size_t, c_uint),
+    "cuMemFreeHost": (c_void_p,),
+    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
+    "cuMemcpyHtoDAsync_v2": (_ADDRESS, c_void_p, c_size_t, _HANDLE),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, _ADDRESS, c_size_t, _HANDLE),
+    "cuMemcpyDtoDAsync_v2": (_ADDRESS, _ADDRESS, c_size_t, _HANDLE),
+    "cuMemcpy2DAsync_v2": (POINTER(Memcpy2D), _HANDLE),
+    "cuMemsetD8Async": (_ADDRESS, c_ubyte, c_size_t, _HANDLE),
+    "cuMemsetD2D8Async": (_ADDRESS, c_size_t, c_ubyte, c_size_t, c_size_t, _HANDLE),
+    "cuStreamCreate": (_HANDLES, c_uint),
+    "cuStreamDestroy_v2": (_HANDLE,),
+    "cuStreamSynchronize": (_HANDLE,),
+    "cuStreamBeginCapture_v2": (_HANDLE, c_int),
+    "cuStreamEndCapture": (_HANDLE, _HANDLES),
+    "cuStreamIsCapturing": (_HANDLE, POINTER(c_int)),
+    "cuGraphInstantiateWithFlags": (_HANDLES, _HANDLE, c_uint64),
+    "cuGraphDestroy": (_HANDLE,),
+    "cuGraphExecDestroy": (_HANDLE,),
+    "cuGraphLaunch": (_HANDLE, _HANDLE),
+    "cuEventCreate": (_HANDLES, c_uint),
+    "cuEventDestroy_v2": (_HANDLE,),
+    "cuEventRecord": (_HANDLE, _HANDLE),
+    "cuEventSynchronize": (_HANDLE,),
+}
+"""What the functions take, by the names that libcuda exports; cuda.h gives most of them to C without the _v2."""
+
+NEWEST = "CUDA 11.4"
+"""The version that brought the youngest of these functions, cuGraphInstantiateWithFlags."""
+SPAWN = "load models in the child only, or start children by multiprocessing's spawn instead of fork"
+REPORT = "open the model again; if it happens again, report it with the bundle's manifest"
+ADVICE = {
+    2: "the device's memory is full: close what else uses it, or export smaller B, M or L",
+    3: f"CUDA cannot be used in a process forked from one that uses it: {SPAWN}",
+    34: "a stub of libcuda was found in place of the driver's own: take the folder of stubs out of LD_LIBRARY_PATH",
+    46: "another process has the GPU for itself: end that, or use --backend cpu",
+    100: "no GPU is visible: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --backend cpu",
+    700: f"a kernel read or wrote where it must not, and nothing runs in this process any more: {REPORT}",
+    719: f"a kernel failed, and nothing runs in this process any more: {REPORT}",
+    802: "the system of GPUs is not ready: see whether NVIDIA's fabric manager runs",
+    803: "the kernel's driver and libcuda are of different versions: restart the machine after the driver's update",
+    900: "this work cannot be recorded",
+    901: "something in this work cannot be recorded",
+    999: "the driver is in a bad state: look at nvidia-smi, and restart the machine if it fails too",
+}
+
+Call = Callable[..., None]
+
+
+class Driver:
+    """libcuda, initialised: its functions under their own names; a status other than success raises `BackendError`.
+
+    Handles and addresses are plain integers; what a function gives back it writes through `ctypes.byref`.
+
+    Args:
+        library: a `ctypes.CDLL`, or anything that has these functions.
+
+    Attributes:
+        forked: whether this is a child of the process that opened the driver. CUDA does not work there.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Call: ...
+
+    def __init__(self, library: Any) -> None:
+        self.forked = False
+        self._functions = {name: _function(library, name) for name in SIGNATURES}
+        for name, function in self._functions.items():
+            setattr(self, name, self._checked(name, function))
+        _drivers.add(self)
+        self.cuInit(0)
+
+    def _checked(self, name: str, function: Callable[..., int]) -> Call:
+        def call(*arguments: Any) -> None:
+            if status := function(*arguments):
+                raise self.failure(name, status)
+
+        return call
+
+    def failure(self, name: str, status: int) -> BackendError:
+        """What a status of a function means, in CUDA's words, and what to do."""
+        called, said = self._said("cuGetErrorName", status), self._said("cuGetErrorString", status)
+        told = ", ".join(part for part in (str(status), said) if part)
+        return BackendError(
+            f"{name} returned {called or 'a status that CUDA has no name for'} ({told}), expected success; "
+            f"{ADVICE.get(status, REPORT)}"
+        )
+
+    def _said(self, name: str, status: int) -> str:
+        text = c_char_p()
+        failed = self._functions[name](status, ctypes.byref(text))
+        return "" if failed or not text.value else text.value.decode(errors="replace")
+
+    def quietly(self, name: str, *arguments: Any) -> None:
+        """Call a function that gives something back, where nobody is left to hear of a failure."""
+        if not self.forked:
+            with contextlib.suppress(Exception):
+                self._functions[name](*arguments)
+
+    def refuse_forked(self) -> None:
+        """Say what is wrong, instead of what a driver makes of it: it hangs, crashes, or says "not initialized".
+
+        Raises:
+            BackendError: this process is a fork of the one that opened the driver.
+        """
+        if self.forked:
+            raise BackendError(
+                "CUDA was opened in the process that this one was forked from, expected it to be opened in the process "
+                f"that uses it; {SPAWN}"
+            )
+
+
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for driver in _drivers:
+        driver.forked = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _function(library: Any, name: str) -> Callable[..., int]:
+    """One function, with its signature; a prototype of its own leaves what others set on the library alone."""
+    try:
+        if isinstance(library, ctypes.CDLL):
+            found: Callable[..., int] = ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])((name, library))
+        else:
+            found = getattr(library, name)
+    except AttributeError:
+        raise BackendError(f"{LIBRARY} has no {name}, expected a driver of {NEWEST} or newer; update it") from None
+    return found
+
+
+@cache
+def open_driver() -> Driver:
+    """The driver of this machine, opened once per process.
+
+    Raises:
+        BackendError: there is none, it is too old, or it has no GPU.
+    """
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError as missing:
+        raise BackendError(
+            f"{LIBRARY} cannot be loaded ({missing}), expected NVIDIA's driver; install it, or use --backend cpu"
+        ) from None
+    return Driver(library)
