@@ -1,18 +1,20 @@
 """Which backend runs a bundle on this machine: the one asked for, or the best that works, and why better ones do not.
 
-Looking has to cost nothing where there is nothing to find: packages are looked for without importing them, and the
-driver of a GPU is asked before any library that needs one is loaded.
+Looking has to cost nothing where there is nothing to find, and must not start CUDA there: what is forked from a process
+in which CUDA runs cannot use it. So engines are looked for first, then packages, without importing them, then the files
+of a GPU's driver; CUDA starts when all of these are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.device.gpu import gpu_name
-from txl_runtime.errors import BackendError, BundleError
+from txl_runtime.device.gpu import gpu_name, shows_gpu
+from txl_runtime.errors import BackendError, BundleError, TxlError, one_line
 
 if TYPE_CHECKING:
     from txl_runtime.device.backend import DeviceBackend
@@ -40,15 +42,17 @@ def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
         BackendError: the backend is not installed, there is no GPU, or it cannot run the bundle.
         BundleError: a file is damaged.
     """
-    if reason := missing(name, bundle):
+    reason = missing(name, bundle)
+    if reason and not (reason == NO_GPU and gpu_name() is not None):  # who insists may have a GPU of an unknown kind
         raise BackendError(f"backend {name} cannot run here: {reason}; or use --backend cpu")
-    if name == "cuda":
-        from txl_runtime.device.onnxruntime_cuda import open_onnxruntime_cuda
+    with _errors_of(name):
+        if name == "cuda":
+            from txl_runtime.device.onnxruntime_cuda import open_onnxruntime_cuda
 
-        return open_onnxruntime_cuda(bundle, update)
-    from txl_runtime.device.engines.opening import open_engines
+            return open_onnxruntime_cuda(bundle, update)
+        from txl_runtime.device.engines.opening import open_engines
 
-    return open_engines(bundle, "rtx" if name == "rtx" else "tensorrt", update)
+        return open_engines(bundle, "rtx" if name == "rtx" else "tensorrt", update)
 
 
 def choose_device(
@@ -61,10 +65,26 @@ def choose_device(
             notes[name] = reason
             continue
         try:
-            return opener(name, bundle, update), notes
+            with _errors_of(name):
+                return opener(name, bundle, update), notes
         except (BackendError, BundleError) as error:
             notes[name] = str(error)
     return None, notes
+
+
+@contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Whatever a library raises while it is opened is an error of its backend; an interrupt stays one."""
+    try:
+        yield
+    except TxlError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
+        raise BackendError(
+            f"backend {name} could not be opened ({said}), expected its library to load the bundle or to say why not; "
+            "install the library again, or use --backend cpu"
+        ) from error
 
 
 def missing(name: str, bundle: Bundle, built: bool = False) -> str:
@@ -79,7 +99,20 @@ def missing(name: str, bundle: Bundle, built: bool = False) -> str:
         return f"the bundle has no engines for it, expected those of: txl-deploy build {bundle.path} --target {name}"
     if find_spec(package) is None:
         return f"{package} is not installed, expected it; pip install 'txl-deploy[{name}]'"
-    return "" if _has_gpu() else NO_GPU
+    if not _has_gpu():
+        return NO_GPU
+    return _without_cuda() if name == "cuda" else ""
+
+
+def _without_cuda() -> str:
+    """Why the ONNX Runtime that is installed cannot use a GPU; empty where it was built for that."""
+    from txl_runtime.device.onnxruntime_cuda import import_onnxruntime
+
+    try:
+        import_onnxruntime()
+    except BackendError as error:
+        return str(error)
+    return ""
 
 
 def precision_problem(precision: str) -> str:
@@ -90,5 +123,5 @@ def precision_problem(precision: str) -> str:
 
 
 def _has_gpu() -> bool:
-    """Whether a driver is installed and knows of a GPU; without a driver this costs one failed look-up."""
-    return gpu_name() is not None
+    """Whether the machine shows a GPU; CUDA is not asked."""
+    return shows_gpu()

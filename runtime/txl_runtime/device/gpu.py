@@ -14,8 +14,8 @@ from txl_runtime.errors import BackendError
 
 MAJOR, MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
-DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu", "nvgpu", "dxg")
-"""In /dev: those of NVIDIA's driver, of a Jetson's (two), and of the Windows that a WSL runs in."""
+DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu", "dxg")
+"""In /dev: those of NVIDIA's driver, of a Jetson's (three), and of the Windows that a WSL runs in."""
 
 
 def shows_gpu(devices: Path = Path("/dev")) -> bool:
