@@ -1,0 +1,246 @@
+"""Random operations on streams of a device and of the CPU, compared: what one says, the other has to.
+
+A device is seldom waited for: results are left unread, states are compared now and then only, and tokens may lie on the
+device. So whoever reads, writes or frees too early or too late is found out by the stand-in, or by the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_ins.driver import FakeDriver
+from stand_ins.engine import DeviceArray, StandInBackend, open_stand_in
+from step_models import FEATURES, MODELS
+from txl_runtime import Model, Stream
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.device import choosing
+from txl_runtime.types import Ids
+
+B = 3
+TINY = {"memory_length": 3, "vocab_size": 13, "d_model": 8, "d_embed": 8, "d_head": 4, "d_inner": 8}
+BIASED = {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "plain": {"config": TINY, "segment_length": (4, 1)},
+    "biased": {"config": TINY | BIASED, "segment_length": (3, 2)},  # its memory does not start as zeros
+    "short": {"config": TINY | {"memory_length": 1, "n_layer": 1}, "segment_length": (4, 1)},
+    "clustered": {"config": TINY | {"cutoffs": (5, 9), "div_val": 2, "n_layer": 1}, "segment_length": 2},
+}
+KINDS = [(name, update) for name in TRANSFORMERS for update in ("ring", "rolled")]
+KINDS += [(name, "replace") for name in MODELS]
+
+
+@dataclass
+class Case:
+    """A bundle that is open on the CPU, to be opened on devices."""
+
+    name: str
+    update: str
+    path: Path
+    theirs: Model
+
+    @property
+    def within(self) -> float:
+        """ONNX Runtime runs steps as the CPU does; of a Transformer-XL the CPU computes the softmax in another way."""
+        return 0.0 if self.update == "replace" else 2e-6
+
+    def open(self, driver: FakeDriver, **options: Any) -> Model:
+        """The bundle on a stand-in device."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                choosing,
+                "open_device",
+                lambda name, bundle, rule: open_stand_in(bundle, rule, name, driver=driver, **options),
+            )
+            return Model(self.theirs.bundle, "rtx", update=self.update)
+
+
+def open_case(name: str, update: str, make_bundle: Callable[..., Path], folder: Path) -> Case:
+    """Make a bundle of a kind, and open it on the CPU."""
+    if update == "replace":
+        path = MODELS[name]().write(folder / f"{name}.txl")
+    else:
+        path = make_bundle(batch_size=B, verify=False, **TRANSFORMERS[name])
+    return Case(name, update, path, Model(open_bundle(path), "cpu", threads=1, update=update))
+
+
+@dataclass
+class Pair:
+    """A stream of the device and the stream of the CPU that it is compared with; and what was kept of them."""
+
+    ours: Stream
+    theirs: Stream
+    snapshots: list[tuple[Any, Any]] = field(default_factory=list)
+    rows: list[tuple[Any, Any]] = field(default_factory=list)
+    unread: Any = None
+
+    @property
+    def both(self) -> tuple[Stream, Stream]:
+        return self.ours, self.theirs
+
+
+class Play:
+    """Random operations on some pairs of streams.
+
+    Args:
+        case: whose bundle they are of.
+        ours: the bundle on a device.
+        seed: of all draws.
+        pairs: how many streams take turns.
+    """
+
+    def __init__(self, case: Case, ours: Model, seed: int, pairs: int = 2) -> None:
+        self.case, self.model, self.draws = case, ours, np.random.default_rng(seed)
+        self.said: list[str] = []
+        sizes = [B if index == 0 or case.name == "growing" else self.number(1, B) for index in range(pairs)]
+        self.pairs = [Pair(ours.stream(size), case.theirs.stream(size)) for size in sizes]
+        fluent = case.name not in ("recurrent", "growing")
+        names = ["run", "run", "run", "uncommitted", "unread", "feed", "select", "snapshot", "restore", "reset"]
+        names += ["step", "step", "step", "feed_tokens", "score", "generate"] if fluent else ["run", "run"]
+        names += [] if case.name == "growing" else ["take", "put"]
+        self.names = names
+
+    def number(self, first: int, last: int) -> int:
+        """A draw from first … last."""
+        return int(self.draws.integers(first, last + 1))
+
+    def go(self, turns: int) -> None:
+        """Do so many things, and compare everything in the end."""
+        for _ in range(turns):
+            pair = self.pairs[self.number(0, len(self.pairs) - 1)]
+            name = str(self.draws.choice(self.names))
+            self.said.append(name)
+            getattr(self, f"do_{name}")(pair)
+            if self.draws.random() < 0.1:
+                self.compare(pair)
+        for pair in self.pairs:
+            self.compare(pair)
+
+    def compare(self, pair: Pair) -> None:
+        """The whole state of both."""
+        assert pair.ours.fill.tolist() == pair.theirs.fill.tolist()
+        assert pair.ours.snapshot().head.tolist() == pair.theirs.snapshot().head.tolist()
+        self.same(*(stream.state() for stream in pair.both))
+
+    def same(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        """Whether arrays are equal, or as near as the two ways of computing them."""
+        assert list(found) == list(expected)
+        for name, array in expected.items():
+            assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+            if array.dtype == np.float32 and self.case.within:
+                scale = max(1.0, float(np.abs(array).max(initial=0)))
+                np.testing.assert_allclose(found[name], array, rtol=0, atol=self.case.within * scale, err_msg=name)
+            else:
+                assert found[name].tobytes() == array.tobytes(), name
+
+    # --- segments -------------------------------------------------------------------------------------------------
+
+    def segment(self, b: int) -> tuple[dict[str, Any], Ids]:
+        """Inputs of one segment, and how many positions of each sequence count."""
+        lengths = self.model.segment_lengths
+        exact = self.case.name in ("recurrent", "growing")
+        length = int(self.draws.choice(lengths)) if exact else self.number(1, lengths[0])
+        counts = np.full(b, length)
+        if self.case.name == "recurrent":
+            counts[self.draws.random(b) < 0.3] = 0
+        elif not exact and self.draws.random() < 0.7:
+            counts = self.draws.integers(0, length + 1, b)
+        return self.inputs(b, length), counts.astype(np.int32)
+
+    def inputs(self, b: int, length: int) -> dict[str, Any]:
+        """Arrays by name."""
+        if self.case.name == "recurrent":
+            obs = self.draws.normal(size=(b, length, FEATURES)).astype(np.float32)
+            return {"obs": obs, "starts": self.draws.random(b) < 0.2}
+        return {"tokens": self.tokens(b, length)}
+
+    def tokens(self, b: int, length: int) -> Ids:
+        return self.draws.integers(0, self.model.vocab_size or 1, (b, length)).astype(np.int32)
+
+    def there(self, tokens: Ids) -> Any:
+        """Tokens, now and then on the device."""
+        assert isinstance(self.model.backend, StandInBackend)
+        return DeviceArray(self.model.backend.device, tokens) if self.draws.random() < 0.2 else tokens
+
+    def do_run(self, pair: Pair) -> None:
+        inputs, counts = self.segment(pair.ours.batch_size)
+        self.same(*(stream.run(inputs, counts) for stream in pair.both))
+
+    def do_uncommitted(self, pair: Pair) -> None:
+        inputs, counts = self.segment(pair.ours.batch_size)
+        self.same(*(stream.run(inputs, counts, commit=False) for stream in pair.both))
+
+    def do_unread(self, pair: Pair) -> None:
+        """A segment whose result nobody looks at; the last of several at times."""
+        for _ in range(self.number(1, 3)):
+            inputs, counts = self.segment(pair.ours.batch_size)
+            found, expected = (stream.loop.run(inputs, counts) for stream in pair.both)
+        if self.draws.random() < 0.3:
+            self.same(found.outputs(), expected.outputs())
+
+    def do_step(self, pair: Pair) -> None:
+        inputs, counts = self.segment(pair.ours.batch_size)
+        ours = pair.ours.step(self.there(inputs["tokens"]), counts)
+        self.same({"step": ours}, {"step": pair.theirs.step(inputs["tokens"], counts)})
+
+    def do_feed(self, pair: Pair) -> None:
+        columns = self.number(1, 3) * max(self.model.segment_lengths)
+        inputs, last = self.inputs(pair.ours.batch_size, columns), self.draws.random() < 0.5
+        self.same(*(stream.feed(inputs, last=last) for stream in pair.both))
+
+    def do_feed_tokens(self, pair: Pair) -> None:
+        b, columns = pair.ours.batch_size, self.number(1, 9)
+        tokens, last = self.tokens(b, columns), self.draws.random() < 0.3
+        lengths = self.draws.integers(0, columns + 1, b) if self.draws.random() < 0.6 else None
+        ours = pair.ours.feed(self.there(tokens), lengths, last)
+        self.same({"feed": ours}, {"feed": pair.theirs.feed(tokens, lengths, last)})
+
+    def do_score(self, pair: Pair) -> None:
+        tokens = self.tokens(pair.ours.batch_size, self.number(2, 9))
+        self.same({"nll": pair.ours.score(self.there(tokens))}, {"nll": pair.theirs.score(tokens)})
+
+    def do_generate(self, pair: Pair) -> None:
+        tokens = self.tokens(pair.ours.batch_size, self.number(1, 6))
+        lengths = self.draws.integers(1, tokens.shape[1] + 1, len(tokens))
+        options = {"temperature": float(self.draws.choice([0.0, 0.8])), "seed": self.number(0, 99), "lengths": lengths}
+        number = self.number(1, 5)
+        drawn = [list(stream.generate(tokens, number, **options)) for stream in pair.both]
+        assert np.array_equal(*drawn)
+
+    # --- states ---------------------------------------------------------------------------------------------------
+
+    def do_reset(self, pair: Pair) -> None:
+        rows = None if self.case.name == "growing" else self.draws.random(pair.ours.batch_size) < 0.4
+        for stream in pair.both:
+            stream.reset(rows)
+
+    def do_select(self, pair: Pair) -> None:
+        count = B if self.case.name == "growing" else self.number(1, B)
+        rows = self.draws.integers(0, pair.ours.batch_size, count)
+        for stream in pair.both:
+            stream.select(rows)
+
+    def do_snapshot(self, pair: Pair) -> None:
+        pair.snapshots.append((pair.ours.snapshot(), pair.theirs.snapshot()))
+
+    def do_restore(self, pair: Pair) -> None:
+        kept = [states for states in pair.snapshots if states[0].batch_size == pair.ours.batch_size]
+        if kept:
+            states = kept[self.number(0, len(kept) - 1)][:: self.number(0, 1) * 2 - 1]
+            for stream, state in zip(pair.both, states, strict=True):
+                stream.restore(state)
+
+    def do_take(self, pair: Pair) -> None:
+        row = self.number(0, pair.ours.batch_size - 1)
+        pair.rows.append((pair.ours.take(row), pair.theirs.take(row)))
+
+    def do_put(self, pair: Pair) -> None:
+        other = self.pairs[self.number(0, len(self.pairs) - 1)]
+        if other.rows:
+            row, states = self.number(0, pair.ours.batch_size - 1), other.rows[self.number(0, len(other.rows) - 1)]
+            for stream, state in zip(pair.both, states, strict=True):
+                stream.put(row, state)
