@@ -5,41 +5,57 @@ layers and softmax apart, layers for one segment length are followed by the soft
 
     logprobs   float32 [B, L, V]: of all positions
     last       float32 [B, V]: of each sequence's last valid position; what an idle sequence gets means nothing
+    next       temperature float32 [B] → as last, and what a draw from that position mostly needs (below)
     score      targets int32 [B, L] → nll float32 [B, L]; targets of padding may be anything
 
 The layers of a ring come from a graph whose segment length is open and is fixed here. The layers of rolled memory are
 cut out of the whole program that the CPU runs. The softmax is the bundle's head and tails. A score takes one column of
 the head and of each tail, the one of the target's word or cluster, and then selects among them. So no value is as wide
 as a vocabulary of several clusters, and there is no control flow.
+
+A `next` returns, beside the row of log-probabilities, of each part of the softmax (the head's words, each tail)
+
+    <part>.ids, <part>.values   int32 and float32 [B, K], the best words and their log-probabilities within the part
+    sums                        float32 [B, parts], the sum of exp((value - best of the part) / temperature)
+    clusters                    float32 [B, tails], log-probabilities of the further clusters, where there are any
+
+so that a greedy draw, one among the k best or one from a nucleus needs some kilobytes instead of the row. The sum is
+one relative to the part's best value: it is at least 1 and at most the number of words, whatever the temperature, and
+loses no digits where the quotient is large. Temperature 0 is taken for a number so small that only the best word is
+left in the sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from copy import deepcopy
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES, Program, TensorSpec
 from txl_runtime.errors import BundleError, UsageError
 
-from txl_engines.checking import ADVICE, check_graph, import_onnx, load_graph
+from txl_engines.checking import ADVICE, check_graph, load_graph
 from txl_engines.shapes import fix_sizes
+from txl_engines.weaving import Weaver
 
 HIDDEN = "hidden"
 """The name of the value that the softmax takes."""
+BEST = 257
+"""So many words of each part come with a `next`: 256, and one more, by whose value it shows whether that is a tie."""
+SHORT_ROW = 1024
+"""Rows of so many log-probabilities are no more to fetch than the best words of their parts are, or hardly so."""
+COLDEST = 1e-30
+"""What is taken for a lower temperature: differences of float32 divided by it are finite, and all but 0 beyond exp."""
 
 
 def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
     """The programs that engines are built of.
 
     These are the steps of a bundle that has steps; of others, log-probabilities for every L, and last and score for the
-    longest L. With L = 1 there is no `last`: the last position is the only one, so it would be `logprobs` again.
+    longest L. With L = 1 there is no `last`: the last position is the only one, so it would be `logprobs` again. Where
+    the vocabulary is large there is a `next` in place of `last`, which is the longest L's, and one for L = 1.
 
     Raises:
         UsageError: a step takes a state whose rows are of any number.
@@ -51,7 +67,11 @@ def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
     lengths = manifest.segment_lengths
     wanted = [("logprobs", length) for length in lengths]
     if any(program.kind == "head" for program in manifest.programs):  # bundles of format 1.0 may have no head
-        wanted += [(kind, lengths[0]) for kind in ("last", "score") if kind == "score" or lengths[0] > 1]
+        if manifest.vocab_size > SHORT_ROW:
+            wanted += [("next", length) for length in lengths if length in (1, lengths[0])]
+        elif lengths[0] > 1:
+            wanted += [("last", lengths[0])]
+        wanted += [("score", lengths[0])]
     return tuple(_whole_program(manifest, kind, length, update) for kind, length in wanted)
 
 
@@ -75,22 +95,45 @@ def _whole_program(manifest: Manifest, kind: str, length: int, update: str) -> P
     if logprobs is None:
         raise BundleError(f"{layers.name} has no log-probabilities to end with, expected an output of them; {ADVICE}")
     batch, vocabulary = manifest.batch_size, int(logprobs.shape[-1])
-    result = {
-        "logprobs": TensorSpec(name=logprobs.name, dtype="float32", shape=(batch, length, vocabulary)),
-        "last": TensorSpec(name=logprobs.name, dtype="float32", shape=(batch, vocabulary)),
-        "score": TensorSpec(name="nll", dtype="float32", shape=(batch, length)),
-    }[kind]
     tokens, *others = layers.inputs
-    targets = (msgspec.structs.replace(tokens, name="targets"),) if kind == "score" else ()
+    row = TensorSpec(name=logprobs.name, dtype="float32", shape=(batch, vocabulary))
+    more, results = {
+        "logprobs": ((), (msgspec.structs.replace(row, shape=(batch, length, vocabulary)),)),
+        "last": ((), (row,)),
+        "next": (
+            (TensorSpec(name="temperature", dtype="float32", shape=(batch,)),),
+            (row, *_parts(manifest.clusters, batch)),
+        ),
+        "score": (
+            (msgspec.structs.replace(tokens, name="targets"),),
+            (TensorSpec(name="nll", dtype="float32", shape=(batch, length)),),
+        ),
+    }[kind]
     return Program(
         name=f"{kind}{layers.name.removeprefix(layers.kind)}",
         kind=kind,
         segment_length=length,
         update=update,
         file=f"{kind}{layers.file.removeprefix(layers.kind)}",
-        inputs=(tokens, *targets, *others),
-        outputs=(result, *layers.outputs[1:]),
+        inputs=(tokens, *more, *others),
+        outputs=(*results, *layers.outputs[1:]),
     )
+
+
+def _parts(clusters: Sequence[tuple[int, int]], batch: int) -> tuple[TensorSpec, ...]:
+    """What a `next` returns of the parts of the softmax."""
+    specs, tails = [], len(clusters) - 1
+    for part, (first, last) in zip(_part_names(tails), clusters, strict=True):
+        shape = (batch, min(BEST, last - first))
+        specs += [TensorSpec(name=f"{part}.ids", dtype="int32", shape=shape)]
+        specs += [TensorSpec(name=f"{part}.values", dtype="float32", shape=shape)]
+    specs += [TensorSpec(name="sums", dtype="float32", shape=(batch, tails + 1))]
+    return (*specs, *([TensorSpec(name="clusters", dtype="float32", shape=(batch, tails))] if tails else []))
+
+
+def _part_names(tails: int) -> tuple[str, ...]:
+    """The parts of the softmax, as the bundle's programs of them are called."""
+    return ("head", *(f"tail.{cluster}" for cluster in range(1, tails + 1)))
 
 
 def _layers(manifest: Manifest, length: int, update: str) -> Program:
@@ -114,7 +157,8 @@ def compose(bundle: Bundle, program: Program) -> bytes:
     check_graph(model, path, source)
     if not any(HIDDEN in node.output for node in model.graph.node):
         raise BundleError(f"{path}: no value is called {HIDDEN}, expected what the softmax takes; {ADVICE}")
-    weaver = _Weaver(model, path, {HIDDEN, *(spec.name for spec in program.outputs[1:])})
+    states = {spec.name for spec in source.outputs[1:]}
+    weaver = Weaver(model, path, {HIDDEN, *states})
     _Softmax(bundle, program, weaver).add()
     return weaver.finish(program)
 
@@ -122,7 +166,7 @@ def compose(bundle: Bundle, program: Program) -> bytes:
 class _Softmax:
     """The part of a program that follows its layers."""
 
-    def __init__(self, bundle: Bundle, program: Program, weaver: _Weaver) -> None:
+    def __init__(self, bundle: Bundle, program: Program, weaver: Weaver) -> None:
         self._bundle, self._program, self._weaver = bundle, program, weaver
         self._batch, self._length = program.inputs[0].fixed
         self._half = bundle.manifest.precision in STATE_DTYPES
@@ -137,25 +181,54 @@ class _Softmax:
         rows = weaver.reshape(hidden, batch * length, self._width())
         if self._program.kind == "score":
             weaver.reshape(self._nll(rows), batch, length, out="nll")
-        elif self._program.kind == "last":
-            # In [B·L, D], sequence b's last valid row is its first one, b·L, plus its number of valid rows less one.
-            last = weaver.add("Max", weaver.add("Sub", "valid", weaver.int32(1)), weaver.int32(0))
-            index = weaver.add("Add", last, weaver.constant(np.arange(batch, dtype=np.int32) * length))
-            self._logprobs(weaver.add("Gather", rows, index, axis=0), out="logprobs")
+        elif self._program.kind in ("last", "next"):
+            parts = self._parts(self._last(rows) if length > 1 else rows)
+            self._logprobs(parts, out="logprobs")
+            if self._program.kind == "next":
+                self._best(parts)
         else:
-            weaver.reshape(self._logprobs(rows), batch, length, self._clusters[-1][1], out="logprobs")
+            weaver.reshape(self._logprobs(self._parts(rows)), batch, length, self._clusters[-1][1], out="logprobs")
 
-    def _logprobs(self, rows: str, out: str = "") -> str:
-        """[n, D] → log-probabilities of the vocabulary [n, V]."""
-        weaver, words = self._weaver, self._clusters[0][1]
-        head = self._part("head", rows)
-        if len(self._clusters) == 1:
+    def _last(self, rows: str) -> str:
+        """[B·L, D] → each sequence's last valid row [B, D]."""
+        weaver = self._weaver
+        # Sequence b's last valid row is its first one, b·L, plus its number of valid rows less one.
+        last = weaver.add("Max", weaver.add("Sub", "valid", weaver.int32(1)), weaver.int32(0))
+        firsts = np.arange(self._batch, dtype=np.int32) * self._length
+        return weaver.add("Gather", rows, weaver.add("Add", last, weaver.constant(firsts)), axis=0)
+
+    def _parts(self, rows: str) -> list[str]:
+        """[n, D] → the head and the tails, [n, words] each; the head's last columns are the further clusters."""
+        return [self._part(kind, rows) for kind in _part_names(len(self._clusters) - 1)]
+
+    def _logprobs(self, parts: Sequence[str], out: str = "") -> str:
+        """The parts → log-probabilities of the vocabulary [n, V]."""
+        weaver, (head, *tails), words = self._weaver, parts, self._clusters[0][1]
+        if not tails:
             return weaver.add("Identity", head, out=out) if out else head
-        parts = [weaver.columns(head, 0, words)]
-        for cluster in range(1, len(self._clusters)):
-            into = weaver.columns(head, words + cluster - 1, words + cluster)  # [n, 1]
-            parts.append(weaver.add("Add", self._part(f"tail.{cluster}", rows), into))
-        return weaver.add("Concat", *parts, axis=1, out=out)
+        columns = [weaver.columns(head, 0, words)]
+        for place, tail in enumerate(tails, start=words):
+            columns.append(weaver.add("Add", tail, weaver.columns(head, place, place + 1)))
+        return weaver.add("Concat", *columns, axis=1, out=out)
+
+    def _best(self, parts: Sequence[str]) -> None:
+        """The parts → the best words of each, sums at a temperature, and the further clusters."""
+        weaver, tails, (_, words) = self._weaver, len(self._clusters) - 1, self._clusters[0]
+        warm = weaver.add("Max", "temperature", weaver.constant(np.array(COLDEST, np.float32)))
+        warm, sums = weaver.reshape(warm, self._batch, 1), []
+        values = [weaver.columns(parts[0], 0, words) if tails else parts[0], *parts[1:]]
+        for part, given, (first, last) in zip(_part_names(tails), values, self._clusters, strict=True):
+            count = weaver.constant(np.array([min(BEST, last - first)], np.int64))
+            found, place = weaver.best(given, count, out=f"{part}.values")
+            ids = weaver.add("Cast", place, to=weaver.onnx.TensorProto.INT32, out="" if first else f"{part}.ids")
+            if first:
+                weaver.add("Add", ids, weaver.int32(first), out=f"{part}.ids")
+            below = weaver.add("Div", weaver.add("Sub", given, weaver.columns(found, 0, 1)), warm)
+            axis = weaver.constant(np.array([1], np.int64))
+            sums.append(weaver.add("ReduceSum", weaver.add("Exp", below), axis, out="" if tails else "sums"))
+        if tails:
+            weaver.add("Concat", *sums, axis=1, out="sums")
+            weaver.columns(parts[0], words, words + tails, out="clusters")
 
     def _nll(self, rows: str) -> str:
         """[n, D] → negative log-likelihoods of the targets [n, 1]."""
@@ -195,96 +268,3 @@ class _Softmax:
         model = load_graph(path)
         check_graph(model, path, found)
         return self._weaver.attach(model, kind, {HIDDEN: rows}, path)
-
-
-class _Weaver:
-    """A graph that is cut down to what some of its values are computed by, and then added to."""
-
-    def __init__(self, model: Any, path: Path, wanted: Collection[str]) -> None:
-        self.onnx = import_onnx()
-        self._model, self._graph, self._path = model, model.graph, path
-        self._constants: dict[tuple[str, bytes], str] = {}
-        self._cut(wanted)
-
-    def add(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Add a node, and return the name of its result."""
-        name = out or f"whole.{len(self._graph.node)}"
-        self._graph.node.append(
-            self.onnx.helper.make_node(operator, inputs, [name], name=f"whole.{operator}.{name}", **attributes)
-        )
-        return name
-
-    def constant(self, array: NDArray[Any]) -> str:
-        """The name of a constant; equal constants share one."""
-        key = f"{array.dtype}{array.shape}", array.tobytes()
-        if key not in self._constants:
-            name = self._constants[key] = f"whole.constant.{len(self._constants)}"
-            self._graph.initializer.append(self.onnx.numpy_helper.from_array(array, name))
-        return self._constants[key]
-
-    def int32(self, value: int) -> str:
-        """The name of a scalar constant."""
-        return self.constant(np.array(value, np.int32))
-
-    def reshape(self, value: str, *shape: int, out: str = "") -> str:
-        """The value in another shape."""
-        return self.add("Reshape", value, self.constant(np.array(shape, np.int64)), out=out)
-
-    def columns(self, value: str, first: int, last: int) -> str:
-        """Columns [first, last) of [n, …]."""
-        places = (self.constant(np.array([place], np.int64)) for place in (first, last, 1))
-        return self.add("Slice", value, *places)
-
-    def attach(self, model: Any, prefix: str, feeds: Mapping[str, str], path: Path) -> str:
-        """Append another graph, and return the name of its only output. Weights keep their names and so are shared."""
-        names = dict(feeds)
-        weights = {tensor.name: tensor for tensor in self._graph.initializer if tensor.external_data}
-        for tensor in model.graph.initializer:
-            names[tensor.name] = tensor.name if tensor.external_data else f"{prefix}/{tensor.name}"
-            if tensor.external_data and tensor.name in weights:
-                if tensor != weights[tensor.name]:
-                    raise BundleError(
-                        f"{path}: {tensor.name} is another tensor than in {self._path.name}, expected the same one; "
-                        "export the model again"
-                    )
-                continue
-            self._graph.initializer.add().CopyFrom(tensor)
-            self._graph.initializer[-1].name = names[tensor.name]
-        for node in model.graph.node:
-            names |= {name: f"{prefix}/{name}" for name in node.output if name}
-            copy = self._graph.node.add()
-            copy.CopyFrom(node)
-            copy.name = f"{prefix}/{node.name}"
-            copy.input[:] = [names.get(name, name) for name in node.input]
-            copy.output[:] = [names.get(name, name) for name in node.output]
-        return names[model.graph.output[0].name]
-
-    def finish(self, program: Program) -> bytes:
-        """The graph's bytes, with a program's inputs and outputs and without anything that these do not need."""
-        graph = self._graph
-        self._cut({spec.name for spec in program.outputs})
-        graph.input.extend(self._declare(spec) for spec in program.inputs)
-        graph.output.extend(self._declare(spec) for spec in program.outputs)
-        graph.name = program.name
-        told = {"txl-deploy.program": msgspec.json.encode(program).decode()}
-        self.onnx.helper.set_model_props(self._model, told)
-        data: bytes = self._model.SerializeToString(deterministic=True)
-        return data
-
-    def _cut(self, wanted: Collection[str]) -> None:
-        """Remove everything that the wanted values are not computed by."""
-        graph, needed, kept = self._graph, set(wanted), []
-        for node in reversed(graph.node):
-            if needed.intersection(node.output):
-                needed.update(node.input)
-                kept.append(deepcopy(node))
-        initializers = [deepcopy(tensor) for tensor in graph.initializer if tensor.name in needed]
-        for field in ("node", "initializer", "input", "output", "value_info"):
-            graph.ClearField(field)
-        graph.node.extend(reversed(kept))
-        graph.initializer.extend(initializers)
-
-    def _declare(self, spec: TensorSpec) -> Any:
-        kinds = {"float32": "FLOAT", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "int32": "INT32"}
-        kind = self.onnx.TensorProto.DataType.Value(kinds[spec.dtype])
-        return self.onnx.helper.make_tensor_value_info(spec.name, kind, spec.fixed)

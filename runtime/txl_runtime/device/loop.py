@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.call import DeviceCall, TensorBlock, open_blocks
+from txl_runtime.device.blocks import Inputs, Part, Results
+from txl_runtime.device.call import DeviceCall, Step, Steps, open_blocks, room_for
+from txl_runtime.device.context import Turn
+from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens
-from txl_runtime.device.interface import Device, Event, Executable, Queue
+from txl_runtime.device.interface import Executable
 from txl_runtime.device.memory import DeviceMemory, DeviceRing, DeviceRolled
+from txl_runtime.device.staging import LARGEST, Staging
+from txl_runtime.device.tail import Tail
 from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import Output, RowsResult, WholeOutput
 from txl_runtime.types import Array, Floats, Ids
 
-KINDS: dict[Want, str] = {"rows": "logprobs", "last": "last", "nll": "score"}
+KINDS: dict[Want, str] = {"rows": "logprobs", "last": "last", "next": "last", "nll": "score"}
 """The kind of program that computes just what is wanted."""
 
 
 class Programs:
-    """Executables of one update rule. "logprobs" serve every call; "last" and "score" are shortcuts.
+    """Executables of one update rule. "logprobs" serve every call; the others are shortcuts.
 
     Args:
         backend: its name, for messages.
@@ -37,73 +41,77 @@ class Programs:
         self._backend = backend
         self._executables = sorted(executables, key=lambda item: item.program.segment_length)
         self.all: tuple[Program, ...] = tuple(item.program for item in self._executables)
-        self._found: dict[tuple[str, int], Executable] = {}
 
-    def find(self, kind: str, length: int) -> Executable:
-        """The program of the shortest segments that hold so many tokens; of two such, the one of the kind.
+    def find(self, want: Want, length: int) -> Executable:
+        """The program of the shortest segments that hold so many tokens; of several, the best for what is wanted.
 
         So a shortcut is not taken where log-probabilities have a shorter program, which is less work.
 
         Raises:
             BackendError: there is none.
         """
-        if (kind, length) not in self._found:
-            able = [item for item in self._executables if item.program.kind in ("logprobs", kind)]
-            fitting = [item for item in able if item.program.segment_length >= length]
-            if not fitting:
-                raise BackendError(
-                    f"backend {self._backend} has no program for {length} tokens; build the engines again"
-                )
-            best = min(fitting, key=lambda item: (item.program.segment_length, item.program.kind != kind))
-            self._found[kind, length] = best
-        return self._found[kind, length]
+        kinds = KINDS[want]
+        able = [item for item in self._executables if item.program.kind in kinds]
+        fitting = [item for item in able if item.program.segment_length >= length]
+        if not fitting:
+            raise BackendError(f"backend {self._backend} has no program for {length} tokens; build the engines again")
+        return min(fitting, key=lambda item: (item.program.segment_length, kinds.index(item.program.kind)))
+
+
+class _Route(NamedTuple):
+    """How segments of one kind and shape go, on one side of the memory.
+
+    Attributes:
+        kind: of the program: "logprobs" gives rows, "last", "next" and "score" what is wanted itself.
+        reads: inputs of the caller, by name, and where each is staged.
+        valid: where the positions that count are put.
+        counts: where counters are staged, and the counters.
+        step: what is put into the queue.
+        rows: the program's first result where it arrives with the step.
+        part: the same where it is still on the device.
+        call: the program, tied to memory.
+    """
+
+    kind: str
+    reads: tuple[tuple[str, Array], ...]
+    valid: Ids
+    counts: tuple[tuple[Array, Array], ...]
+    step: Step
+    rows: Floats | None
+    part: Part
+    call: DeviceCall
 
 
 class _Pending(RowsResult):
-    """The result of a step that is still in the queue; to ask for any of it is to wait for the step.
+    """The result of a step that is still in the queue; to ask for any of it is to wait for the step."""
 
-    Args:
-        kind: of the program: "logprobs" gives rows, "last" and "score" what is wanted itself.
-        given: a view of where the result comes back to, good once the step is done.
-        event: of the step.
-        done: called once, after the step, if anything is to be done then.
-        held: what the step reads and writes, which has to live until the step is done.
-    """
+    __slots__ = ("_given", "_loop", "_route")
 
-    __slots__ = ("_done", "_event", "_given", "_held", "_kind")
-
-    def __init__(
-        self,
-        kind: str,
-        given: Floats,
-        counts: Ids,
-        targets: Ids | None,
-        output: Output,
-        event: Event,
-        done: Callable[[], None] | None,
-        held: object,
-    ) -> None:
-        super().__init__(given, counts, targets, output)
-        self._kind, self._given, self._done, self._held = kind, given, done, held
-        self._event: Event | None = event
-
-    def wait(self) -> None:
-        """Return when the step is done."""
-        if self._event is not None:
-            self._event.wait()
-            self._event = self._held = None
-            if self._done is not None:
-                self._done()
+    def __init__(self, loop: DeviceLoop, route: _Route, counts: Ids, targets: Ids | None) -> None:
+        self._loop, self._route, self._given = loop, route, route.rows
+        self._counts, self._targets, self._output = counts, targets, loop.output
 
     def rows(self) -> Floats:
-        self.wait()
+        """See `loop.Result`."""
+        self._loop.finish()
+        if self._given is None:
+            self._given = self._loop.staging.bring(self._route.part)
         return self._given
 
     def last(self) -> Floats:
-        return self.rows() if self._kind == "last" else super().last()
+        """See `loop.Result`."""
+        return self.rows() if self._route.kind in ("last", "next") else super().last()
+
+    def parts(self) -> Parts | None:
+        """See `loop.Result`."""
+        if self._route.kind != "next":
+            return None
+        self._loop.finish()
+        return Parts(self._loop.manifest.clusters, self._route.step.arrived)
 
     def nll(self) -> Floats:
-        return self.rows() if self._kind == "score" else super().nll()
+        """See `loop.Result`."""
+        return self.rows() if self._route.kind == "score" else super().nll()
 
 
 class DeviceLoop(LoopState, Loop):
@@ -122,7 +130,7 @@ class DeviceLoop(LoopState, Loop):
         manifest: Manifest,
         device: Device,
         queue: Queue,
-        lock: threading.RLock,
+        lock: Turn,
         programs: Programs,
         initial: Initial,
         settled: Callable[[], None],
@@ -130,15 +138,21 @@ class DeviceLoop(LoopState, Loop):
         update = programs.all[0].update
         super().__init__(update, manifest, lock)
         self._device, self._queue, self._programs, self._settled = device, queue, programs, settled
+        self.manifest = manifest
         self.output: Output = WholeOutput(manifest)
-        self._blocks: dict[str, tuple[TensorBlock, TensorBlock]] = {}
+        self._tail = Tail(device, queue, lock)
+        self.staging = Staging(device, queue, self._tail)
+        self._blocks: dict[str, tuple[Inputs, Results]] = {}
         self._calls: dict[tuple[str, int], DeviceCall] = {}
-        self._latest: _Pending | None = None
-        with self._lock:
+        self._steps = Steps()
+        self._routes: dict[tuple[str, tuple[int, int], int, bool], _Route] = {}
+        self._settling: DeviceCall | None = None
+        self._resident: DeviceTokens | None = None  # what a step on its way reads
+        with lock:
             kind = DeviceRing if update == "ring" else DeviceRolled
-            self.memory: DeviceMemory = kind(device, queue, manifest, initial, self.counters)
+            self.memory: DeviceMemory = kind(device, queue, manifest, initial, self.counters, self._tail)
         self.clear(np.arange(manifest.batch_size))
-        weakref.finalize(self, queue.wait).atexit = False  # work nobody waited for, a reset say, still needs the memory
+        weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
 
     @property
     def recorded(self) -> dict[str, str]:
@@ -146,51 +160,99 @@ class DeviceLoop(LoopState, Loop):
         return {f"{name}, side {side}": call.recorded for (name, side), call in self._calls.items()}
 
     def resident(self, tokens: Any) -> DeviceTokens | None:
+        """See `Loop`."""
+        if type(tokens) is np.ndarray:
+            return None
         return device_tokens(tokens, self._device.dlpack, self._queue.handle)
 
     def fetch(self, tokens: Resident) -> Ids:
+        """See `Loop`."""
         assert isinstance(tokens, DeviceTokens)
         with self._lock:
             return fetch_tokens(tokens, self._queue)
 
-    def run(
-        self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
-    ) -> _Pending:
-        if self._latest is not None:
-            self._latest.wait()  # its inputs and its result lie where this step's will
-        b = len(counts)
-        length = next(iter(inputs.values())).shape[1]
-        executable = self._programs.find(KINDS[want], length)
-        kind, call, results = executable.program.kind, *self._call(executable)
-        read = {name: value for name, value in inputs.items() if name != "targets" or kind == "score"}
-        resident = {name: value for name, value in read.items() if isinstance(value, DeviceTokens)}
-        values: dict[str, Array] = {name: value for name, value in read.items() if isinstance(value, np.ndarray)}
-        result = executable.program.outputs[0]
-        part = (b, *(() if kind == "last" else (length,)))
-        self.valid[:b] = counts
-        targets = inputs.get("targets")
-        assert targets is None or isinstance(targets, np.ndarray)
-        try:
-            with self._lock:
-                call.step(values | self.counts, resident)
-                given = results.fetch(self._queue, result.name, (*part, *result.fixed[len(part) :]))
-                event = self._queue.record()
-                if commit:
-                    self.advance()
-            done = self._settled if call.steps == 2 else None
-            self._latest = _Pending(kind, given, counts, targets, self.output, event, done, (call, self.memory))
-        except BaseException:  # an interrupt, say: what is on its way still reads what the next step will overwrite
-            self._queue.wait()
-            raise
-        return self._latest
+    def finish(self) -> None:
+        """Return when everything that this loop put into the queue is done."""
+        self._tail.wait()
+        self._resident = None
+        if self._settling is not None:
+            self._settling = None
+            self._settled()
 
-    def _call(self, executable: Executable) -> tuple[DeviceCall, TensorBlock]:
+    def run(
+        self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
+    ) -> _Pending:
+        """See `Loop`."""
+        self.finish()  # what is on its way reads and writes what this step will
+        tokens = next(iter(inputs.values()))
+        there = tokens if isinstance(tokens, DeviceTokens) else None
+        key = (want, tokens.shape, self.counters.side, there is not None)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = self._open_route(inputs, len(counts), want, there)
+        for name, staged in route.reads:
+            staged[...] = inputs[name]
+        route.valid[...] = counts
+        for staged, count in route.counts:
+            staged[...] = count
+        tail, call = self._tail, route.call
+        with self._lock:
+            tail.begin()
+            if there is not None:
+                self._send(call.inputs, there)
+            route.step()
+            tail.mark()
+            if commit:
+                self.advance()
+        if call.settling:
+            call.settling, self._settling = False, call
+        return _Pending(self, route, counts, inputs.get("targets"))
+
+    def _send(self, inputs: Inputs, tokens: DeviceTokens) -> None:
+        """Send what is staged, and then put ids that are on the device in their place."""
+        self._resident = tokens
+        inputs.send(self._queue)
+        assert self.manifest.tokens is not None
+        name = self.manifest.tokens.name
+        (rows, columns), pitch = tokens.shape, 4 * inputs.host[name].shape[1]
+        self._queue.copy(inputs.addresses[name], tokens.address, 4 * columns, rows, pitch, tokens.pitch)
+
+    def _open_route(
+        self, inputs: Mapping[str, Array | Resident], b: int, want: Want, there: DeviceTokens | None
+    ) -> _Route:
+        """The way of segments like this one; nothing may be on its way."""
+        tokens = next(iter(inputs.values()))
+        length = tokens.shape[1]
+        executable = self._programs.find(want, length)
+        kind, call = executable.program.kind, self._call(executable)
+        first, *others = (s.name for s in executable.program.outputs if s.name in call.results.addresses)
+        part = call.results.part(first, (b,) if kind in ("last", "next") else (b, length))
+        parts = {name: call.results.part(name, ()) for name in others} if kind == "next" else {first: part}
+        if room_for(parts) > LARGEST:
+            parts = {}
+        if self.staging.grow(room_for(parts)):
+            self._routes.clear()
+            self._steps.forget()
+        step = self._steps.find(call, parts, self.staging.arrived, there is not None)
+        host = call.inputs.host
+        given = {name: tuple(map(slice, value.shape)) for name, value in inputs.items() if value is not there}
+        reads = tuple((name, host[name][cut]) for name, cut in given.items() if name in host)
+        return _Route(kind, reads, self.valid[:b], self._staged(call), step, step.arrived.get(first), part, call)
+
+    def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
+        """Where a program's counters are staged, and those counters; all of them at once if it reads all."""
+        read = [name for name in self.counts if name in call.inputs.host]
+        if len(read) == len(self.counts):
+            return ((call.inputs.rows(read[0], len(read)), self.counters.read),)
+        return tuple((call.inputs.host[name], self.counts[name]) for name in read)
+
+    def _call(self, executable: Executable) -> DeviceCall:
         """The program tied to this side of the memory, for the first time or again."""
         name, side = executable.program.name, self.counters.side
         if (name, side) not in self._calls:
             with self._lock:
                 memory = self.memory.addresses(side)
                 if name not in self._blocks:
-                    self._blocks[name] = open_blocks(self._device, executable, memory)
+                    self._blocks[name] = open_blocks(self._device, executable, memory, tuple(self.counts))
                 self._calls[name, side] = DeviceCall(executable, self._queue, *self._blocks[name], memory)
-        return self._calls[name, side], self._blocks[name][1]
+        return self._calls[name, side]

@@ -7,7 +7,7 @@ NumPy, `device` with memory that never leaves a GPU. A stream calls nothing else
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
@@ -15,7 +15,10 @@ from txl_runtime.streaming.memory import Initial, RowState
 from txl_runtime.streaming.outputs import Output
 from txl_runtime.types import Array, Floats, Ids, Indices
 
-Want = Literal["rows", "last", "nll"]
+if TYPE_CHECKING:
+    from txl_runtime.streaming.parts import Parts
+
+Want = Literal["rows", "last", "next", "nll"]
 """What a caller will ask a result for: an engine may have a program that computes just that."""
 
 
@@ -38,6 +41,9 @@ class Result(Protocol):
 
     def last(self) -> Floats:
         """The same for the last position that counts in each sequence, [b, F]; of an idle sequence, for its first."""
+
+    def parts(self) -> Parts | None:
+        """What a draw after the last positions mostly needs of them, where a program returned that; for want "next"."""
 
     def nll(self) -> Floats:
         """Negative log-likelihoods in nats of the targets that were among the inputs, [b, T]."""
@@ -85,7 +91,8 @@ class Loop(Protocol):
 
         Args:
             inputs: by the programs' names, with b and T for "B" and "L" of the input table (and look-ahead); checked,
-                with zeros in the padding. "targets" [b, T] may be among them whether or not a program reads them.
+                with zeros in the padding. "targets" [b, T] may be among them whether or not a program reads them, and
+                so may "temperature", float32 [b].
             counts: int32 [b], the positions that count; 0 leaves a sequence idle.
             want: what the result will be asked for.
             commit: whether the segment becomes part of the state.

@@ -57,6 +57,12 @@ class WholeOutput(Output):
     def logprobs(self, features: Floats, out: Floats) -> None:
         np.copyto(out, features)
 
+    def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
+        if (counts == features.shape[1]).all():
+            np.copyto(out, features)
+        else:
+            super().counted(features, counts, out)
+
     def nll(self, features: Floats, targets: Ids) -> Floats:
         return -np.take_along_axis(features, targets[:, None], axis=1)[:, 0]
 
@@ -100,6 +106,9 @@ class RowsResult:
             return rows[:, 0]
         last: Floats = rows[np.arange(len(rows)), np.maximum(self._counts, 1) - 1]
         return last
+
+    def parts(self) -> None:
+        """See `loop.Result`; there are rows alone."""
 
     def nll(self) -> Floats:
         """See `loop.Result`."""

@@ -28,10 +28,13 @@ from numpy.typing import NDArray
 
 from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.streaming.checks import is_whole
+from txl_runtime.streaming.loop import Result
 from txl_runtime.streaming.outputs import DrawCount, Output
+from txl_runtime.streaming.parts import reaching
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 FEW = 1024
 """So many words are sorted first, where a nucleus is sought; mostly it is within."""
@@ -89,6 +92,10 @@ class Sampler:
         seed: of the random draws; None for a fresh one.
         streams: b. Each stream has draws of its own, which do not depend on how many others there are.
 
+    Attributes:
+        temperature: as given.
+        heat: the same as a program takes it, who knows float32 alone.
+
     Raises:
         UsageError: an option is out of its range.
     """
@@ -106,13 +113,32 @@ class Sampler:
         if seed is not None and (not is_whole(seed) or seed < 0):
             raise UsageError(f"seed is {seed}, expected a whole number of at least 0, or None for a fresh one")
         self.temperature, self.top_k, self.top_p = float(temperature), top_k, top_p
+        self.heat = min(self.temperature, float(np.finfo(np.float32).max))
         self._draws = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(streams)]
+
+    def draw_from(
+        self, output: Output, result: Result, running: Bools, tokens: NDArray[np.int32], count: DrawCount
+    ) -> None:
+        """As `draw`, from the last positions of a result: without their features where its parts tell enough."""
+        left, parts = running, result.parts()
+        if parts is not None:
+            left = running.copy()
+            for stream in np.flatnonzero(running).tolist():
+                with np.errstate(over="ignore", under="ignore"):  # as in `_draw`
+                    found = parts.candidates(stream, self.temperature, self.top_k, self.top_p)
+                if found is not None:
+                    ids, weights = found
+                    uniform = self._draws[stream].random() if self.temperature else 0.0
+                    tokens[stream], left[stream] = ids[_place(np.cumsum(weights), uniform)], False
+                    count.tokens += 1
+        if left.any():
+            self.draw(output, result.last(), left, tokens, count)
 
     def draw(
         self,
         output: Output,
         features: NDArray[np.float32],
-        running: NDArray[np.bool_],
+        running: Bools,
         tokens: NDArray[np.int32],
         count: DrawCount,
     ) -> None:
@@ -121,13 +147,17 @@ class Sampler:
         Raises:
             BackendError: the log-probabilities hold NaN.
         """
-        head = output.head(features)
-        for stream in np.flatnonzero(running).tolist():
+        head, streams = output.head(features), np.flatnonzero(running)
+        if self.temperature == 0 and len(output.clusters) == 1:  # all at once: the usual case, and the shortest
+            best = head.argmax(axis=1)
+            for stream in streams[np.isnan(head[streams, best[streams]])].tolist():  # NaN counts as the largest
+                _refuse_nan(stream, head[stream])
+            tokens[running] = best[running]
+            count.tokens += len(streams)
+            return
+        for stream in streams.tolist():
             _refuse_nan(stream, head[stream])
             count.tokens += 1
-            if self.temperature == 0 and len(output.clusters) == 1:
-                tokens[stream] = head[stream].argmax()  # as it is: the usual case, and the shortest
-                continue
             known = _Known(stream, output, features[stream : stream + 1], head[stream].astype(np.float64), count)
             tokens[stream] = self._draw(known, self._draws[stream])
 
@@ -186,7 +216,7 @@ class Sampler:
         if self.top_k is None:
             return self._nucleus(known)
         ids, weights = self._k_best(known, self.top_k)
-        count = len(ids) if self.top_p is None else _reaching(weights, self.top_p * weights.sum())
+        count = len(ids) if self.top_p is None else reaching(weights, self.top_p * weights.sum())
         return ids[:count], weights[:count]
 
     def _k_best(self, known: _Known, count: int) -> tuple[Ids, Floats]:
@@ -213,7 +243,7 @@ class Sampler:
                     weights = self._weights(values[order], best)
                     if weights.sum() >= asked[1]:
                         break
-                low, high = (_reaching(weights, mass) for mass in asked.tolist())
+                low, high = (reaching(weights, mass) for mass in asked.tolist())
                 if low == high or not pending:
                     return ids[order[:high]], weights[:high]
             known.compute(pending[0])
@@ -243,11 +273,6 @@ def _best_first(values: Floats, count: int) -> Ids:
         among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
     order: Ids = among[np.argsort(-values[among], kind="stable")][:count]
     return order
-
-
-def _reaching(weights: Floats, mass: float) -> int:
-    """How many of the first weights it takes to reach a mass."""
-    return int((np.cumsum(weights) - weights < mass).sum())
 
 
 def _place(cumulative: Floats, uniform: float) -> int:

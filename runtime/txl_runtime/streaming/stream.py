@@ -12,8 +12,8 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.carried import CarriedState
 from txl_runtime.streaming.checks import as_array, check_lengths, check_stop_tokens, check_tokens, is_whole
-from txl_runtime.streaming.loop import Loop, Resident
-from txl_runtime.streaming.outputs import DrawCount
+from txl_runtime.streaming.loop import Loop, Resident, Result, Want
+from txl_runtime.streaming.outputs import DrawCount, RowsResult
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class Stream(CarriedState):
             )
         ids, counts = self._tokens("feed", tokens, lengths)
         if last:
-            features, row = self._feed_last(ids, counts), np.zeros((self._b, self._vocab_size), np.float32)
+            features = self._feed_last(ids, counts, "last", {}).last()
+            row = np.zeros((self._b, self._vocab_size), np.float32)
             live = counts > 0
             self.loop.output.counted(features[:, None], live.astype(np.int32), row[:, None])
             return row
@@ -219,7 +220,8 @@ class Stream(CarriedState):
         sampler: Sampler,
         stop_tokens: frozenset[int],
     ) -> Iterator[Ids]:
-        latest = self._feed_last(ids, counts)
+        heat = {"temperature": np.full(self._b, sampler.heat, np.float32)}
+        latest = self._feed_last(ids, counts, "next", heat)
         token = np.zeros(self._b, np.int32)
         running, replaced, loop = np.ones(self._b, np.bool_), self._replaced, self.loop
         for index in range(max_new_tokens):
@@ -229,23 +231,27 @@ class Stream(CarriedState):
                         "the stream was reset, selected or restored while generating; start generate again"
                     )
                 fed = np.ones_like(running) if self._lockstep else running
-                latest = loop.run(self._inputs(token[:, None]), fed.astype(np.int32), "last").last()
-            sampler.draw(loop.output, latest, running, token, self.draws)
+                latest = loop.run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
+            sampler.draw_from(loop.output, latest, running, token, self.draws)
             yield token.copy()
             running &= ~np.isin(token, list(stop_tokens))
             if not running.any():
                 return
 
-    def _feed_last(self, ids: Ids | Resident, counts: Ids) -> Floats:
-        """Feed checked tokens: of each sequence's last position that counts, what the softmax takes, [b, F]."""
+    def _feed_last(self, ids: Ids | Resident, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
+        """Feed checked tokens; a result that has each sequence's last position that counts as its last."""
         latest: Floats | None = None
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
-            found = self._ready().run(self._inputs(ids[:, first:last]), segment_counts, "last").last()
-            if latest is None:
-                latest = np.zeros((self._b, found.shape[1]), np.float32)
-            counted = segment_counts > 0
-            latest[counted] = found[counted]
-        return np.zeros((self._b, self._vocab_size), np.float32) if latest is None else latest
+            result = self._ready().run({**self._inputs(ids[:, first:last]), **more}, segment_counts, want)
+            ending = (first < counts) & (counts <= last)
+            if ending.all():
+                return result
+            if ending.any():
+                found = result.last()
+                latest = np.zeros((self._b, found.shape[1]), np.float32) if latest is None else latest
+                latest[ending] = found[ending]
+        latest = np.zeros((self._b, self._vocab_size), np.float32) if latest is None else latest
+        return RowsResult(latest[:, None], np.ones_like(counts), None, self.loop.output)
 
     def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
         """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""

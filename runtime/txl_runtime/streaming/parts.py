@@ -1,0 +1,88 @@
+"""The best words of each part of a softmax: enough for most draws, without the row of all log-probabilities.
+
+A program "next" returns them (see `txl_engines.composing`). Of a part that has more words than came, the last one that
+came bounds those that did not. So of all words that came, those above the largest such bound are the best of the whole
+vocabulary, in an order that is known. What is drawn among them is what the row would give:
+
+* **Greedy** and **top-k** need the best word, or the k best.
+* **top-p** needs the words whose weights reach the share p of the total. The total is what the parts' sums add up to.
+  It was added up in float32 on the device, so where it decides closely which words belong to the nucleus, the row does.
+
+Nothing is said where these words do not suffice, and nothing of a draw from the whole vocabulary: that takes the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_runtime.errors import BackendError
+from txl_runtime.types import Array, Ids
+
+CLOSE = 1e-5
+"""How far the total may be from the sum of the row, as a share of it."""
+
+Weighted = tuple[Ids, NDArray[np.float64]]
+"""Token ids that may be drawn and their weights, the best first."""
+
+
+class Parts:
+    """What a program "next" returned, for each of b sequences.
+
+    Args:
+        clusters: token ids [first, last) of each part: the head's words, then those of each tail.
+        given: the program's outputs by name: "<part>.ids" and "<part>.values" [b, K], "sums" [b, parts], "clusters"
+            [b, tails]. They are read when something is asked for.
+    """
+
+    def __init__(self, clusters: Sequence[tuple[int, int]], given: Mapping[str, Array]) -> None:
+        names = ("head", *(f"tail.{cluster}" for cluster in range(1, len(clusters))))
+        self._ids, self._values = ([given[f"{name}.{what}"] for name in names] for what in ("ids", "values"))
+        self._sums, self._offsets = given["sums"], given.get("clusters")
+        widths = (ids.shape[1] for ids in self._ids)
+        self._cut = [width < last - first for width, (first, last) in zip(widths, clusters, strict=True)]
+
+    def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
+        """What may be drawn for a sequence, as `Sampler` finds it from a row; None where only the row can tell.
+
+        Raises:
+            BackendError: the log-probabilities hold NaN.
+        """
+        if np.isnan(self._sums[stream]).any():
+            raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
+        if temperature > 0 and top_k is None and top_p is None:
+            return None
+        # In float32, as the program adds them: so words tie here where they tie in the row.
+        parts = [values[stream] for values in self._values]
+        if self._offsets is not None:
+            parts[1:] = [part + offset for part, offset in zip(parts[1:], self._offsets[stream], strict=True)]
+        bound = max((part[-1] for part, cut in zip(parts, self._cut, strict=True) if cut), default=-np.inf)
+        values, ids = np.concatenate(parts), np.concatenate([ids[stream] for ids in self._ids])
+        best = values.max()
+        if best <= bound:
+            return None
+        if temperature == 0:
+            return ids[values == best].min(keepdims=True), np.ones(1)
+        ids, known = ids[values > bound], values[values > bound].astype(np.float64)
+        if top_k is not None and len(ids) < top_k and any(self._cut):
+            return None
+        order = np.lexsort((ids, -known))[:top_k]
+        ids, weights = ids[order], np.exp((known[order] - known[order[0]]) / temperature)
+        if top_p is None:
+            return ids, weights
+        if top_k is not None:
+            count = reaching(weights, top_p * weights.sum())
+            return ids[:count], weights[:count]
+        below = np.array([part[0] for part in parts], np.float64) - float(best)
+        asked = top_p * (np.exp(below / temperature) * self._sums[stream]).sum()
+        if weights.sum() < asked * (1 + CLOSE):
+            return None
+        low, high = (reaching(weights, asked * (1 + error)) for error in (-CLOSE, CLOSE))
+        return (ids[:low], weights[:low]) if low == high else None
+
+
+def reaching(weights: NDArray[np.float64], mass: float) -> int:
+    """How many of the first weights it takes to reach a mass."""
+    return int((np.cumsum(weights) - weights < mass).sum())

@@ -1,0 +1,221 @@
+"""Draws from the best words of each part: the very tokens that the row gives, and the row where they do not suffice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from txl_runtime import BackendError
+from txl_runtime.streaming.outputs import DrawCount, WholeOutput
+from txl_runtime.streaming.parts import Parts
+from txl_runtime.streaming.sampling import Sampler
+
+B, BEST = 3, 257
+SIZES = {"plain": (2000,), "two tails": (500, 100, 1400), "small parts": (300, 20, 200, 900), "few words": (200, 50)}
+SPREADS = {
+    "flat": (0.3, 0.3, 0.0),
+    "peaked": (3.0, 3.0, 1.0),
+    "in tails": (1.0, 3.0, 6.0),
+    "in the head": (3.0, 1.0, -8.0),
+}
+sizes = pytest.mark.parametrize("words", SIZES.values(), ids=SIZES)
+spreads = pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    return (scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)).astype(np.float32)
+
+
+class Row(WholeOutput):
+    """The softmax of a program that returns rows."""
+
+    def __init__(self, columns: int) -> None:
+        self.name, self.clusters = "logprobs", ((0, columns),)
+
+
+class Next:
+    """What a program "next" returns for b distributions, worked out by NumPy; notes when its row is asked for.
+
+    Of words that tie the last ones come first, which ONNX does not allow, but engines may do.
+    """
+
+    def __init__(
+        self, parts: list[np.ndarray], clusters: np.ndarray, temperature: float, backwards: bool = False
+    ) -> None:
+        ends = np.cumsum([part.shape[1] for part in parts]).tolist()
+        self.clusters = tuple(zip([0, *ends[:-1]], ends, strict=True))
+        offsets = np.concatenate([np.zeros((len(clusters), 1), np.float32), clusters], axis=1)
+        self.row = np.concatenate([part + offsets[:, [c]] for c, part in enumerate(parts)], axis=1)
+        warm = np.maximum(np.float32(min(temperature, 3e38)), np.float32(1e-30))
+        self.given: dict[str, np.ndarray] = {"clusters": clusters} if len(parts) > 1 else {}
+        sums = []
+        for c, (part, (first, _)) in enumerate(zip(parts, self.clusters, strict=True)):
+            seen = part[:, ::-1] if backwards else part
+            order = np.argsort(-seen, axis=1, kind="stable")[:, :BEST]
+            name = f"tail.{c}" if c else "head"
+            self.given[f"{name}.values"] = np.take_along_axis(seen, order, axis=1)
+            at = part.shape[1] - 1 - order if backwards else order
+            self.given[f"{name}.ids"] = (first + at).astype(np.int32)
+            with np.errstate(over="ignore"):
+                sums.append(np.exp((part - part.max(axis=1, keepdims=True)) / warm).sum(axis=1, dtype=np.float32))
+        self.given["sums"] = np.stack(sums, axis=1)
+        self.fetched = 0
+
+    def parts(self) -> Parts:
+        return Parts(self.clusters, self.given)
+
+    def last(self) -> np.ndarray:
+        self.fetched += 1
+        return self.row
+
+
+def distributions(words: tuple[int, ...], spread: tuple[float, float, float], seed: int, steps: float = 0.0) -> Any:
+    """Random ones: the parts, and the further clusters; in steps, many words tie."""
+    draws = np.random.default_rng(seed)
+    scores = draws.normal(size=(B, words[0] + len(words) - 1)) * spread[0]
+    scores[:, words[0] :] += spread[2]
+    if steps:
+        scores = np.round(scores / steps) * steps
+    head = log_softmax(scores)
+    tails = [draws.normal(size=(B, count)) * spread[1] for count in words[1:]]
+    if steps:
+        tails = [np.round(tail / steps) * steps for tail in tails]
+    return [np.ascontiguousarray(head[:, : words[0]]), *map(log_softmax, tails)], head[:, words[0] :].copy()
+
+
+def both(found: Next, options: dict[str, Any], draws: int) -> tuple[list[list[int]], list[list[int]]]:
+    """The tokens drawn from the parts and those drawn from the row, with the same random numbers."""
+    rows = Row(found.row.shape[1])
+    settings = {"temperature": 1.0, "top_k": None, "top_p": None, "seed": 7} | options
+    ours, theirs = (Sampler(**settings, streams=B) for _ in range(2))
+    running, tokens = np.ones(B, bool), [[], []]
+    for _ in range(draws):
+        for sampler, kept in ((ours, tokens[0]), (theirs, tokens[1])):
+            drawn = np.full(B, -1, np.int32)
+            if sampler is ours:
+                sampler.draw_from(rows, found, running, drawn, DrawCount())
+            else:
+                sampler.draw(rows, found.row, running, drawn, DrawCount())
+            kept.append(drawn.tolist())
+    return tokens[0], tokens[1]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    **{f"top-k {k}": {"top_k": k} for k in (1, 2, 50, 255, 256)},
+    **{f"top-p {p}": {"top_p": p} for p in (0.1, 0.5, 0.9, 0.99)},
+    "cold top-p": {"temperature": 0.3, "top_p": 0.9},
+    "cool top-p": {"temperature": 0.8, "top_p": 0.95},
+    "hot top-p": {"temperature": 2.0, "top_p": 0.5},
+    "hot top-k": {"temperature": 2.0, "top_k": 40},
+    "almost greedy": {"temperature": 5e-324, "top_p": 0.9},
+    "all alike": {"temperature": 1e300, "top_k": 5},
+    "both": {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+    "both, many": {"top_k": 256, "top_p": 0.99},
+}
+options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@options
+@sizes
+def test_draws_from_parts_are_the_tokens_that_the_row_gives(words, options):
+    """2,880 draws in all for each way of drawing, and not one that differs."""
+    for spread in SPREADS.values():
+        for seed in range(6):
+            temperature = options.get("temperature", 1.0)
+            found = Next(*distributions(words, spread, seed), temperature)
+            ours, theirs = both(found, options, 10)
+            assert ours == theirs, f"spread {spread}, seed {seed}"
+            if options.get("top_p") is None:
+                assert not found.fetched, "no row for the best, nor for as many of them as came"
+
+
+@options
+@sizes
+def test_words_that_tie_are_in_the_vocabulary_s_order_whatever_order_an_engine_has(words, options):
+    for steps in (0.5, 2.0, 100.0):  # in the last all words of a part tie
+        for seed in range(3):
+            temperature = options.get("temperature", 1.0)
+            found = Next(*distributions(words, SPREADS["peaked"], seed, steps), temperature, backwards=True)
+            ours, theirs = both(found, options, 4)
+            assert ours == theirs, f"steps {steps}, seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.5}, {"top_k": 257}, {"top_k": 3000}, {"top_p": 1.0}], ids=str
+)
+@spreads
+def test_the_row_is_asked_for_where_parts_cannot_tell(spread, options):
+    found = Next(*distributions(SIZES["plain"], spread, 0), options.get("temperature", 1.0))
+    ours, theirs = both(found, options, 5)
+    assert ours == theirs
+    assert found.fetched == 5, "once a step, for all sequences that need it"
+
+
+def test_a_flat_nucleus_needs_the_row_and_a_peaked_one_does_not():
+    flat, peaked = (Next(*distributions(SIZES["plain"], SPREADS[name], 0), 1.0) for name in ("flat", "peaked"))
+    for found, fetched in ((flat, 5), (peaked, 0)):
+        ours, theirs = both(found, {"top_p": 0.6}, 5)
+        assert ours == theirs
+        assert found.fetched == fetched
+
+
+def test_a_nucleus_whose_last_word_is_a_close_call_needs_the_row():
+    """The sums come in float32: what reaches p by less than their error is for the row to say."""
+    parts, clusters = [np.full((B, 512), -60, np.float32)], np.zeros((B, 0), np.float32)
+    parts[0][:, :2] = np.log(np.float32(0.5))
+    found = Next(parts, clusters, 1.0)
+    for share, fetched in ((0.5, True), (0.5 + 1e-6, True), (0.5 - 1e-4, False), (0.5 + 1e-4, False)):
+        found.fetched = 0
+        ours, theirs = both(found, {"top_p": share}, 3)
+        assert ours == theirs
+        assert bool(found.fetched) == fetched, share
+
+
+def test_wrong_sums_within_what_is_allowed_change_nothing():
+    for seed in range(20):
+        found = Next(*distributions(SIZES["two tails"], SPREADS["peaked"], seed), 0.8)
+        for error in (-9e-6, 9e-6):
+            found.given["sums"] = (found.given["sums"] * np.float32(1 + error)).astype(np.float32)
+            ours, theirs = both(found, {"temperature": 0.8, "top_p": 0.9}, 5)
+            assert ours == theirs
+            found.given["sums"] = (found.given["sums"] / np.float32(1 + error)).astype(np.float32)
+
+
+def test_only_sequences_that_parts_leave_open_are_drawn_from_rows():
+    flat, peaked = (distributions(SIZES["plain"], SPREADS[name], 0) for name in ("flat", "peaked"))
+    found = Next([np.concatenate([flat[0][0][:1], peaked[0][0][1:]])], flat[1], 1.0)
+    _, theirs = both(found, {"top_p": 0.6}, 1)
+    found.row[1:] = np.nan  # whoever looks there is told
+    tokens, count = np.full(B, -1, np.int32), DrawCount()
+    Sampler(1.0, None, 0.6, 7, B).draw_from(Row(2000), found, np.ones(B, bool), tokens, count)
+    assert tokens.tolist() == theirs[0]
+    assert count.tokens == B
+
+
+def test_an_idle_sequence_draws_nothing_and_keeps_its_random_numbers():
+    found = Next(*distributions(SIZES["two tails"], SPREADS["peaked"], 1), 1.0)
+    always, paused = (Sampler(1.0, 40, None, 5, B) for _ in range(2))
+    expected, tokens = [], np.full(B, -1, np.int32)
+    for _ in range(3):
+        always.draw_from(Row(2000), found, np.ones(B, bool), tokens, DrawCount())
+        expected.append(tokens.tolist())
+    drawn = np.full(B, -1, np.int32)
+    paused.draw_from(Row(2000), found, np.array([True, False, True]), drawn, DrawCount())
+    assert drawn.tolist() == [expected[0][0], -1, expected[0][2]]
+    paused.draw_from(Row(2000), found, np.ones(B, bool), drawn, DrawCount())
+    assert drawn.tolist() == [expected[1][0], expected[0][1], expected[1][2]]
+
+
+@options
+def test_a_sequence_that_produced_nan_is_refused_by_name(options):
+    found = Next(*distributions(SIZES["two tails"], SPREADS["peaked"], 1), 1.0)
+    found.given["sums"][1, 2] = np.nan
+    sampler, tokens = (
+        Sampler(**{"temperature": 1.0, "top_k": None, "top_p": None, "seed": 1} | options, streams=B),
+        np.zeros(B, np.int32),
+    )
+    with pytest.raises(BackendError, match=r"stream 1 produced NaN.*reset the stream"):
+        sampler.draw_from(Row(2000), found, np.ones(B, bool), tokens, DrawCount())
+    sampler.draw_from(Row(2000), found, np.array([True, False, True]), tokens, DrawCount())
