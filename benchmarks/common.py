@@ -7,15 +7,13 @@ import json
 import math
 import os
 import platform
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from tables import Table, log
 from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.weights import Weights, canonical_shapes
@@ -72,37 +70,6 @@ def random_bundle(
     return path
 
 
-@dataclass
-class Table:
-    """Rows that become markdown."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[object, ...]] = field(default_factory=list)
-    title: str = ""
-
-    def add(self, *cells: object) -> None:
-        """One row; floats are shown in three digits."""
-        self.rows.append(cells)
-
-    def markdown(self) -> str:
-        """The table as it stands in docs/measurements."""
-        lines = [f"**{self.title}**", ""] if self.title else []
-        lines += [_line(self.columns), _line(["---"] * len(self.columns))]
-        return "\n".join([*lines, *(_line([_cell(cell) for cell in row]) for row in self.rows)])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(cell: object) -> str:
-    if cell is None:
-        return "–"
-    if isinstance(cell, float):
-        return f"{cell:.3g}" if abs(cell) < 999.5 else f"{cell:,.0f}"
-    return str(cell)
-
-
 def parser(description: str | None, seconds: float | None = 3.0) -> argparse.ArgumentParser:
     """Options of every benchmark."""
     summary = (description or "").strip().split("\n", maxsplit=1)[0]
@@ -113,11 +80,6 @@ def parser(description: str | None, seconds: float | None = 3.0) -> argparse.Arg
     if seconds is not None:
         made.add_argument("--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work")
     return made
-
-
-def log(message: str) -> None:
-    """Progress, on stderr, with the time of day: long runs should show that they live."""
-    print(time.strftime("%H:%M:%S"), message, file=sys.stderr, flush=True)
 
 
 def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:

@@ -1,0 +1,129 @@
+"""Checks one after the other, each told at once: on the terminal, as a line of JSON in a file, on a page at the end.
+
+What has been found is on the disk before the next check starts, whatever ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FAILED", "NOT_RUN", "OK", "Found", "Journal", "read_found", "said_of"]
+
+OK, FAILED, NOT_RUN = "ok", "FAILED", "not run"
+
+
+@dataclass
+class Found:
+    """One check.
+
+    Attributes:
+        name: what was checked.
+        state: `OK`, `FAILED` or `NOT_RUN`.
+        seconds: how long it took.
+        figures: what was measured.
+        reason: why it failed or was not run.
+    """
+
+    name: str
+    state: str
+    seconds: float = 0.0
+    figures: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+def said_of(found: Found) -> str:
+    """A check in one line."""
+    parts = [f"{name} {_short(value)}" for name, value in found.figures.items()]
+    said = found.reason or ", ".join(parts)
+    return f"{found.state:7} {found.name}{': ' if said else ''}{said}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Journal:
+    """What a program of checks found so far.
+
+    Args:
+        name: of the program and of its files.
+        folder: where NAME.jsonl and NAME.md go; None for nowhere.
+    """
+
+    def __init__(self, name: str, folder: Path | None) -> None:
+        self.name, self.found = name, list[Found]()
+        self._folder = folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.jsonl").write_text("")
+
+    def run(self, name: str, check: Callable[[], Mapping[str, Any] | None]) -> Found:
+        """Run a check, which returns figures and raises where it fails; whatever it raises, the next one can run.
+
+        Raises:
+            KeyboardInterrupt: somebody stops the program. The check is noted as not run.
+        """
+        started = time.perf_counter()
+        try:
+            found = Found(name, OK, figures=dict(check() or {}))
+        except KeyboardInterrupt:
+            self.add(Found(name, NOT_RUN, time.perf_counter() - started, reason="interrupted"))
+            raise
+        except Exception as error:  # one that cannot run must not keep the others from it
+            found = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        found.seconds = time.perf_counter() - started
+        return self.add(found)
+
+    def skip(self, name: str, reason: str) -> Found:
+        """Note a check that is not run."""
+        return self.add(Found(name, NOT_RUN, reason=reason))
+
+    def add(self, found: Found) -> Found:
+        """Note a check: on the terminal, and on the disk."""
+        self.found.append(found)
+        print(said_of(found), flush=True)
+        if self._folder is not None:
+            with (self._folder / f"{self.name}.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(found), default=str) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        return found
+
+    def finish(self) -> int:
+        """Write the page; 1 where a check failed, else 0."""
+        if self._folder is not None:
+            (self._folder / f"{self.name}.md").write_text(self.page())
+        return int(any(found.state == FAILED for found in self.found))
+
+    def page(self) -> str:
+        """All checks as a table."""
+        counts = ", ".join(
+            f"{sum(found.state == state for found in self.found)} {state}" for state in (OK, FAILED, NOT_RUN)
+        )
+        lines = [
+            f"# {self.name}: {counts}",
+            "",
+            "| check | | seconds | figures, or why not |",
+            "| --- | --- | --- | --- |",
+        ]
+        for found in self.found:
+            said = found.reason or ", ".join(f"{name} {_short(value)}" for name, value in found.figures.items())
+            lines.append(f"| {found.name} | {found.state} | {found.seconds:.1f} | {said.replace('|', '/')} |")
+        return "\n".join(lines) + "\n"
+
+
+def read_found(file: Path) -> list[Found]:
+    """What a journal has on the disk; a last line that was cut off is left out."""
+    found = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            found.append(Found(**json.loads(line)))
+        except (ValueError, TypeError):
+            break
+    return found

@@ -1,0 +1,280 @@
+"""ONNX operators by PyTorch: those that composed programs have, and no other.
+
+Each function takes the node and its tensors and returns the result, or several. Nothing here looks at a value of a
+tensor on the device: shapes, axes and sizes are constants of the graph, read on the host when a program is opened, so
+that the work can be recorded into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["OPERATORS", "STATIC", "TYPES", "Node"]
+
+TYPES = {
+    1: torch.float32,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    16: torch.bfloat16,
+}
+"""ONNX's numbers of types."""
+
+STATIC: dict[str, tuple[int, ...]] = {
+    "Reshape": (1,),
+    "Expand": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Unsqueeze": (1,),
+    "Squeeze": (1,),
+    "CumSum": (1,),
+    "TopK": (1,),
+    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceLogSumExp"), (1,)),
+}
+"""Inputs that say how, not what: they are read on the host."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a graph.
+
+    Attributes:
+        operator, name: its operator, and what messages call it.
+        attributes: by name.
+        static: whole numbers of those inputs that are `STATIC`, by place.
+        results: how many it has.
+        in_place: whether the first tensor may be overwritten with the result.
+    """
+
+    operator: str
+    name: str
+    attributes: Mapping[str, Any]
+    static: Mapping[int, tuple[int, ...]]
+    results: int
+    in_place: bool
+
+    def refuse(self, what: str) -> NotImplementedError:
+        """What is raised for a use of the operator that nothing here needs."""
+        return NotImplementedError(f"{self.operator} {self.name}: {what} is not interpreted")
+
+
+def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda _, first, second: function(first, second)
+
+
+def _unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda _, given: function(given)
+
+
+def _every(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """An operator of any number of tensors."""
+
+    def run(_: Node, first: Tensor, *others: Tensor) -> Tensor:
+        for other in others:
+            first = function(first, other)
+        return first
+
+    return run
+
+
+def _divide(_: Node, first: Tensor, second: Tensor) -> Tensor:
+    whole = not first.is_floating_point()
+    return torch.div(first, second, rounding_mode="trunc") if whole else first / second
+
+
+def _clip(_: Node, given: Tensor, least: Tensor | None = None, most: Tensor | None = None) -> Tensor:
+    given = given if least is None else torch.maximum(given, least)
+    return given if most is None else torch.minimum(given, most)
+
+
+def _cast(node: Node, given: Tensor) -> Tensor:
+    kind = int(node.attributes["to"])
+    if kind not in TYPES:
+        raise node.refuse(f"a cast to ONNX's type {kind}")
+    return given.to(TYPES[kind])
+
+
+def _gather(node: Node, given: Tensor, index: Tensor) -> Tensor:
+    axis = int(node.attributes.get("axis", 0)) % given.dim()
+    flat = _within(index, given.shape[axis]).flatten()
+    return given.index_select(axis, flat).reshape(*given.shape[:axis], *index.shape, *given.shape[axis + 1 :])
+
+
+def _gather_elements(node: Node, given: Tensor, index: Tensor) -> Tensor:
+    axis = int(node.attributes.get("axis", 0)) % given.dim()
+    return given.gather(axis, _within(index, given.shape[axis]))
+
+
+def _within(index: Tensor, size: int) -> Tensor:
+    """Places from the start of an axis; ONNX counts negative ones from its end."""
+    index = index.long()
+    return torch.where(index < 0, index + size, index)
+
+
+def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = None) -> Tensor:
+    """Rows of an axis are replaced, in each sequence from a start of its own on."""
+    if node.attributes.get("mode", b"linear") != b"linear":
+        raise node.refuse("a mode other than linear")
+    axis = int(node.attributes.get("axis", -2)) % held.dim()
+    places = torch.arange(rows.shape[axis], device=held.device)
+    sizes = [1] * held.dim()
+    sizes[axis] = -1
+    index = places.reshape(sizes)
+    if starts is not None:
+        index = index + starts.long().reshape([-1, *[1] * (held.dim() - 1)])
+    index = index.expand(rows.shape)
+    return held.scatter_(axis, index, rows) if node.in_place else held.scatter(axis, index, rows)
+
+
+def _gemm(node: Node, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:
+    left = first.T if node.attributes.get("transA", 0) else first
+    right = second.T if node.attributes.get("transB", 0) else second
+    product = left @ right
+    alpha, beta = node.attributes.get("alpha", 1.0), node.attributes.get("beta", 1.0)
+    product = product if alpha == 1 else product * alpha
+    return product if bias is None else product + (bias if beta == 1 else bias * beta)
+
+
+def _layer_norm(node: Node, given: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    axis = int(node.attributes.get("axis", -1)) % given.dim()
+    epsilon = float(node.attributes.get("epsilon", 1e-5))
+    return torch.nn.functional.layer_norm(given, list(given.shape[axis:]), scale, bias, epsilon)
+
+
+def _softmax(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda node, given: function(given, dim=int(node.attributes.get("axis", -1)))
+
+
+def _reshape(node: Node, given: Tensor, _: Tensor) -> Tensor:
+    zero = not node.attributes.get("allowzero", 0)
+    sizes = [given.shape[i] if size == 0 and zero else size for i, size in enumerate(node.static[1])]
+    return given.reshape(sizes)
+
+
+def _expand(node: Node, given: Tensor, _: Tensor) -> Tensor:
+    sizes = list(node.static[1])
+    missing = given.dim() - len(sizes)
+    sizes = list(given.shape[: max(missing, 0)]) + sizes
+    for place in range(1, given.dim() + 1):  # from the right: 1 leaves a size as it is
+        sizes[-place] = max(sizes[-place], given.shape[-place])
+    return given.expand(sizes)
+
+
+def _slice(node: Node, given: Tensor, *_: Tensor) -> Tensor:
+    starts, ends = node.static[1], node.static[2]
+    axes, steps = node.static.get(3, tuple(range(len(starts)))), node.static.get(4, (1,) * len(starts))
+    if min(steps) < 1:
+        raise node.refuse("a step backwards")
+    places: list[slice] = [slice(None)] * given.dim()
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        places[axis] = slice(start, end, step)
+    return given[tuple(places)]
+
+
+def _split(node: Node, given: Tensor, *_: Tensor) -> Sequence[Tensor]:
+    axis = int(node.attributes.get("axis", 0))
+    whole = given.shape[axis]
+    even = math.ceil(whole / node.results)
+    sizes = node.static.get(1) or [min(even, whole - start) for start in range(0, whole, even)]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [given.narrow(axis, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _unsqueeze(node: Node, given: Tensor, _: Tensor) -> Tensor:
+    rank = given.dim() + len(node.static[1])
+    for axis in sorted(place % rank for place in node.static[1]):
+        given = given.unsqueeze(axis)
+    return given
+
+
+def _squeeze(node: Node, given: Tensor, *_: Tensor) -> Tensor:
+    return given.squeeze(node.static[1]) if 1 in node.static else given.squeeze()
+
+
+def _reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(node: Node, given: Tensor, *_: Tensor) -> Tensor:
+        axes = tuple(node.static.get(1, node.attributes.get("axes", ())))
+        if not axes and node.attributes.get("noop_with_empty_axes", 0):
+            return given
+        return function(given, dim=axes or tuple(range(given.dim())), keepdim=bool(node.attributes.get("keepdims", 1)))
+
+    return run
+
+
+def _cumulative(node: Node, given: Tensor, _: Tensor) -> Tensor:
+    if node.attributes.get("exclusive", 0) or node.attributes.get("reverse", 0):
+        raise node.refuse("an exclusive or a reversed sum")
+    return given.cumsum(node.static[1][0], dtype=given.dtype)
+
+
+def _best(node: Node, given: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """Of equal values, the one that comes first, as ONNX wants it: topk promises nothing."""
+    axis, count = int(node.attributes.get("axis", -1)), node.static[1][0]
+    values, places = given.sort(dim=axis, descending=bool(node.attributes.get("largest", 1)), stable=True)
+    return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
+
+
+def _largest_place(node: Node, given: Tensor) -> Tensor:
+    if node.attributes.get("select_last_index", 0):
+        raise node.refuse("the last of equal values")
+    axis = int(node.attributes.get("axis", 0))
+    return given.argmax(dim=axis, keepdim=bool(node.attributes.get("keepdims", 1)))
+
+
+OPERATORS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
+    "Add": _binary(torch.add),
+    "And": _binary(torch.logical_and),
+    "ArgMax": _largest_place,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Concat": lambda node, *given: torch.cat(given, dim=int(node.attributes["axis"])),
+    "CumSum": _cumulative,
+    "Div": _divide,
+    "Equal": _binary(torch.eq),
+    "Exp": _unary(torch.exp),
+    "Expand": _expand,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "Gemm": _gemm,
+    "Greater": _binary(torch.gt),
+    "GreaterOrEqual": _binary(torch.ge),
+    "Identity": lambda _, given: given,
+    "LayerNormalization": _layer_norm,
+    "Less": _binary(torch.lt),
+    "LessOrEqual": _binary(torch.le),
+    "Log": _unary(torch.log),
+    "LogSoftmax": _softmax(torch.log_softmax),
+    "MatMul": _binary(torch.matmul),
+    "Max": _every(torch.maximum),
+    "Min": _every(torch.minimum),
+    "Mul": _binary(torch.mul),
+    "Neg": _unary(torch.neg),
+    "Not": _unary(torch.logical_not),
+    "Or": _binary(torch.logical_or),
+    "ReduceLogSumExp": _reduce(torch.logsumexp),
+    "ReduceMax": _reduce(torch.amax),
+    "ReduceMean": _reduce(torch.mean),
+    "ReduceSum": _reduce(torch.sum),
+    "Relu": _unary(torch.relu),
+    "Reshape": _reshape,
+    "Sigmoid": _unary(torch.sigmoid),
+    "Slice": _slice,
+    "Softmax": _softmax(torch.softmax),
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Sub": _binary(torch.sub),
+    "Tanh": _unary(torch.tanh),
+    "TensorScatter": _scatter,
+    "TopK": _best,
+    "Transpose": lambda node, given: given.permute(*node.attributes["perm"]),
+    "Unsqueeze": _unsqueeze,
+    "Where": lambda _, which, yes, no: torch.where(which, yes, no),
+}
+"""Everything that is interpreted."""
