@@ -1,4 +1,9 @@
-"""What the parsers of TensorRT and TensorRT-RTX need changed in a graph that is right: two passes over it."""
+"""What engines need changed in a graph that is right.
+
+All of them need whole numbers bounded by Max and Min: ONNX Runtime has no CUDA kernel of Clip for int32, and TensorRT
+documents none. Graphs that were exported before have such Clips. The parsers of TensorRT and TensorRT-RTX need two
+passes more.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,8 @@ from txl_runtime.errors import BackendError
 from txl_engines.checking import Graph, decode_graph, import_onnx, opset_of, place_of
 from txl_engines.shapes import known_shapes
 
+_WHOLE = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"})
+
 
 def newest_opset(facts: Facts) -> int:
     """The newest opset of a graph that a library can be given: 18 is restamped where only 17 is known."""
@@ -26,11 +33,51 @@ def adapt(graph: Graph, facts: Facts) -> Graph:
     Raises:
         BackendError: an operator is newer than the library, or means something else there.
     """
+    graph = without_clip(graph)
     model = decode_graph(graph.data, graph.path)
     changed = _separate(model, graph.path)
     if opset_of(model) > facts.opset:
         model, changed = restamp(model, facts.opset, str(graph.path)), True
     return dataclasses.replace(graph, data=model.SerializeToString()) if changed else graph
+
+
+def without_clip(graph: Graph) -> Graph:
+    """The graph with Max and Min in place of each Clip of whole numbers; its `sha256` stays."""
+    if all(operator != "Clip" for _, operator in graph.nodes):
+        return graph
+    model = decode_graph(graph.data, graph.path)
+    kept: list[Any] = []
+    kinds = _types(model)
+    for node in model.graph.node:
+        if node.op_type == "Clip" and kinds.get(node.input[0]) in _WHOLE:
+            kept += _bounds(node)
+        else:
+            kept.append(deepcopy(node))
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    nodes = tuple((node.name, node.op_type) for node in model.graph.node)
+    return dataclasses.replace(graph, data=model.SerializeToString(deterministic=True), nodes=nodes)
+
+
+def _types(model: Any) -> dict[str, str]:
+    """The element type of every value."""
+    onnx = import_onnx()
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    return {name: onnx.TensorProto.DataType.Name(kind) for name, kind in kinds.items()}
+
+
+def _bounds(clip: Any) -> list[Any]:
+    """The nodes that a Clip becomes: Max with its least, then Min with its most, as far as it has them."""
+    onnx = import_onnx()
+    ends = [(kind, [end]) for kind, end in zip(("Max", "Min"), clip.input[1:], strict=False) if end]
+    ends = ends or [("Identity", [])]
+    between = [f"{clip.output[0]}.{kind}" for kind, _ in ends[:-1]]
+    return [
+        onnx.helper.make_node(kind, [value, *end], [result], f"{clip.name}.{kind}")
+        for (kind, end), value, result in zip(ends, [clip.input[0], *between], [*between, clip.output[0]], strict=True)
+    ]
 
 
 def _separate(model: Any, path: Path) -> bool:

@@ -27,7 +27,8 @@ from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
 
-from txl_engines.adapting import adapt, newest_opset
+from txl_engines.adapting import adapt, newest_opset, without_clip
+from txl_engines.attending import unite_attention
 from txl_engines.checking import Graph, read_graph
 from txl_engines.messages import explain_build, explain_parse
 from txl_engines.publishing import write_file
@@ -81,7 +82,8 @@ class CompiledEngines:
             BackendError: the target cannot take it.
         """
         facts = self.library.facts
-        return adapt(read_graph(data, program, folder, newest_opset(facts), hashes), facts)
+        graph = adapt(read_graph(data, program, folder, newest_opset(facts), hashes), facts)
+        return unite_attention(graph, program) if facts.reads_in_place else graph
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
         """Make the engine of a graph that was read, and write it to `out`; no file is there when this fails.
@@ -100,6 +102,7 @@ class CompiledEngines:
             gpus=self.gpus,
             half=self.precision == "fp16",
             scatters=graph.scatters,
+            states=graph.states,
         )
         with tempfile.TemporaryFile() as stderr:
             outcome = _run(request, graph, out.absolute(), listener, stderr)
@@ -115,7 +118,7 @@ class CompiledEngines:
 
 
 class ComposedEngines:
-    """Writes composed graphs as they are: ONNX Runtime opens them without a build of its own."""
+    """Writes composed graphs: ONNX Runtime opens them without a build of its own."""
 
     target: Target = "cuda"
     version, platform = COMPOSED, ANYWHERE
@@ -133,7 +136,7 @@ class ComposedEngines:
 
     def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:
         """See `CompiledEngines`."""
-        return read_graph(data, program, folder, NEWEST_OPSET, hashes)
+        return without_clip(read_graph(data, program, folder, NEWEST_OPSET, hashes))
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
         """See `CompiledEngines`."""

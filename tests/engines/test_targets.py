@@ -103,7 +103,7 @@ def test_it_is_reused_until_something_changed_and_forced_ones_are_the_same(bundl
     again = build_bundle(bundle, "cuda", listener=heard)
     name = first.engines[0].file
     assert heard.warnings == [
-        f"{name} was composed by recipe 0, this version of txl-deploy takes recipe 1; built again",
+        f"{name} was composed by recipe 0, this version of txl-deploy takes recipe 2; built again",
         f"{name} was built from another graph file; built again",
     ]
     assert [engine.reused for engine in again.engines] == [False, True, True, True]
@@ -165,7 +165,7 @@ def test_the_command(bundle: Path):
     done = cli("build", bundle, "--target", "cuda", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert (document["target"], document["library"], document["update"]) == ("cuda", "onnxruntime (recipe 1)", "ring")
+    assert (document["target"], document["library"], document["update"]) == ("cuda", "onnxruntime (recipe 2)", "ring")
     for entry in document["programs"]:
         assert {"program", "file", "bytes", "seconds", "kernels", "attention_layers", "fused_attention"} <= set(entry)
         assert entry["bytes"] == (bundle / entry["file"]).stat().st_size

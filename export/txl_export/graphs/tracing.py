@@ -24,6 +24,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.bundle.weight_header import read_header
 from txl_runtime.errors import TxlError
 
+from txl_export.graphs.bounds import bound_by_max_and_min
 from txl_export.graphs.quantised_matmul import has_many_rows, initializer, multiply_quantised
 
 IR_VERSIONS = {18: 10, 24: 12}
@@ -112,6 +113,7 @@ def write_graph(
         value.name = spec.name
     _name_open_sizes(graph, program)
     int32_indices(graph)
+    bound_by_max_and_min(graph)
     RemoveUnusedNodesPass()(model)
     multiply_quantised(graph, parts, has_many_rows(program))
     forget_origins(model)

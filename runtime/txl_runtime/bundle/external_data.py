@@ -1,8 +1,8 @@
-"""Where a graph's parameters lie in the weight file, read from the graph without a package for it.
+"""Where a graph's parameters lie in the weight file, and what its nodes read, found without a package for graphs.
 
-An ONNX file is nested protocol buffers: model.graph (field 7) · graph.initializer (5) · tensor.dims (1), data_type
-(2), name (8) and external_data (13), which is entries of key (1) and value (2). Sizes are believed only where they
-agree with each other and with the file: what is returned lies within it.
+An ONNX file is nested protocol buffers: model.graph (field 7) · graph.node (1) · node.input (1) · graph.initializer (5)
+· tensor.dims (1), data_type (2), name (8) and external_data (13), which is entries of key (1) and value (2). Sizes are
+believed only where they agree with each other and with the file: what is returned lies within it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ def external_tensors(graph: bytes, file: str, content: NDArray[np.uint8]) -> dic
     except (ValueError, IndexError, OverflowError):
         return {}
     return found
+
+
+def values_read(graph: bytes) -> frozenset[str]:
+    """Names of the values that some node of a graph reads; an input may be none of them.
+
+    Args:
+        graph: an ONNX file that an engine has opened.
+    """
+    nodes = (node for body in _submessages(graph, 7) for node in _submessages(body, 1))
+    return frozenset(name.decode() for node in nodes for name in _submessages(node, 1))
 
 
 def _describe(tensor: bytes, file: str) -> tuple[str, Any, list[int], int, int] | None:

@@ -1,21 +1,27 @@
 """Backend `cuda`: ONNX Runtime's CUDA provider runs the graphs that `txl-deploy build --target cuda` put into a bundle.
 
-The programs read and write device memory by address, so a stream's memory never leaves the device.
+The programs read and write device memory by address, so a stream's memory never leaves the device. That holds only
+while every input is read there: where its first reader runs on the CPU, ONNX Runtime copies what is bound to the CPU
+once, when it is bound, and never again. So such a program is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
+from txl_runtime.bundle.external_data import values_read
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
+from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.engines.files import checked_engines, find_engines
 from txl_runtime.device.engines.sidecar import COMPOSED
-from txl_runtime.device.interface import Device, Executable, Launch, Queue
+from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.update_rules import usable_updates
 
@@ -24,6 +30,8 @@ BFLOAT16 = 16
 """ONNX's number of the type, which NumPy has no name for."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 ADVICE = "build it again with `txl-deploy build --target cuda`"
+UNFIT_FUSION = "SkipLayerNorm"
+"""What ONNX Runtime before 1.24 makes of layer norms in bf16 too, for which it has no such operator."""
 
 
 class OrtExecutable(Executable):
@@ -61,10 +69,12 @@ class OrtSessions:
         bundle: whose programs they are, and in whose folder their weights lie.
         providers: of ONNX Runtime; the first is the one that is wanted.
         place: where the addresses are that programs will be bound to, "cuda"; tests say "cpu".
+        missed: which of CUDA's libraries could not be loaded, in words; empty where all could.
     """
 
-    def __init__(self, ort: Any, bundle: Bundle, providers: Sequence[Any], place: str) -> None:
+    def __init__(self, ort: Any, bundle: Bundle, providers: Sequence[Any], place: str, missed: str = "") -> None:
         self._ort, self._bundle, self._providers, self._place = ort, bundle, list(providers), place
+        self._missed = missed
         self._sessions: dict[str, Any] = {}
         self.version = str(ort.__version__)
 
@@ -72,7 +82,7 @@ class OrtSessions:
         """A program, ready to be bound to addresses; `graph` is its ONNX file's bytes.
 
         Raises:
-            BackendError: ONNX Runtime opened the graph without the provider that is wanted.
+            BackendError: the provider that is wanted does not start, or reads or writes something elsewhere.
             BundleError: the graph cannot be loaded, or it is not the program's.
         """
         session = self._open(program.name, graph)
@@ -82,6 +92,7 @@ class OrtSessions:
         )
         check_bindings(f"{self._bundle.path}: {program.name}", inputs, outputs, program, ADVICE)
         self._sessions[program.name] = session
+        self._check_places(program.name, session, values_read(graph))
         states = self._bundle.manifest.states_of(program.update)
         return OrtExecutable(session, program, {state.output: state.input for state in states}, self._place)
 
@@ -94,25 +105,73 @@ class OrtSessions:
                 found.setdefault(name, []).append(f"{node.name or '(unnamed)'} ({node.op_type})")
         return found
 
+    def _check_places(self, name: str, session: Any, read: frozenset[str]) -> None:
+        """Inputs that nobody reads may be anywhere."""
+        if not hasattr(session, "get_input_memory_infos"):
+            raise BackendError(
+                f"onnxruntime {self.version} does not tell where a program reads its inputs, expected 1.23.2 or newer; "
+                "pip install -U 'txl-deploy[cuda]'"
+            )
+        inputs = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+        outputs = zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
+        places = {f"reads {item.name}": info.name for item, info in inputs if item.name in read}
+        places |= {f"writes {item.name}": info.name for item, info in outputs}
+        wrong = [what for what, place in places.items() if str(place).casefold() != self._place]
+        if wrong:
+            nodes = self.elsewhere(self._wanted).get(name, [])
+            said = f", where its nodes {', '.join(nodes[:3])}{' …' if len(nodes) > 3 else ''} run" if nodes else ""
+            raise BackendError(
+                f"{self._bundle.path}: {name}: ONNX Runtime {self.version} {', '.join(wrong)} outside of "
+                f"{self._place}{said}, expected all on the device; {ADVICE}, or use another backend"
+            )
+
+    @property
+    def _wanted(self) -> str:
+        """The provider that is wanted."""
+        first = self._providers[0]
+        return str(first if isinstance(first, str) else first[0])
+
     def _open(self, name: str, graph: bytes) -> Any:
+        try:
+            session = self._session(graph)
+        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+            said = one_line(error).replace(str(self._bundle.path), "")
+            if any(word in said.casefold() for word in ("cuda", "cudnn", "cublas")):
+                raise BackendError(
+                    f"ONNX Runtime could not start {self._wanted}: {said}; {self._requirements()}"
+                ) from None
+            raise BundleError(
+                f"{self._bundle.path}: {name}: {said}; expected a graph ONNX Runtime can load; {ADVICE}"
+            ) from None
+        if self._wanted not in session.get_providers():
+            raise BackendError(
+                f"ONNX Runtime could not start {self._wanted} and took the CPU instead; {self._requirements()}"
+            )
+        return session
+
+    def _session(self, graph: bytes) -> Any:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry(WEIGHTS_FOLDER, str(self._bundle.path))
+        # Without its own fallback, which prints, and tries again on the CPU.
+        arguments = {"providers": self._providers, "enable_fallback": False}
         try:
-            session = self._ort.InferenceSession(graph, options, providers=self._providers)
-        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-            raise BundleError(
-                f"{self._bundle.path}: {name}: {one_line(error)}; expected a graph ONNX Runtime can load; {ADVICE}"
-            ) from None
-        first = self._providers[0]
-        wanted = first if isinstance(first, str) else first[0]
-        if wanted not in session.get_providers():
-            raise BackendError(
-                f"ONNX Runtime could not start {wanted} and took the CPU instead, expected CUDA and cuDNN of the "
-                "versions it was built for; pip install 'onnxruntime-gpu[cuda,cudnn]'"
-            )
-        return session
+            return self._ort.InferenceSession(graph, options, **arguments)
+        except Exception as error:
+            if f"{UNFIT_FUSION}alization" not in str(error):
+                raise
+        return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
+
+    def _requirements(self) -> str:
+        """What the CUDA provider needs, and what to do where it does not start."""
+        built = str(getattr(self._ort, "cuda_version", "") or "")
+        version = f"CUDA {built.partition('.')[0]}" if built else "the CUDA it was built for"
+        said = f" ({self._missed})" if self._missed else ""
+        return (
+            f"expected a driver that runs {version}, and its libraries{said}; "
+            "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        )
 
 
 def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBackend:
@@ -129,7 +188,8 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBa
     device = open_cuda()
     queue = device.queue()
     options = {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(queue.handle)}
-    sessions = OrtSessions(ort, bundle, [(PROVIDER, options), "CPUExecutionProvider"], "cuda")
+    providers = [(PROVIDER, options), "CPUExecutionProvider"]
+    sessions = OrtSessions(ort, bundle, providers, "cuda", preload_libraries(ort))
     return load_onnxruntime(sessions, bundle, device, queue, update, PROVIDER)
 
 
@@ -145,6 +205,22 @@ def load_onnxruntime(
         said = f"; {len(names)} nodes run on the CPU: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
     description = f"ONNX Runtime {sessions.version} on {device.title}{said}"
     return DeviceBackend("cuda", description, device, queue, executables)
+
+
+def preload_libraries(ort: Any) -> str:
+    """Load the CUDA libraries that pip installed, which ONNX Runtime does not look for itself.
+
+    Returns:
+        What could not be loaded, in ONNX Runtime's words: it prints them, and not all that it misses is needed.
+    """
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            ort.preload_dlls()
+        except Exception as error:  # it is a help; whether the provider starts is asked afterwards
+            return one_line(error)
+    lines = [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+    return "; ".join(lines[:2])
 
 
 def import_onnxruntime() -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import txl_runtime
 from support import FIXTURES
-from txl_runtime import BundleError, StreamState
+from txl_runtime import BackendError, BundleError, StreamState
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.device.engines.files import checked_engines
@@ -72,10 +72,27 @@ def test_the_adapter_takes_over_every_table(name):
     assert (manifest.streams, manifest.lengths, manifest.commits) == ("independent", "valid", "rows")
 
 
-def test_old_engines_still_fit():
-    engines = checked_engines(open_bundle(OLD / "kv"), "cuda", COMPOSED, "ring")
-    kinds = {engine.program.kind for engine in engines}
-    assert kinds == {"logprobs", "last", "score"}
+def test_old_graphs_for_onnx_runtime_are_refused_by_name():
+    """They computed wrong numbers on a GPU: the ids that their Clips read were copied once."""
+    wanted = r"was composed by recipe 1, this version of txl-deploy takes recipe 2; txl-deploy build .* --target cuda"
+    with pytest.raises(BackendError, match=wanted):
+        checked_engines(open_bundle(OLD / "kv"), "cuda", COMPOSED, "ring")
+
+
+@pytest.mark.parametrize("name", ["kv", "hidden", "adaptive", "half"])
+def test_a_build_bounds_the_whole_numbers_of_old_graphs_by_max_and_min(tmp_path, name):
+    onnx = pytest.importorskip("onnx")
+    from txl_engines.bundles import build_bundle
+
+    shutil.copytree(OLD / name, tmp_path / "old.txl")
+    made = build_bundle(tmp_path / "old.txl", "cuda")
+    bundle = open_bundle(tmp_path / "old.txl")
+    assert "Clip" in {node.op_type for node in onnx.load(bundle.path / "logprobs-4.onnx").graph.node}
+    for engine in made.engines:
+        graph = onnx.load(bundle.path / engine.file, load_external_data=False).graph
+        assert "Clip" not in {node.op_type for node in graph.node}
+        assert {"Max", "Min"} <= {node.op_type for node in graph.node}
+    assert {engine.program.update for engine in checked_engines(bundle, "cuda", COMPOSED)} == {made.update}
 
 
 def test_a_build_beside_an_old_bundle_leaves_its_manifest_in_its_format(tmp_path):

@@ -155,7 +155,7 @@ def test_graphs_that_were_composed_in_another_way_are_refused(built, tmp_path):
         document["identity"]["version"] = "recipe 0"
         facts.write_bytes(msgspec.json.encode(document))
     with pytest.raises(
-        BackendError, match=r"was composed by recipe 0, this version of txl-deploy takes recipe 1; txl-deploy build"
+        BackendError, match=r"was composed by recipe 0, this version of txl-deploy takes recipe 2; txl-deploy build"
     ):
         opened(path)
 

@@ -21,7 +21,7 @@ from txl_runtime.errors import BundleError
 
 FORMAT = "txl-deploy.engine"
 FORMAT_VERSION = "1.0"
-RECIPE = 1
+RECIPE = 2
 """Counts changes of how engines are built from the same graph; part of an engine's identity."""
 
 Target = Literal["rtx", "tensorrt", "cuda"]
@@ -29,7 +29,7 @@ Target = Literal["rtx", "tensorrt", "cuda"]
 TARGETS: tuple[Target, ...] = ("rtx", "tensorrt", "cuda")
 FLAVOURS: dict[Target, str] = {"rtx": MODULES["rtx"], "tensorrt": MODULES["tensorrt"], "cuda": "onnxruntime"}
 """The module that runs a target's engines."""
-COMPOSED = "recipe 1"
+COMPOSED = "recipe 2"
 """The `version` of graphs for backend cuda: it changes when they are composed in a way that the runtime has to know."""
 ANYWHERE = "any"
 """The `platform` of engines that fit every one."""
@@ -91,6 +91,8 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
         fused_kernels: their names.
         in_place: states that are updated in place.
+        read_in_place: those of them that attention reads where they are; the others it reads from a copy.
+        copying: kernels that do nothing but copy such states.
         verified_on: what was checked, and where.
     """
 
@@ -107,6 +109,8 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     fused_attention: Index = 0
     fused_kernels: dict[str, Index] = msgspec.field(default_factory=dict)
     in_place: Index = 0
+    read_in_place: Index = 0
+    copying: Index = 0
     verified_on: tuple[str, ...] = ()
 
 

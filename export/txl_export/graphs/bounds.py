@@ -1,0 +1,29 @@
+"""Whole numbers kept in range by operators that every engine has for them.
+
+torch writes Clip for every clamp, and onnxscript makes one Clip of a Max and a Min. But ONNX Runtime has no CUDA kernel
+of Clip for int32, and TensorRT documents none. Max and Min exist for int32 everywhere, and compute the same.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+
+def bound_by_max_and_min(graph: ir.Graph) -> None:
+    """Put Max and Min in place of each Clip of whole numbers."""
+    for node in list(graph):
+        result = node.outputs[0]
+        if node.op_type != "Clip" or result.dtype is None or not result.dtype.is_integer():
+            continue
+        value, least, most = (*node.inputs, None, None)[:3]
+        assert value is not None
+        bounds = [(kind, bound) for kind, bound in (("Max", least), ("Min", most)) if bound is not None]
+        made: list[ir.Node] = []
+        for kind, bound in bounds or [("Identity", None)]:
+            part = ir.node(kind, [value, *([] if bound is None else [bound])], name=f"{node.name}.{kind}")
+            value = part.outputs[0]
+            value.name, value.type, value.shape = f"{result.name}.{kind}", result.type, result.shape
+            made.append(part)
+        name, result.name = result.name, None
+        value.name = name
+        ir.convenience.replace_nodes_and_values(graph, node, [node], made, [result], [value])
