@@ -22,13 +22,14 @@ from txl_runtime.device import choosing
 from txl_runtime.types import Ids
 
 B = 3
-TINY = {"memory_length": 3, "vocab_size": 13, "d_model": 8, "d_embed": 8, "d_head": 4, "d_inner": 8}
+TINY = {"n_layer": 1, "vocab_size": 13, "d_model": 8, "d_embed": 8, "d_head": 4, "d_inner": 8}
 BIASED = {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}
+"""Fresh memory is not zeros."""
+CLUSTERED = {"cutoffs": (5, 9), "div_val": 2}
 TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "plain": {"config": TINY, "segment_length": (4, 1)},
-    "biased": {"config": TINY | BIASED, "segment_length": (3, 2)},  # its memory does not start as zeros
-    "short": {"config": TINY | {"memory_length": 1, "n_layer": 1}, "segment_length": (4, 1)},
-    "clustered": {"config": TINY | {"cutoffs": (5, 9), "div_val": 2, "n_layer": 1}, "segment_length": 2},
+    "plain": {"config": {}},
+    "biased": {"config": TINY | BIASED | {"memory_length": 3}, "segment_length": (3, 2), "verify": False},
+    "short": {"config": TINY | CLUSTERED | {"memory_length": 1}, "segment_length": (4, 1), "verify": False},
 }
 KINDS = [(name, update) for name in TRANSFORMERS for update in ("ring", "rolled")]
 KINDS += [(name, "replace") for name in MODELS]
@@ -64,7 +65,7 @@ def open_case(name: str, update: str, make_bundle: Callable[..., Path], folder: 
     if update == "replace":
         path = MODELS[name]().write(folder / f"{name}.txl")
     else:
-        path = make_bundle(batch_size=B, verify=False, **TRANSFORMERS[name])
+        path = make_bundle(**{"batch_size": B, **TRANSFORMERS[name]})
     return Case(name, update, path, Model(open_bundle(path), "cpu", threads=1, update=update))
 
 
@@ -99,7 +100,8 @@ class Play:
         sizes = [B if index == 0 or case.name == "growing" else self.number(1, B) for index in range(pairs)]
         self.pairs = [Pair(ours.stream(size), case.theirs.stream(size)) for size in sizes]
         fluent = case.name not in ("recurrent", "growing")
-        names = ["run", "run", "run", "uncommitted", "unread", "feed", "select", "snapshot", "restore", "reset"]
+        names = ["run", "run", "uncommitted", "unread", "together", "feed", "select", "snapshot", "restore", "reset"]
+        names += ["run", "renew"]
         names += ["step", "step", "step", "feed_tokens", "score", "generate"] if fluent else ["run", "run"]
         names += [] if case.name == "growing" else ["take", "put"]
         self.names = names
@@ -123,7 +125,7 @@ class Play:
     def compare(self, pair: Pair) -> None:
         """The whole state of both."""
         assert pair.ours.fill.tolist() == pair.theirs.fill.tolist()
-        assert pair.ours.snapshot().head.tolist() == pair.theirs.snapshot().head.tolist()
+        assert pair.ours.loop.heads.tolist() == pair.theirs.loop.heads.tolist()
         self.same(*(stream.state() for stream in pair.both))
 
     def same(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -177,10 +179,24 @@ class Play:
     def do_unread(self, pair: Pair) -> None:
         """A segment whose result nobody looks at; the last of several at times."""
         for _ in range(self.number(1, 3)):
-            inputs, counts = self.segment(pair.ours.batch_size)
-            found, expected = (stream.loop.run(inputs, counts) for stream in pair.both)
+            found, expected = self.start(pair)
         if self.draws.random() < 0.3:
             self.same(found.outputs(), expected.outputs())
+
+    def do_together(self, pair: Pair) -> None:
+        """Segments of all streams, whose results are read when all are on their way."""
+        started = [self.start(other) for other in self.pairs]
+        for index in self.draws.permutation(len(started)):
+            found, expected = started[index]
+            self.same(found.outputs(), expected.outputs())
+
+    def start(self, pair: Pair) -> tuple[Any, Any]:
+        """One segment that is on its way; on the device its tokens may be there already, and nobody else has them."""
+        inputs, counts = self.segment(pair.ours.batch_size)
+        given = dict(inputs)
+        if "tokens" in inputs and (there := pair.ours.loop.resident(self.there(inputs["tokens"]))) is not None:
+            given["tokens"] = there
+        return pair.ours.loop.run(given, counts), pair.theirs.loop.run(inputs, counts)
 
     def do_step(self, pair: Pair) -> None:
         inputs, counts = self.segment(pair.ours.batch_size)
@@ -210,6 +226,15 @@ class Play:
         number = self.number(1, 5)
         drawn = [list(stream.generate(tokens, number, **options)) for stream in pair.both]
         assert np.array_equal(*drawn)
+
+    def do_renew(self, pair: Pair) -> None:
+        """Streams go with work on its way, and others come."""
+        if self.draws.random() < 0.5:
+            self.start(pair)
+        else:
+            self.do_reset(pair)
+        size = pair.ours.batch_size
+        pair.ours, pair.theirs = self.model.stream(size), self.case.theirs.stream(size)
 
     # --- states ---------------------------------------------------------------------------------------------------
 
