@@ -1,77 +1,27 @@
-"""One program of one loop, tied to memory: what goes in and comes out, and the work of a step.
+"""One program of one loop, tied to memory, and the work of a step: copies in, the program, copies of results out.
 
-What a step reads beside its state is one block, staged on the host and sent in one copy. What it returns beside its
-state stays on the device until it is asked for; only as much of it as was asked for comes back, into staging memory.
-The first step runs as it is, since engines set themselves up in it; the second is recorded, and from then on a step is
-the replay of that record.
+The first step runs as it is, since engines set themselves up in it. From then on the work is recorded as a whole, once
+for each set of results that is asked for again, and a step is the replay of such a record. Results that are asked for
+once, or in ever other sizes, are fetched behind a record that has no copies of them.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from txl_runtime.bundle.tables import TensorSpec
-from txl_runtime.device.dlpack import DeviceTokens
-from txl_runtime.device.dtypes import stored_type, tensor_bytes
-from txl_runtime.device.interface import (
-    Device,
-    Executable,
-    Launch,
-    Queue,
-    aligned,
-    check_addresses,
-    host_address,
-)
+from txl_runtime.device.blocks import Inputs, Part, Raw, Results
+from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.interface import Executable, Launch, aligned, check_addresses, host_address
 from txl_runtime.errors import BackendError
 from txl_runtime.types import Array
 
 logger = logging.getLogger(__name__)
 
-
-class TensorBlock:
-    """Tensors of any types, one behind the other: on the device, and the same on the host, staged for copies.
-
-    Attributes:
-        addresses, host: of each tensor on the device, and as an array of the host; by name.
-        size: bytes of all of them.
-    """
-
-    def __init__(self, device: Device, specs: Sequence[TensorSpec]) -> None:
-        size, offsets = 0, {}
-        for spec in specs:
-            offsets[spec.name] = size
-            size += aligned(tensor_bytes(spec))
-        self._block, self._staged = device.allocate(size), device.staging(size)
-        self.size = size
-        self.addresses = {name: self._block.address + offset for name, offset in offsets.items()}
-        self.host: dict[str, Array] = {
-            spec.name: self._staged[offsets[spec.name] :][: tensor_bytes(spec)]
-            .view(stored_type(spec.dtype))
-            .reshape(spec.fixed)
-            for spec in specs
-        }
-
-    def send(self, queue: Queue) -> None:
-        """Everything that is staged, in one copy."""
-        queue.copy(self._block.address, host_address(self._staged), self.size)
-
-    def fetch(self, queue: Queue, name: str, sizes: tuple[int, ...]) -> Array:
-        """Copy the beginning of each axis of a tensor to the host; a view of that, good once the queue was waited for.
-
-        It is one copy with a pitch: of axes in front of the last one that is cut, all but the first come whole.
-        """
-        host = self.host[name]
-        part: Array = host[tuple(slice(size) for size in sizes)]
-        cut = max((axis for axis, size in enumerate(sizes) if size < host.shape[axis]), default=0)
-        width, rows, pitch = part.nbytes, 1, 0
-        if cut:
-            after = host.itemsize * math.prod(host.shape[cut + 1 :])
-            width, pitch = after * sizes[cut], after * host.shape[cut]
-            rows = sizes[0] * math.prod(host.shape[1:cut])
-        queue.copy(host_address(host), self.addresses[name], width, rows, pitch, pitch)
-        return part
+MOST_RECORDS = 4
+"""Sets of results that a program and side of the memory has records for. Each takes memory, and time to be made."""
 
 
 class DeviceCall:
@@ -82,53 +32,163 @@ class DeviceCall:
         queue: where.
         inputs, results: what it reads and returns beside the memory.
         memory: where the states are that it reads and writes, by the names of its inputs and of its outputs.
+
+    Attributes:
+        recordable: whether its work can be recorded, as far as is known.
+        recorded: "not yet", "recorded", "by the engine", or why it cannot be.
+        records: how many sets of results it has a record for.
+        runs: how often it ran, as far as that matters: less than twice, or more.
+        settling: whether it has just run for the second time; who sees that sets it back.
     """
 
     def __init__(
         self,
         executable: Executable,
         queue: Queue,
-        inputs: TensorBlock,
-        results: TensorBlock,
+        inputs: Inputs,
+        results: Results,
         memory: tuple[Mapping[str, int], Mapping[str, int]],
     ) -> None:
         addresses: dict[str, int] = {**inputs.addresses, **results.addresses, **memory[0], **memory[1]}
         check_addresses(executable, addresses)
-        self._executable, self._queue, self._inputs = executable, queue, inputs
-        self._launch: Launch = executable.prepare(addresses, queue)
-        self.steps = 0
-        self.recorded = "not yet" if executable.recordable else "by the engine"  # or "recorded", or why it is not
+        self.name, self.queue, self.inputs, self.results = executable.program.name, queue, inputs, results
+        self.engine: Launch = executable.prepare(addresses, queue)
+        self.recordable = executable.recordable
+        self.recorded = "not yet" if executable.recordable else "by the engine"
+        self.records = self.runs = 0
+        self.settling = False
 
-    def step(self, values: Mapping[str, Array], resident: Mapping[str, DeviceTokens]) -> None:
-        """Put a step into the queue.
 
-        Args:
-            values: what goes into the inputs, from the beginning of each axis on.
-            resident: ids that are on the device already, by the inputs' names.
-        """
-        for name, array in values.items():
-            self._inputs.host[name][tuple(slice(size) for size in array.shape)] = array
-        self._inputs.send(self._queue)
-        for name, ids in resident.items():
-            count, width = ids.shape
-            pitch = 4 * self._inputs.host[name].shape[1]
-            self._queue.copy(self._inputs.addresses[name], ids.address, 4 * width, count, pitch, ids.pitch)
-        if self.steps == 1 and self._executable.recordable:
-            try:
-                self._launch, self.recorded = self._queue.capture(self._launch), "recorded"
-            except BackendError as error:
-                self.recorded = str(error)
-                logger.warning("%s runs without being recorded: %s", self._executable.program.name, error)
-        self._launch()
-        self.steps += 1
+class _Work(NamedTuple):
+    """What one step puts into the queue, piece by piece."""
+
+    call: DeviceCall
+    sent: bool
+    fetches: Sequence[tuple[Part, int]]
+
+    def put(self) -> None:
+        """All of it."""
+        call = self.call
+        if not self.sent:
+            call.inputs.send(call.queue)
+        call.engine()
+        self.fetch()
+
+    def fetch(self) -> None:
+        """The copies of results."""
+        for part, to in self.fetches:
+            part.fetch(self.call.queue, to)
+
+
+class Step:
+    """The steps of a call that fetch one set of results. To call it is to put a step into the queue.
+
+    Nothing that it holds holds it, so that memory is given back as soon as a loop goes.
+
+    Args:
+        call: whose.
+        parts: of results, by their tensors' names.
+        staged: where they arrive.
+        sent: whether all inputs are on the device by then; else what is staged is sent.
+        bare: the steps that fetch nothing; None for those themselves.
+
+    Attributes:
+        arrived: views of the parts, by their names, good from when a step is done until the loop's next one.
+    """
+
+    def __init__(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, sent: bool, bare: Step | None) -> None:
+        fetches: list[tuple[Part, int]] = []
+        self.arrived: dict[str, Array] = {}
+        start = 0
+        for name, part in parts.items():
+            self.arrived[name] = part.view(staged[start:])
+            fetches = _joined(fetches, part, host_address(staged) + start)
+            start += aligned(part.size)
+        self._call, self._bare, self._work = call, bare, _Work(call, sent, fetches)
+        self._again = False
+        self._quick: Launch | None = None
+
+    def __call__(self) -> None:
+        if self._quick is None:
+            self._begin()
+        else:
+            self._quick()
+
+    def _begin(self) -> None:
+        """A step as long as nothing quicker is known."""
+        call, bare = self._call, self._bare
+        if not call.recordable or not call.runs:
+            self._work.put()
+        elif bare is None or (self._again and call.records < MOST_RECORDS):
+            self._record()()
+        else:
+            bare()
+            self._work.fetch()
+        self._again = True
+        call.runs += 1
+        if call.runs == 2:
+            call.settling = True
+        if not call.recordable and call.runs > 1:
+            self._quick = self._work.put
+
+    def _record(self) -> Launch:
+        call = self._call
+        try:
+            self._quick, call.recorded = call.queue.capture(self._work.put), "recorded"
+        except BackendError as error:
+            self._quick, call.recordable, call.recorded = self._work.put, False, str(error)
+            logger.warning("%s runs without being recorded: %s", call.name, error)
+        else:
+            call.records += bool(self._work.fetches)
+        return self._quick
+
+
+class Steps:
+    """All steps of a loop's calls."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...], bool], Step] = {}
+
+    def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, sent: bool) -> Step:
+        """The steps of a call that fetch these parts, see `Step`."""
+        key = (call, tuple(parts.items()), sent)
+        if key not in self._made:
+            bare = self.find(call, {}, staged, sent) if parts else None
+            self._made[key] = Step(call, parts, staged, sent, bare)
+        return self._made[key]
+
+    def forget(self) -> None:
+        """Let go of all of them: results will arrive elsewhere."""
+        for call, _, _ in self._made:
+            call.records = 0
+        self._made.clear()
+
+
+def _joined(fetches: list[tuple[Part, int]], part: Part, to: int) -> list[tuple[Part, int]]:
+    """Fetches and one more; what lies one behind the other on the device comes in one copy."""
+    if fetches:
+        before, start = fetches[-1]
+        if before.rows == part.rows == 1 and before.address + to - start == part.address:
+            return [*fetches[:-1], (before._replace(width=to - start + part.width), start)]
+    return [*fetches, (part, to)]
+
+
+def room_for(parts: Mapping[str, Part]) -> int:
+    """Bytes that parts need where they arrive."""
+    return sum(aligned(part.size) for part in parts.values())
 
 
 def open_blocks(
-    device: Device, executable: Executable, memory: tuple[Mapping[str, int], Mapping[str, int]]
-) -> tuple[TensorBlock, TensorBlock]:
-    """Blocks for what a program reads and returns beside the memory."""
-    sides = (executable.program.inputs, executable.program.outputs)
-    inputs, results = (
-        [spec for spec in side if spec.name not in held] for side, held in zip(sides, memory, strict=True)
-    )
-    return TensorBlock(device, inputs), TensorBlock(device, results)
+    device: Device,
+    executable: Executable,
+    memory: tuple[Mapping[str, int], Mapping[str, int]],
+    last: Sequence[str] = (),
+) -> tuple[Inputs, Results]:
+    """Blocks for what a program reads and returns beside the memory; of what it reads, `last` stands last."""
+    program = executable.program
+
+    def beside(specs: Sequence[TensorSpec], held: Mapping[str, int]) -> list[TensorSpec]:
+        return [spec for spec in specs if spec.name not in held]
+
+    inputs = Inputs(device, beside(program.inputs, memory[0]), last)
+    return inputs, Results(device, beside(program.outputs, memory[1]))

@@ -1,7 +1,6 @@
-"""What the loop asks of a device: memory, copies, work in order, work recorded. Small, so that tests can stand in.
+"""What the loops ask of an engine: programs that are tied to addresses and then put into a queue.
 
-Addresses are plain integers. Work of one queue is done in the order in which it was asked for; nothing here waits for
-it but `Event.wait` and `Queue.wait`.
+Addresses are plain integers. What the loops ask of CUDA itself is in `cuda`.
 """
 
 from __future__ import annotations
@@ -9,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.bundle.tables import Program
+from txl_runtime.device.cuda import Queue
 from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.errors import BackendError
 
@@ -21,72 +20,6 @@ ALIGNMENT = 256
 
 Launch = Callable[[], None]
 """Puts work into a queue."""
-
-
-class Block(Protocol):
-    """Memory on the device, given back when nobody holds it any more."""
-
-    address: int
-
-
-class Event(Protocol):
-    """A place in a queue's work."""
-
-    def wait(self) -> None:
-        """Return when the work before it is done."""
-
-
-class Queue(Protocol):
-    """Work on the device, in order; CUDA calls it a stream, a word that is taken here.
-
-    Attributes:
-        handle: as engines want it.
-    """
-
-    handle: int
-
-    def copy(self, to: int, source: int, width: int, rows: int = 1, to_pitch: int = 0, source_pitch: int = 0) -> None:
-        """Copy rows of `width` bytes that lie `pitch` bytes apart; between host and device or within either.
-
-        Host memory has to be left alone until the copy is done.
-        """
-
-    def zero(self, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
-        """Set rows of bytes on the device to 0."""
-
-    def record(self) -> Event:
-        """A place after everything that was asked for."""
-
-    def wait(self) -> None:
-        """Return when everything is done."""
-
-    def capture(self, work: Launch) -> Launch:
-        """Record what `work` would put into the queue, without doing it; the result does all of it at once.
-
-        Raises:
-            BackendError: some of it cannot be recorded.
-        """
-
-
-class Device(Protocol):
-    """A device with memory of its own.
-
-    Attributes:
-        title: for people.
-        dlpack: its kind in DLPack's numbers, and which of its kind.
-    """
-
-    title: str
-    dlpack: tuple[int, int]
-
-    def allocate(self, size: int) -> Block:
-        """Memory on the device, zeroed and aligned."""
-
-    def staging(self, size: int) -> NDArray[np.uint8]:
-        """Memory on the host that the device can copy from and to without help (page-locked)."""
-
-    def queue(self) -> Queue:
-        """A new queue."""
 
 
 class Executable(Protocol):

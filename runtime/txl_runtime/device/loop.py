@@ -23,10 +23,16 @@ from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import Output, RowsResult, WholeOutput
+from txl_runtime.streaming.parts import Parts
 from txl_runtime.types import Array, Floats, Ids
 
-KINDS: dict[Want, str] = {"rows": "logprobs", "last": "last", "next": "last", "nll": "score"}
-"""The kind of program that computes just what is wanted."""
+KINDS: dict[Want, tuple[str, ...]] = {
+    "rows": ("logprobs",),
+    "last": ("last", "next", "logprobs"),
+    "next": ("next", "last", "logprobs"),
+    "nll": ("score", "logprobs"),
+}
+"""The kinds of programs that compute what is wanted, the one of the least beside it first."""
 
 
 class Programs:
@@ -206,7 +212,9 @@ class DeviceLoop(LoopState, Loop):
                 self.advance()
         if call.settling:
             call.settling, self._settling = False, call
-        return _Pending(self, route, counts, inputs.get("targets"))
+        targets = inputs.get("targets")
+        assert targets is None or isinstance(targets, np.ndarray)
+        return _Pending(self, route, counts, targets)
 
     def _send(self, inputs: Inputs, tokens: DeviceTokens) -> None:
         """Send what is staged, and then put ids that are on the device in their place."""

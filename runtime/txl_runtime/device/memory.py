@@ -12,8 +12,10 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.device.cuda import Block, Device, Queue
 from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
-from txl_runtime.device.interface import Block, Device, Queue, aligned, host_address
+from txl_runtime.device.interface import aligned, host_address
+from txl_runtime.device.tail import Tail
 from txl_runtime.streaming.memory import Counters, Initial, Tensors, ring_rows
 from txl_runtime.types import Array, Floats, Indices
 
@@ -21,13 +23,18 @@ Addresses = Mapping[str, int]
 
 
 class DeviceMemory(Tensors):
-    """What both forms have in common: blocks of states, and moving whole sequences between blocks and the host."""
+    """What both forms have in common: blocks of states, and moving whole sequences between blocks and the host.
+
+    Everything is for whoever has the turn. `tail` is told of all that is put into the queue.
+    """
 
     update: str
     blocks: int
 
-    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters) -> None:
-        self._device, self._queue, self._counters = device, queue, counters
+    def __init__(
+        self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters, tail: Tail
+    ) -> None:
+        self._device, self._queue, self._counters, self._tail = device, queue, counters, tail
         self._states, self._batch = manifest.states_of(self.update), manifest.batch_size
         first = self._states[0] if self._states else None
         self._dtype: str = first.dtype if first is not None else "float32"
@@ -43,8 +50,9 @@ class DeviceMemory(Tensors):
         # What a sequence is before anything was seen, where that is not zeros: kept on the device, to be copied.
         self._template = device.allocate(max(self._fresh.nbytes, 1)) if self._fresh.any() else None
         if self._template is not None:
-            queue.copy(self._template.address, host_address(self._fresh), self._fresh.nbytes)
-            queue.wait()
+            tail.begin()
+            queue.send(self._template.address, host_address(self._fresh), self._fresh.nbytes)
+            tail.wait()
         self._blocks = tuple(self._allocate() for _ in range(self.blocks))
 
     def addresses(self, side: int) -> tuple[Addresses, Addresses]:
@@ -56,8 +64,11 @@ class DeviceMemory(Tensors):
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
         host = np.zeros_like(self._fresh)
-        self._copy(host_address(host), self._row_bytes, self._at(self._now, row), self._pitch)
-        self._queue.wait()
+        if host.size:
+            at, states = self._at(self._now, row), len(self._states)
+            self._tail.begin()
+            self._queue.fetch(host_address(host), at, self._row_bytes, states, self._row_bytes, self._pitch)
+            self._tail.wait()
         newest = self._rows(host)[:, self._slots(row, count)]
         return {
             state.name: np.array(to_float32(rows, self._dtype), order="C")
@@ -70,22 +81,27 @@ class DeviceMemory(Tensors):
         for slots, state in zip(self._rows(host), self._states, strict=True):
             given = rows[state.name]
             slots[self._slots(row, len(given))] = from_float32(given, self._dtype)
-        self._copy(self._at(self._now, row), self._pitch, host_address(host), self._row_bytes)
-        self._queue.wait()  # before the array on the host goes
+        if host.size:
+            at, states = self._at(self._now, row), len(self._states)
+            self._tail.begin()
+            self._queue.send(at, host_address(host), self._row_bytes, states, self._pitch, self._row_bytes)
+            self._tail.wait()  # before the array on the host goes
 
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen; another side is written by the next step."""
         if not self._states:
             return
+        self._tail.begin()
         if self._template is None and len(rows) == self._batch:
             self._queue.zero(self._now.address, self._pitch * len(self._states))
-            return
+            rows = rows[:0]
         for row in rows.tolist():
             place = self._at(self._now, row)
             if self._template is None:
                 self._queue.zero(place, self._row_bytes, len(self._states), self._pitch)
             else:
                 self._copy(place, self._pitch, self._template.address, self._row_bytes)
+        self._tail.mark()
 
     @property
     def _now(self) -> Block:
@@ -107,7 +123,7 @@ class DeviceMemory(Tensors):
         return block.address + row * self._row_bytes
 
     def _copy(self, to: int, to_pitch: int, source: int, source_pitch: int) -> None:
-        """Copy one sequence of all states."""
+        """Copy one sequence of all states within the device."""
         if self._states:
             self._queue.copy(to, source, self._row_bytes, len(self._states), to_pitch, source_pitch)
 
@@ -124,6 +140,7 @@ class DeviceRolled(DeviceMemory):
     def reorder(self, rows: Indices) -> None:
         """Sequence i becomes what sequence rows[i] was, on the other side; those behind the last are cleared."""
         now, after = self._now, self._blocks[1 - self._counters.side]
+        self._tail.begin()
         for row, old in enumerate(rows.tolist()):
             self._copy(self._at(after, row), self._pitch, self._at(now, old), self._pitch)
         self._counters.turn()
@@ -135,8 +152,10 @@ class DeviceRing(DeviceMemory):
 
     update, blocks = "ring", 1
 
-    def __init__(self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters) -> None:
-        super().__init__(device, queue, manifest, initial, counters)
+    def __init__(
+        self, device: Device, queue: Queue, manifest: Manifest, initial: Initial, counters: Counters, tail: Tail
+    ) -> None:
+        super().__init__(device, queue, manifest, initial, counters, tail)
         assert self._states[0].slots is not None
         self._ring = self._states[0].slots
         self._spare: Block | None = None  # what `reorder` takes its sequences from
@@ -146,17 +165,22 @@ class DeviceRing(DeviceMemory):
 
     def move_to_front(self, row: int, count: int) -> None:
         """The two ranges cannot overlap, count is at most L < ring."""
+        if not count:
+            return
         heads, slots, *rest = self._row_shape
         slot = int(np.prod(rest)) * stored_type(self._dtype).itemsize
+        self._tail.begin()
         for index in range(len(self._states)):
             front = self._at(self._now, row) + index * self._pitch
             self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
+        self._tail.mark()
 
     def reorder(self, rows: Indices) -> None:
         """As `DeviceRolled.reorder`; what moves is set aside first, since sequences may change places."""
         moving = [(row, old) for row, old in enumerate(rows.tolist()) if row != old]
         if moving:
             self._spare = self._spare or self._allocate()
+            self._tail.begin()
             for old in {old for _, old in moving}:
                 self._copy(self._at(self._spare, old), self._pitch, self._at(self._now, old), self._pitch)
             for row, old in moving:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import TensorSpec
-from txl_runtime.device.call import DeviceCall, TensorBlock, open_blocks
+from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.device.blocks import Inputs, Part, Results
+from txl_runtime.device.call import DeviceCall, Step, Steps, open_blocks, room_for
+from txl_runtime.device.context import Turn
+from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens
-from txl_runtime.device.interface import Device, Event, Executable, Queue
+from txl_runtime.device.interface import Executable
+from txl_runtime.device.staging import LARGEST, Staging
 from txl_runtime.device.step_memory import StepMemory
+from txl_runtime.device.tail import Tail
 from txl_runtime.streaming.loop import Loop, Resident, Want
 from txl_runtime.streaming.memory import Initial, RowState
 from txl_runtime.streaming.outputs import Output, WholeOutput
@@ -28,88 +32,89 @@ from txl_runtime.streaming.steps import (
     shapes_after,
     start_shape,
 )
-from txl_runtime.types import Array, Arrays, Ids, Indices
+from txl_runtime.types import Array, Ids, Indices
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Held:
-    """The state: which of the two blocks it stands in, and the shapes that it has there."""
+    """The state: which of the two blocks it stands in, and the shapes that it has there. There is one of each kind."""
 
     side: int
     shapes: Shapes
 
 
-class _Returned(Mapping[str, Array]):
-    """What a program returned: each tensor comes to the host when it is asked for.
+class _Read(NamedTuple):
+    """An input of the caller and where it is staged; `whole` has to be zero where it is not written, or is None."""
 
-    Args:
-        results: where it lies.
-        sizes: how much of each tensor means anything.
-        held: what the step reads and writes, which has to live until it is done.
-        done: called once, after the step, if anything is to be done then.
+    name: str
+    staged: Array
+    whole: Array | None
+
+
+@dataclass
+class _Route:
+    """How segments of one shape go from one state that is held.
+
+    Attributes:
+        call: the program, tied to memory.
+        after: what the step leads to.
+        reads: what the caller hands in, on the host.
+        valid: where the positions that count are staged, if the program reads them.
+        parts: of all results.
+        asked: those that have been asked for so far: they come with the step.
+        step: what is put into the queue; None where another one has to be found.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        lock: threading.RLock,
-        results: TensorBlock,
-        sizes: Mapping[str, tuple[int, ...]],
-        held: object,
-        done: Callable[[], None] | None,
-    ) -> None:
-        self._queue, self._lock, self._results, self._sizes, self._done = queue, lock, results, sizes, done
-        self._event: Event | None = queue.record()
-        self._held: object = held
-        self._there: dict[str, Array] = {}
+    call: DeviceCall
+    after: _Held
+    reads: tuple[_Read, ...]
+    valid: Array | None
+    parts: dict[str, Part]
+    asked: frozenset[str] = frozenset()
+    step: Step | None = field(default=None)
+
+
+class _Returned(Mapping[str, Array]):
+    """What a program returned: what came with the step, and the rest when it is asked for. See `Loop.run`."""
+
+    def __init__(self, loop: DeviceStepLoop, route: _Route, arrived: dict[str, Array]) -> None:
+        self._loop, self._route, self._there = loop, route, arrived
 
     def __getitem__(self, name: str) -> Array:
         self.bring((name,))
         return self._there[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sizes)
+        return iter(self._route.parts)
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._route.parts)
 
     def bring(self, names: Collection[str]) -> None:
-        """Copy those that are not there yet, and wait for all of them at once."""
-        missing = [name for name in names if name not in self._there]
-        if missing:
-            try:
-                with self._lock:
-                    found = {name: self._results.fetch(self._queue, name, self._sizes[name]) for name in missing}
-                    self._event = self._queue.record()
-                self.wait()
-            except BaseException:  # an interrupt, say: copies on their way need the memory that they write to
-                self._queue.wait()
-                raise
-            self._there |= found
-
-    def wait(self) -> None:
-        """Return when the step is done, and everything that was asked for."""
-        if self._event is not None:
-            self._event.wait()
-            self._event = self._held = None
-            done, self._done = self._done, None
-            if done is not None:
-                done()
+        """Return when the step is done and these are there."""
+        loop, route = self._loop, self._route
+        loop.finish()
+        for name in names:
+            if name not in self._there:
+                self._there = {**self._there, name: loop.staging.bring(route.parts[name])}
+                if name not in route.asked:
+                    route.asked, route.step = route.asked | {name}, None
 
 
 class _Pending(StepResult):
     """The result of a step that is still in the queue; to ask for any of it is to wait for the step."""
 
-    __slots__ = ("returned",)
+    __slots__ = ("_returned",)
 
     def __init__(
         self, manifest: Manifest, returned: _Returned, counts: Ids, columns: int, targets: Ids | None, output: Output
     ) -> None:
         super().__init__(manifest, returned, counts, columns, targets, output)
-        self.returned = returned
+        self._returned = returned
 
     def outputs(self) -> dict[str, Array]:
-        self.returned.bring(tuple(self.returned))
+        """See `loop.Result`."""
+        self._returned.bring(tuple(self._returned))
         return super().outputs()
 
 
@@ -127,77 +132,101 @@ class DeviceStepLoop(StepState, Loop):
         manifest: Manifest,
         device: Device,
         queue: Queue,
-        lock: threading.RLock,
+        lock: Turn,
         executables: Mapping[str, Executable],
         initial: Initial,
         settled: Callable[[], None],
     ) -> None:
         super().__init__(manifest, initial, lock)
         self._manifest, self._device, self._queue, self._settled = manifest, device, queue, settled
-        self._executables, self._order = executables, lock
+        self._executables = executables
         self._programs = StepPrograms(manifest, [item.program for item in executables.values()])
         self._independent = manifest.streams == "independent"
         self.output: Output = WholeOutput(manifest)
-        self._blocks: dict[tuple[TensorSpec, ...], tuple[TensorBlock, TensorBlock]] = {}
-        self._calls: dict[tuple[str, int], tuple[DeviceCall, tuple[TensorBlock, TensorBlock], _Held]] = {}
-        self._latest: _Returned | None = None
+        self._tail = Tail(device, queue, lock)
+        self.staging = Staging(device, queue, self._tail)
+        self._blocks: dict[tuple[TensorSpec, ...], tuple[Inputs, Results]] = {}
+        self._calls: dict[tuple[str, int], DeviceCall] = {}
+        self._steps = Steps()
+        self._kinds: dict[tuple[int, Shapes], _Held] = {}
+        self._routes: dict[tuple[_Held, int, int, str], _Route] = {}
+        self._settling: DeviceCall | None = None
+        self._resident: DeviceTokens | None = None  # what a step on its way reads
         self._fresh: Shapes = tuple(start_shape(state) for state in self.states)
-        with self._lock:
-            self.memory = StepMemory(device, queue, self.states, self._starts, manifest.batch_size)
-        self._now = _Held(0, self._fresh)
+        with lock:
+            self.memory = StepMemory(device, queue, self._tail, self.states, self._starts, manifest.batch_size)
+        self._now = self._kind(0, self._fresh)
         self.clear(np.arange(manifest.batch_size))
-        weakref.finalize(self, queue.wait).atexit = False  # work nobody waited for, a reset say, still needs the memory
+        weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
 
     @property
     def recorded(self) -> dict[str, str]:
         """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
-        return {f"{name}, side {side}": call.recorded for (name, side), (call, *_) in self._calls.items()}
+        return {f"{name}, side {side}": call.recorded for (name, side), call in self._calls.items()}
 
     def resident(self, tokens: Any) -> DeviceTokens | None:
+        """See `Loop`."""
         entry = self._manifest.tokens
-        if entry is None or entry.shape != ("B", "L"):
+        if type(tokens) is np.ndarray or entry is None or entry.shape != ("B", "L"):
             return None
         return device_tokens(tokens, self._device.dlpack, self._queue.handle)
 
     def fetch(self, tokens: Resident) -> Ids:
+        """See `Loop`."""
         assert isinstance(tokens, DeviceTokens)
         with self._lock:
             return fetch_tokens(tokens, self._queue)
+
+    def finish(self) -> None:
+        """Return when everything that this loop put into the queue is done."""
+        self._tail.wait()
+        self._resident = None
+        if self._settling is not None:
+            self._settling = None
+            self._settled()
 
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
     ) -> StepResult:
         """See `Loop`. A segment in which nothing counts does nothing."""
-        if self._latest is not None:
-            self._latest.wait()  # its inputs and its result lie where this step's will
+        self.finish()  # what is on its way reads and writes what this step will
         length, targets = self._programs.length_of(inputs), inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
-        b, manifest = len(counts), self._manifest
-        if not counts.any():
+        b, manifest, most = len(counts), self._manifest, max(counts.tolist())
+        if not most:
             return StepResult(manifest, empty_outputs(manifest, b, length), counts, length, targets, self.output)
-        now = self._now
-        program = self._programs.find(length, now.shapes)
-        call, (taken, results), after = self._call(program.name, now.side)
-        values, resident = self._stage(taken.host, inputs, counts)
-        sizes = {output.name: output.sizes(b, length) for output in manifest.outputs}
-        try:
-            with self._lock:
-                call.step(values, resident)
-                done = self._settled if call.steps == 2 else None
-                self._latest = _Returned(self._queue, self._order, results, sizes, (call, self.memory), done)
-                if commit:
-                    self._now = after
-        except BaseException:  # an interrupt, say: what is on its way still reads what the next step will overwrite
-            self._queue.wait()
-            raise
-        return _Pending(manifest, self._latest, counts, length, targets, self.output)
+        name, there = next(((n, v) for n, v in inputs.items() if isinstance(v, DeviceTokens)), ("", None))
+        key = (self._now, b, length, name)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._routes[key] = self._open_route(inputs, b, length, name)
+        step = route.step or self._find_step(route, there is not None)
+        for read, staged, whole in route.reads:
+            if whole is not None:
+                whole.fill(0)
+            staged[...] = inputs[read]
+        if route.valid is not None:
+            route.valid[:b] = counts
+            route.valid[b:] = 0 if self._independent else most
+        tail, call = self._tail, route.call
+        with self._lock:
+            tail.begin()
+            if there is not None:
+                self._send(call.inputs, name, there)
+            step()
+            tail.mark()
+            if commit:
+                self._now = route.after
+        if call.settling:
+            call.settling, self._settling = False, call
+        return _Pending(manifest, _Returned(self, route, step.arrived), counts, length, targets, self.output)
 
     def clear(self, rows: Indices) -> None:
         with self._lock:
             found, now = np.unique(rows), self._now
             if len(found) == self._batch:
                 self.memory.begin(now.side)
-                self._now = _Held(now.side, self._fresh)
+                self._now = self._kind(now.side, self._fresh)
                 return
             for row in found.tolist():
                 self.memory.clear(now.side, row, now.shapes)
@@ -206,7 +235,7 @@ class DeviceStepLoop(StepState, Loop):
         with self._lock:
             now = self._now
             self.memory.reorder(now.side, rows.tolist(), now.shapes)
-            self._now = _Held(1 - now.side, now.shapes)
+            self._now = self._kind(1 - now.side, now.shapes)
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
         with self._lock:
@@ -229,45 +258,62 @@ class DeviceStepLoop(StepState, Loop):
 
     def hold(self, arrays: Sequence[Array | None]) -> None:
         self.memory.write(self._now.side, arrays)
-        self._now = _Held(self._now.side, tuple(None if array is None else array.shape for array in arrays))
+        self._now = self._kind(self._now.side, tuple(None if array is None else array.shape for array in arrays))
 
-    def _stage(
-        self, host: Arrays, inputs: Mapping[str, Array | Resident], counts: Ids
-    ) -> tuple[dict[str, Array], dict[str, DeviceTokens]]:
-        """A segment's inputs that are on the host and those that are not; what no sequence has is zero."""
-        values: dict[str, Array] = {}
-        resident: dict[str, DeviceTokens] = {}
-        for entry in self._manifest.inputs:
-            if entry.name not in host:
-                continue
+    def _kind(self, side: int, shapes: Shapes) -> _Held:
+        """The one object that says so, so that it can be compared by what it is."""
+        return self._kinds.setdefault((side, shapes), _Held(side, shapes))
+
+    def _send(self, inputs: Inputs, name: str, tokens: DeviceTokens) -> None:
+        """Send what is staged, and then put ids that are on the device in their place."""
+        self._resident = tokens
+        (rows, columns), host = tokens.shape, inputs.host[name]
+        if host.shape != tokens.shape:
+            host.fill(0)
+        inputs.send(self._queue)
+        self._queue.copy(inputs.addresses[name], tokens.address, 4 * columns, rows, 4 * host.shape[1], tokens.pitch)
+
+    def _open_route(self, inputs: Mapping[str, Array | Resident], b: int, length: int, resident: str) -> _Route:
+        """The way of segments like this one; nothing may be on its way."""
+        now, manifest = self._now, self._manifest
+        program = self._programs.find(length, now.shapes)
+        call = self._call(program, now.side)
+        host = call.inputs.host
+        reads, valid = [], None
+        for entry in manifest.inputs:
             if entry.role == "valid":
-                valid = values[entry.name] = np.zeros(self._batch, np.int32)
-                valid[: len(counts)] = counts
-                valid[len(counts) :] = 0 if self._independent else counts.max()
-                continue
-            value = inputs[entry.name]
-            if isinstance(value, DeviceTokens):
-                resident[entry.name] = value
-            else:
-                assert isinstance(value, np.ndarray)
-                values[entry.name] = value
-            if host[entry.name].shape != value.shape:
-                host[entry.name].fill(0)
-        return values, resident
+                valid = host.get(entry.name)
+            elif entry.name in host and entry.name != resident:
+                whole = host[entry.name]
+                staged = whole[tuple(slice(size) for size in np.shape(inputs[entry.name]))]
+                reads.append(_Read(entry.name, staged, None if staged.shape == whole.shape else whole))
+        parts = {entry.name: call.results.part(entry.name, entry.sizes(b, length)) for entry in manifest.outputs}
+        after = self._kind(1 - now.side, shapes_after(program, self.states))
+        return _Route(call, after, tuple(reads), valid, parts)
 
-    def _call(self, name: str, side: int) -> tuple[DeviceCall, tuple[TensorBlock, TensorBlock], _Held]:
-        """The program tied to memory of which one side is held, for the first time or again; and what it leads to."""
+    def _find_step(self, route: _Route, sent: bool) -> Step:
+        """The step that brings what was asked for so far, as much of it as may arrive with a step."""
+        parts: dict[str, Part] = {}
+        for name, part in route.parts.items():
+            if name in route.asked and room_for({**parts, name: part}) <= LARGEST:
+                parts[name] = part
+        if self.staging.grow(room_for(parts)):
+            self._steps.forget()
+            for other in self._routes.values():
+                other.step = None
+        route.step = self._steps.find(route.call, parts, self.staging.arrived, sent)
+        return route.step
+
+    def _call(self, program: Program, side: int) -> DeviceCall:
+        """The program tied to memory of which one side is held, for the first time or again."""
+        name = program.name
         if (name, side) not in self._calls:
             with self._lock:
                 executable = self._executables[name]
-                program = executable.program
                 memory = self.memory.addresses(program, side)
                 sides = (*program.inputs, *program.outputs)
                 key = tuple(spec for spec in sides if spec.name not in memory[0] and spec.name not in memory[1])
                 if key not in self._blocks:  # programs of one length read and return the same
                     self._blocks[key] = open_blocks(self._device, executable, memory)
-                blocks = self._blocks[key]
-                call = DeviceCall(executable, self._queue, *blocks, memory)
-                after = _Held(1 - side, shapes_after(program, self.states))
-                self._calls[name, side] = call, blocks, after
+                self._calls[name, side] = DeviceCall(executable, self._queue, *self._blocks[key], memory)
         return self._calls[name, side]

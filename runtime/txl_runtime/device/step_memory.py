@@ -15,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.device.cuda import Block, Device, Queue
 from txl_runtime.device.dtypes import stored_type
-from txl_runtime.device.interface import Block, Device, Queue, aligned, host_address
+from txl_runtime.device.interface import aligned, host_address
+from txl_runtime.device.tail import Tail
 from txl_runtime.streaming.steps import Shape, Shapes
 from txl_runtime.types import Array
 
@@ -36,6 +38,7 @@ class StepMemory:
 
     Args:
         device, queue: where the blocks lie, and the order of all work on them.
+        tail: is told of all that is put into the queue. Everything is for whoever has the turn.
         states: the table.
         starts: what each state is before anything was seen, of all sequences; None for one that is absent.
         batch_size: B.
@@ -45,11 +48,12 @@ class StepMemory:
         self,
         device: Device,
         queue: Queue,
+        tail: Tail,
         states: Sequence[StateTensor],
         starts: Sequence[Array | None],
         batch_size: int,
     ) -> None:
-        self._queue, self._states, self._batch = queue, states, batch_size
+        self._queue, self._tail, self._states, self._batch = queue, tail, states, batch_size
         self._types = [stored_type(state.dtype) for state in states]
         sizes = [
             aligned(math.prod(state.shape) * dtype.itemsize) for state, dtype in zip(states, self._types, strict=True)
@@ -68,6 +72,7 @@ class StepMemory:
 
     def begin(self, side: int) -> None:
         """Make all states what they are before anything was seen."""
+        self._tail.begin()
         for index, shape in enumerate(self._starts):
             if shape is None:
                 continue
@@ -76,15 +81,19 @@ class StepMemory:
                 continue
             for row in range(1 if self._states[index].batch_axis is None else self._batch):
                 self._start(side, index, row, shape)
+        self._tail.mark()
 
     def clear(self, side: int, row: int, shapes: Shapes) -> None:
         """Make one sequence what it is before anything was seen; zeros in states that have other shapes by now."""
+        self._tail.begin()
         for index, shape in enumerate(shapes):
             if shape is not None and self._states[index].batch_axis is not None:
                 self._start(side, index, row, shape)
+        self._tail.mark()
 
     def reorder(self, side: int, rows: Sequence[int], shapes: Shapes) -> None:
         """Write to the other side: sequence i becomes what rows[i] was, those behind the last are cleared."""
+        self._tail.begin()
         for index, shape in enumerate(shapes):
             if shape is None:
                 continue
@@ -97,49 +106,55 @@ class StepMemory:
                 self._copy(after, now, pieces, pieces.pitch, pieces.pitch)
         for row in range(len(rows), self._batch):
             self.clear(1 - side, row, shapes)
+        self._tail.mark()
 
     def take(self, side: int, row: int, shapes: Shapes, names: Collection[str] | None = None) -> dict[str, Array]:
         """Copies of one sequence's tensors, and of those that are shared; of all that there are, or of those named."""
         taken = {}
+        self._tail.begin()
         for index, shape in enumerate(shapes):
             state = self._states[index]
             if shape is not None and (names is None or state.name in names):
                 pieces, host = self._pieces(index, shape), self._host(index, self.sequence_shape(index, shape))
-                self._copy(host_address(host), self._at(side, index, shape, row), pieces, pieces.width, pieces.pitch)
+                place = self._at(side, index, shape, row)
+                self._queue.fetch(host_address(host), place, pieces.width, pieces.number, pieces.width, pieces.pitch)
                 taken[state.name] = host
-        self._queue.wait()
+        self._tail.wait()
         return taken
 
     def put(self, side: int, row: int, shapes: Shapes, tensors: Mapping[str, Array]) -> None:
         """Write tensors that were taken; they have to be of the shapes that are held."""
         kept = []
+        self._tail.begin()
         for index, shape in enumerate(shapes):
             if shape is not None:
                 host = np.ascontiguousarray(tensors[self._states[index].name], self._types[index])
                 kept.append(host)
-                pieces = self._pieces(index, shape)
-                self._copy(self._at(side, index, shape, row), host_address(host), pieces, pieces.pitch, pieces.width)
-        self._queue.wait()  # before the arrays on the host go
+                pieces, place = self._pieces(index, shape), self._at(side, index, shape, row)
+                self._queue.send(place, host_address(host), pieces.width, pieces.number, pieces.pitch, pieces.width)
+        self._tail.wait()  # before the arrays on the host go
 
     def read(self, side: int, shapes: Shapes) -> list[Array | None]:
         """Copies of all states, whole."""
         arrays = [None if shape is None else self._host(index, shape) for index, shape in enumerate(shapes)]
+        self._tail.begin()
         for index, array in enumerate(arrays):
             if array is not None and array.size:
-                self._queue.copy(host_address(array), self._at(side, index), array.nbytes)
-        self._queue.wait()
+                self._queue.fetch(host_address(array), self._at(side, index), array.nbytes)
+        self._tail.wait()
         return arrays
 
     def write(self, side: int, arrays: Sequence[Array | None]) -> None:
         """Write all states, whole."""
         kept = []
+        self._tail.begin()
         for index, array in enumerate(arrays):
             if array is not None and array.size:
                 host = np.ascontiguousarray(array, self._types[index])
                 assert host.nbytes <= self._offsets[index + 1] - self._offsets[index], "more rows than the state has"
                 kept.append(host)
-                self._queue.copy(self._at(side, index), host_address(host), host.nbytes)
-        self._queue.wait()  # before the arrays on the host go
+                self._queue.send(self._at(side, index), host_address(host), host.nbytes)
+        self._tail.wait()  # before the arrays on the host go
 
     def sequence_shape(self, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         """What one sequence has of a state of some shape; all of a state that is shared."""
@@ -154,8 +169,9 @@ class StepMemory:
         if not any(one.tobytes()):
             return None
         block = device.allocate(one.nbytes)
-        self._queue.copy(block.address, host_address(one), one.nbytes)
-        self._queue.wait()
+        self._tail.begin()
+        self._queue.send(block.address, host_address(one), one.nbytes)
+        self._tail.wait()
         return block
 
     def _start(self, side: int, index: int, row: int, shape: tuple[int, ...]) -> None:
@@ -189,5 +205,6 @@ class StepMemory:
         return np.zeros(shape, self._types[index])
 
     def _copy(self, to: int, source: int, pieces: _Pieces, to_pitch: int = 0, source_pitch: int = 0) -> None:
+        """Within the device."""
         if pieces.number and pieces.width:
             self._queue.copy(to, source, pieces.width, pieces.number, to_pitch, source_pitch)

@@ -40,13 +40,16 @@ class Counters:
     All of it is one array, so that a step is committed in one assignment.
 
     Attributes:
-        fill: int32 [B], memory rows that exist, 0 … M; a view that programs may be bound to.
+        valid: int32 [B], the rows of the segment that count; a view that programs may be bound to.
+        fill: int32 [B], memory rows that exist, 0 … M; a view likewise.
         head: int32 [B], the slot of each sequence's next row in a ring; a view likewise. Only a ring has it.
+        read: int32 [2 or 3, B], what programs read of these, in this order.
     """
 
     def __init__(self, batch_size: int, memory_length: int, fresh_fill: int, ring: int | None) -> None:
-        self._now = np.zeros((2, batch_size), np.int32)
-        self.fill, self.head = self._now
+        table = np.zeros((3, batch_size), np.int32)
+        self.valid, self.fill, self.head = table
+        self.read, self._now = table if ring is not None else table[:2], table[1:]
         self._next = np.zeros_like(self._now)
         self._next_fill, self._next_head = self._next
         self._most, self._fresh, self._ring = np.array(memory_length, np.int32), fresh_fill, ring
@@ -149,7 +152,7 @@ class LoopState:
 
     def __init__(self, update: str, manifest: Manifest, lock: AbstractContextManager[object]) -> None:
         self.counters = open_counters(update, manifest)
-        self.valid = np.zeros(manifest.batch_size, np.int32)
+        self.valid = self.counters.valid
         self.counts: dict[str, Ids] = {"valid": self.valid, "fill": self.counters.fill}
         if update == "ring":
             self.counts["head"] = self.counters.head

@@ -8,12 +8,15 @@ cluster, log p(word) = head[cluster] + tail[word]. Then nothing has to be comput
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.types import Array, Floats, Ids
+
+if TYPE_CHECKING:
+    from txl_runtime.streaming.parts import Parts
 
 
 class Output(Protocol):
@@ -107,8 +110,9 @@ class RowsResult:
         last: Floats = rows[np.arange(len(rows)), np.maximum(self._counts, 1) - 1]
         return last
 
-    def parts(self) -> None:
+    def parts(self) -> Parts | None:
         """See `loop.Result`; there are rows alone."""
+        return None
 
     def nll(self) -> Floats:
         """See `loop.Result`."""

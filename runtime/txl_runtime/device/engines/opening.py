@@ -11,11 +11,11 @@ import contextlib
 from txl_runtime.bundle.encoding import write_whole
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.device.backend import DeviceBackend
+from txl_runtime.device.cuda import Device, open_cuda
 from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.files import EngineFile, checked_engines, find_engines
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.device.engines.running import EngineRuntime
-from txl_runtime.device.interface import Device
 
 
 def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) -> DeviceBackend:
@@ -27,8 +27,6 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
     """
     find_engines(bundle, target, update)  # before any library is loaded
     library = load_library(target)
-    from txl_runtime.device.cuda import open_cuda
-
     return load_engines(bundle, library, open_cuda(), update)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.tables import Program
+from txl_runtime.device.cuda import Queue
 from txl_runtime.device.engines.library import Library
-from txl_runtime.device.interface import Executable, Launch, Queue
+from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError
 
 REASONS = {

@@ -1,0 +1,142 @@
+"""What a step reads and returns beside its state: a block on the device for each, and how it gets there and back.
+
+What is read is staged on the host as a whole and sent in one copy. Of what is returned, only that comes back which is
+asked for: the beginning of each axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_runtime.bundle.tables import TensorSpec
+from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.dtypes import stored_type, tensor_bytes
+from txl_runtime.device.interface import aligned, host_address
+from txl_runtime.types import Array
+
+Raw = NDArray[np.uint8]
+
+
+class Part(NamedTuple):
+    """The beginning of each axis of a tensor on the device, as one copy with a pitch brings it to the host.
+
+    Of the axes in front of the last one that is cut, all but the first come whole.
+
+    Attributes:
+        address: where it starts.
+        dtype: of its values.
+        shape: of what comes.
+        sizes: of what was asked for, at most as much.
+        width, rows, pitch: so many bytes stand in one piece, so often, so far apart on the device.
+    """
+
+    address: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    width: int
+    rows: int
+    pitch: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that come."""
+        return self.width * self.rows
+
+    def view(self, raw: Raw) -> Array:
+        """What was asked for, in bytes that came."""
+        array = raw[: self.size].view(self.dtype).reshape(self.shape)
+        view: Array = array[tuple(slice(size) for size in self.sizes)]
+        return view
+
+    def fetch(self, queue: Queue, to: int) -> None:
+        """Ask for the bytes, one row behind the other."""
+        queue.fetch(to, self.address, self.width, self.rows, self.width, self.pitch)
+
+    def pieces(self, most: int) -> Iterator[tuple[int, int, int, int]]:
+        """The same in copies of at most so many bytes: where each begins in the whole, its address, width and rows."""
+        rows = most // self.width
+        if rows:
+            for first in range(0, self.rows, rows):
+                at = first * self.width
+                yield at, self.address + first * self.pitch, self.width, min(rows, self.rows - first)
+            return
+        for row in range(self.rows):
+            for start in range(0, self.width, most):
+                address = self.address + row * self.pitch + start
+                yield row * self.width + start, address, min(most, self.width - start), 1
+
+
+class Inputs:
+    """What a program reads beside its state: on the device, and staged on the host.
+
+    Args:
+        device: where it lies.
+        specs: the tensors.
+        last: those of them that stand last, in this order.
+
+    Attributes:
+        addresses, host: of each tensor on the device, and as an array of the host; by name.
+    """
+
+    def __init__(self, device: Device, specs: Sequence[TensorSpec], last: Sequence[str] = ()) -> None:
+        ordered = sorted(specs, key=lambda spec: last.index(spec.name) if spec.name in last else -1)
+        self._size, self._offsets = 0, dict[str, int]()
+        for spec in ordered:
+            self._offsets[spec.name] = self._size
+            self._size += aligned(tensor_bytes(spec))
+        self._block, self._staged = device.allocate(self._size), device.staging(self._size)
+        self._from = host_address(self._staged)
+        self.addresses = {name: self._block.address + offset for name, offset in self._offsets.items()}
+        self.host: dict[str, Array] = {
+            spec.name: self._staged[self._offsets[spec.name] :][: tensor_bytes(spec)]
+            .view(stored_type(spec.dtype))
+            .reshape(spec.fixed)
+            for spec in specs
+        }
+
+    def rows(self, first: str, count: int) -> Array:
+        """The tensors from one of int32 [B] on that stand behind each other, as one view [count, B]."""
+        (size,), start = self.host[first].shape, self._offsets[first]
+        pitch = aligned(4 * size)
+        table: Array = self._staged[start : start + count * pitch].view(np.int32).reshape(count, pitch // 4)
+        return table[:, :size]
+
+    def send(self, queue: Queue) -> None:
+        """Everything that is staged, in one copy."""
+        queue.send(self._block.address, self._from, self._size)
+
+
+class Results:
+    """What a program returns beside its state: it stays on the device until it is asked for.
+
+    Attributes:
+        addresses: of each tensor, by name.
+    """
+
+    def __init__(self, device: Device, specs: Sequence[TensorSpec]) -> None:
+        self._specs, size, offsets = {spec.name: spec for spec in specs}, 0, {}
+        for spec in specs:
+            offsets[spec.name] = size
+            size += aligned(tensor_bytes(spec))
+        self._block = device.allocate(size)
+        self.addresses = {name: self._block.address + offset for name, offset in offsets.items()}
+
+    def part(self, name: str, sizes: Sequence[int]) -> Part:
+        """The beginning of each axis of a tensor; sizes that are not given are whole."""
+        spec = self._specs[name]
+        whole, dtype = spec.fixed, stored_type(spec.dtype)
+        sizes = (*sizes, *whole[len(sizes) :])
+        cut = max((axis for axis, size in enumerate(sizes) if size < whole[axis]), default=0)
+        if not cut:
+            width = math.prod(sizes) * dtype.itemsize
+            return Part(self.addresses[name], dtype, sizes, sizes, width, 1, width)
+        behind = math.prod(whole[cut + 1 :]) * dtype.itemsize
+        shape = (sizes[0], *whole[1:cut], sizes[cut], *whole[cut + 1 :])
+        rows, width = math.prod(shape[:cut]), behind * sizes[cut]
+        return Part(self.addresses[name], dtype, shape, sizes, width, rows, behind * whole[cut])

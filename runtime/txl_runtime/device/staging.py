@@ -1,0 +1,80 @@
+"""Page-locked memory that results come back through. It is bounded, however large the results are.
+
+A result that fits arrives with its step, and is read where it arrived. One that does not stays on the device until it
+is asked for, and then comes in pieces, through two buffers in turns, into memory of the usual kind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from txl_runtime.device.blocks import Part, Raw
+from txl_runtime.device.cuda import Device, Event, Queue
+from txl_runtime.device.interface import host_address
+from txl_runtime.device.tail import Tail
+from txl_runtime.types import Array
+
+PIECE = 4 * 2**20
+"""Bytes of each of the two buffers, at most."""
+LARGEST = 64 * 2**20 - 2 * PIECE
+"""Bytes of results that arrive with their step, at most: with the buffers, a loop takes no more than 64 MiB."""
+SMALLEST = 4096
+
+
+class Staging:
+    """What one loop has. Results that arrived are good until its next step.
+
+    Attributes:
+        arrived: where results arrive with their steps.
+    """
+
+    def __init__(self, device: Device, queue: Queue, tail: Tail) -> None:
+        self._device, self._queue, self._tail = device, queue, tail
+        self.arrived: Raw = np.empty(0, np.uint8)
+        self._buffers: tuple[Raw, ...] = ()
+        self._events: tuple[Event, ...] = ()
+
+    def grow(self, size: int) -> bool:
+        """Make room for so many bytes to arrive; whether `arrived` is another array now. Nothing may be on its way."""
+        if size <= len(self.arrived):
+            return False
+        self.arrived = self._device.staging(min(LARGEST, max(SMALLEST, 1 << (size - 1).bit_length())))
+        return True
+
+    def bring(self, part: Part) -> Array:
+        """A copy of a part of a result, whose step is done.
+
+        Raises:
+            BackendError: CUDA failed.
+        """
+        found = np.empty(part.size, np.uint8)
+        if not part.size:
+            return part.view(found)
+        self._open_buffers(min(PIECE, part.size))
+        before: tuple[int, int, int] | None = None
+        for number, (start, address, width, rows) in enumerate(part.pieces(PIECE)):
+            which = number % 2
+            with self._tail.turn:
+                self._tail.begin()
+                self._queue.fetch(host_address(self._buffers[which]), address, width, rows, width, part.pitch)
+                self._queue.record(self._events[which])
+                self._tail.mark()
+            if before is not None:
+                self._take(found, *before)
+            before = which, start, width * rows
+        assert before is not None
+        self._take(found, *before)
+        return part.view(found)
+
+    def _take(self, found: Raw, which: int, start: int, size: int) -> None:
+        """Wait for a piece and copy it."""
+        with self._device.current():
+            self._events[which].wait()
+        found[start : start + size] = self._buffers[which][:size]
+
+    def _open_buffers(self, size: int) -> None:
+        if not self._events:
+            self._events = self._device.event(), self._device.event()
+        if not self._buffers or len(self._buffers[0]) < size:
+            size = min(PIECE, max(SMALLEST, 1 << (size - 1).bit_length()))
+            self._buffers = self._device.staging(size), self._device.staging(size)
