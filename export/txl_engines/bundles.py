@@ -193,6 +193,8 @@ def _make(
         fused_attention=made.layers.fused_attention,
         fused_kernels=made.layers.fused,
         in_place=made.in_place,
+        read_in_place=made.layers.read_in_place,
+        copying=made.layers.copying,
         verified_on=made.verified,
     )
     stage.place(sidecar_path(name), msgspec.json.format(msgspec.json.encode(sidecar)))

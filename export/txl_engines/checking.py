@@ -34,6 +34,7 @@ class Graph:
         nodes: name and operator of each node, as the parser counts them.
         attention_layers: attentions in the graph, counted as softmaxes between two products.
         scatters: TensorScatter nodes: states that are updated in place.
+        states: what these nodes update and what they return, by name.
     """
 
     data: bytes
@@ -43,6 +44,7 @@ class Graph:
     nodes: tuple[tuple[str, str], ...]
     attention_layers: int
     scatters: int
+    states: tuple[str, ...] = ()
 
 
 def read_graph(
@@ -59,6 +61,7 @@ def read_graph(
     _check_opset(model, path, newest_opset)
     check_graph(model, path, program)
     files, known = _check_weights(model, path), hashes or {}
+    updates = [node for node in model.graph.node if node.op_type == "TensorScatter"]
     return Graph(
         data=data,
         path=path,
@@ -66,7 +69,8 @@ def read_graph(
         weights={name: known.get(name) or file_sha256(folder / name) for name in files},
         nodes=tuple((node.name, node.op_type) for node in model.graph.node),
         attention_layers=_attention_layers(model.graph),
-        scatters=sum(node.op_type == "TensorScatter" for node in model.graph.node),
+        scatters=len(updates),
+        states=tuple(name for node in updates for name in (node.input[0], node.output[0])),
     )
 
 

@@ -7,10 +7,11 @@ is swallowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.errors import BackendError
@@ -79,6 +80,8 @@ class Compiler:
             told = tuple(NodeError(int(error.node()), str(error.desc()), str(error.func())) for error in errors)
             return Network(builder, network, told)
         layers = [network.get_layer(i) for i in range(network.num_layers)]
+        if library.facts.reads_in_place:
+            _give_attention_its_keys(trt, layers)
         return Network(
             builder,
             network,
@@ -151,6 +154,47 @@ class Compiler:
                 "build on the machine that will run the engine (TensorRT-RTX needs none: --target rtx)"
             )
         return builder
+
+
+def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
+    """Take away what the parser puts before an attention whose scale is 1: products with 1, of queries and of keys.
+
+    The compiler would drop the product, but then copy the keys as if it were there. And an attention for which the
+    library has no kernel may become several layers, which it is not by default.
+    """
+    attentions = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_INPUT]
+    if not attentions:
+        return
+    found = {}
+    for layer in layers:
+        for index in range(layer.num_outputs):
+            tensor = layer.get_output(index)
+            found[tensor.name] = layer
+    for boundary in attentions:
+        for index in (0, 1):
+            tensor = boundary.get_input(index)
+            factor = _times_one(trt, found, found.get(tensor.name))
+            if factor is not None:
+                boundary.set_input(index, factor)
+        boundary.__class__ = trt.IAttentionInputLayer  # the bindings return the class of all layers
+        attention = boundary.attention
+        attention.decomposable = True
+
+
+def _times_one(trt: Any, found: Mapping[str, Any], product: Any) -> Any:
+    """The tensor that a layer multiplies by a constant 1, cast or not; None where the layer does something else."""
+    if product is None or product.type != trt.LayerType.ELEMENTWISE:
+        return None
+    product.__class__ = trt.IElementWiseLayer
+    tensor = product.get_input(1)
+    constant = found.get(tensor.name)
+    if constant is not None and constant.type == trt.LayerType.CAST:
+        tensor = constant.get_input(0)
+        constant = found.get(tensor.name)
+    if product.op != trt.ElementWiseOperation.PROD or constant is None or constant.type != trt.LayerType.CONSTANT:
+        return None
+    constant.__class__ = trt.IConstantLayer
+    return product.get_input(0) if np.all(np.asarray(constant.weights) == 1) else None
 
 
 def _observer(trt: Any, on_step: Callable[[], None]) -> Any:

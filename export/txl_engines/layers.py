@@ -2,25 +2,83 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FUSED_ATTENTION = ("_mha_v", "fmha")
 """Parts of the names of kernels that do a whole attention: scores, bias, softmax and the sum over values."""
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})
 """Kinds of layer that start no work on the device."""
+SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int64": 8}
+"""Bytes of the types that listings name."""
 
-_ROW = re.compile(r"^\s*Name: (?P<name>.*?), LayerType: (?P<kind>[^,\s]+)", re.MULTILINE)
+_ROW = re.compile(r"^\s*Name: (?P<name>.*?), LayerType: (?P<kind>[^,\s]+)(?P<rest>.*)$", re.MULTILINE)
+_INPUTS = re.compile(r", Inputs: \[(.*?)\], (?:Constants|Outputs): \[")
+_OUTPUTS = re.compile(r", Outputs: \[(.*?\})\]")
+_TENSOR = re.compile(r"\{ Name: (.*?), Dimensions: \[([\d,]*)\](?:.*?Datatype: (\w+))?")
+
+
+class Operand(NamedTuple):
+    """A tensor that a kernel reads or writes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * SIZES.get(self.dtype, 4)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A layer that starts work on the device, and what it reads and writes; constants are left out."""
+
+    name: str
+    kind: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+
+    @property
+    def attends(self) -> bool:
+        """Whether it is a whole attention."""
+        return any(mark in self.name for mark in FUSED_ATTENTION)
+
+    def reads(self, names: Collection[str]) -> frozenset[str]:
+        """Those of some tensors that it reads."""
+        return frozenset(tensor.name for tensor in self.inputs if tensor.name in names)
+
+    def writes(self, names: Collection[str]) -> frozenset[str]:
+        """Those of some tensors that it writes."""
+        return frozenset(tensor.name for tensor in self.outputs if tensor.name in names)
+
+    def copies(self, names: Collection[str]) -> bool:
+        """Whether it does nothing but bring some of these tensors into another order or another place."""
+        return bool(self.inputs) and not self.attends and all(tensor.name in names for tensor in self.inputs)
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Counts over a program's layers, as `Sidecar` has them: kernels, each layer's name and kind, fused attention."""
+    """Counts over a program's layers, as `Sidecar` has them.
+
+    Attributes:
+        kernels: layers that start work on the device; None where nothing lists them.
+        rows: each layer's name and kind.
+        fused: fused attention, by the kernel's name.
+        read_in_place: states that a fused attention or a product reads where they are.
+        copying: kernels that only copy states.
+    """
 
     kernels: int | None
     rows: tuple[tuple[str, str], ...]
     fused: dict[str, int]
+    read_in_place: int = 0
+    copying: int = 0
 
     @property
     def fused_attention(self) -> int:
@@ -28,14 +86,42 @@ class LayerReport:
         return sum(self.fused.values())
 
 
-def read_layers(listing: str) -> LayerReport:
-    """Count the rows "Name: …, LayerType: …" of a listing at DETAILED verbosity."""
+def read_layers(listing: str, states: Collection[str] = ()) -> LayerReport:
+    """Count the rows "Name: …, LayerType: …" of a listing at DETAILED verbosity.
+
+    `states` are the inputs and outputs of the graph that hold memory which is updated in place.
+    """
     rows = tuple((match["name"], match["kind"]) for match in _ROW.finditer(listing))
     if not rows:
         return LayerReport(None, (), {})
     fused = Counter(_family(name) for name, _ in rows if any(mark in name for mark in FUSED_ATTENTION))
-    kernels = sum(kind.lower() not in NOT_KERNELS for _, kind in rows)
-    return LayerReport(kernels, rows, dict(sorted(fused.items())))
+    kernels = tuple(read_kernels(listing))
+    direct = (kernel.reads(states) for kernel in kernels if kernel.attends or kernel.kind == "gemm")
+    return LayerReport(
+        kernels=len(kernels),
+        rows=rows,
+        fused=dict(sorted(fused.items())),
+        read_in_place=len(frozenset().union(*direct)),
+        copying=sum(kernel.copies(states) for kernel in kernels),
+    )
+
+
+def read_kernels(listing: str) -> Iterator[Kernel]:
+    """The layers of a listing that start work on the device, in order."""
+    for match in _ROW.finditer(listing):
+        if match["kind"].lower() in NOT_KERNELS:
+            continue
+        read, written = _INPUTS.search(match["rest"]), _OUTPUTS.search(match["rest"])
+        yield Kernel(match["name"], match["kind"], _operands(read), _operands(written))
+
+
+def _operands(found: re.Match[str] | None) -> tuple[Operand, ...]:
+    if found is None:
+        return ()
+    return tuple(
+        Operand(name, tuple(int(size) for size in shape.split(",") if size), dtype)
+        for name, shape, dtype in _TENSOR.findall(found[1])
+    )
 
 
 def _family(name: str) -> str:

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Literal
@@ -51,6 +51,7 @@ class Request(Struct, frozen=True, kw_only=True):
         program: what the graph is.
         gpus, half: see `Compiler.build`.
         scatters: states that have to be updated in place.
+        states: their names, as inputs and as outputs.
     """
 
     target: Compiled
@@ -60,6 +61,7 @@ class Request(Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     half: bool
     scatters: int
+    states: tuple[str, ...] = ()
 
 
 class Steps(Struct, frozen=True, tag="steps"):
@@ -123,8 +125,8 @@ def compile_graph(
     out = place()
     write_file(out, memoryview(plan))
     written = out.read_bytes()
-    verified, inspected = check_engine(written, request.program, library)
-    listed = read_layers(library.journal.layers)
+    verified, inspected = check_engine(written, request.program, library, request.states)
+    listed = read_layers(library.journal.layers, request.states)
     return Outcome(
         sha256=file_sha256(out),
         bytes=len(written),
@@ -135,8 +137,10 @@ def compile_graph(
     )
 
 
-def check_engine(data: bytes, program: Program, library: Library) -> tuple[tuple[str, ...], LayerReport]:
-    """Check an engine's bytes as far as this machine can.
+def check_engine(
+    data: bytes, program: Program, library: Library, states: Collection[str] = ()
+) -> tuple[tuple[str, ...], LayerReport]:
+    """Check an engine's bytes as far as this machine can; `states` are those that it updates in place.
 
     Returns:
         The checks that were made, and the layers where they could be read.
@@ -151,7 +155,7 @@ def check_engine(data: bytes, program: Program, library: Library) -> tuple[tuple
         raise BundleError(f"{program.name}: {examined.problem}{told}, expected an engine; build it again")
     if examined.inputs or examined.outputs:
         check_bindings(program.name, examined.inputs, examined.outputs, program, ADVICE)
-    return examined.verified, read_layers(examined.layers)
+    return examined.verified, read_layers(examined.layers, states)
 
 
 def _check_network(parsed: Network, request: Request, library: Library) -> None:

@@ -26,6 +26,10 @@ HOLDERS = {
         "engine": "ICudaEngine",
         "inspector": "EngineInspector",
         "layer": "ILayer",
+        "boundary": "IAttentionInputLayer",
+        "attention": "IAttention",
+        "product": "IElementWiseLayer",
+        "constant": "IConstantLayer",
         "tensor": "ITensor",
         "error": "ParserError",
     },
@@ -41,10 +45,10 @@ HOLDERS = {
 # Everything else that has attributes there is not TensorRT's; mode, dtype and value are members of enums.
 OTHERS = {
     "self", "journal", "parsed", "importlib", "missing", "value", "mode", "dtype", "reasons", "library", "program",
-    "spec", "queue", "found", "wanted", "addresses", "DTYPES", "said",
+    "spec", "queue", "found", "wanted", "addresses", "DTYPES", "said", "np",
 }  # fmt: skip
 OF_ANY_ENUM = {"name", "__members__"}
-OF_ANY_CLASS = {"__init__"}
+OF_ANY_CLASS = {"__init__", "__class__"}
 OF_THE_MODULE = {"__version__", "__name__"}
 
 
@@ -76,7 +80,7 @@ def members_of(path: Path) -> set[str]:
                 found.add(rest[0])
         elif first in holders:
             assert len(rest) == 1, f"{place}: {first}.{'.'.join(rest)}: hold what it returns under a name of its class"
-            found.add(f"{holders[first]}.{rest[0]}")
+            found |= {f"{holders[first]}.{name}" for name in rest if name not in OF_ANY_CLASS}
         elif first == "?":
             inner = node.value
             literal = isinstance(inner, ast.Constant) or (isinstance(inner, ast.Call) and "?" not in chain(inner.func))

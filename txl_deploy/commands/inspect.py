@@ -205,7 +205,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
     shown = {
         "engine": f"{facts['file']}, {quantity(facts['bytes'])}, is the file that was built",
         "program": f"{facts['program']}, of kind {facts['program_kind']}, L {facts['segment_length']}",
-        "memory": f"{facts['update']}, {facts['in_place']} states updated in place",
+        "memory": f"{facts['update']}, {facts['in_place']} updated in place, {facts['read_in_place']} read in place",
         "precision": facts["precision"],
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
         "built for": _built_for(facts),

@@ -28,6 +28,8 @@ class Facts:
         bfloat16: it has the type.
         progress: the builder tells its progress, and can be cancelled through that.
         ring: TensorScatter becomes an update in place (KV_CACHE_UPDATE).
+        reads_in_place: an attention of one position that is given as ONNX's Attention reads a ring where it is. Told
+            from the kernels of engines that were built; of the others nobody has looked.
         gpus: compute capabilities that engines can be built for on any machine. Empty where an engine is built for the
             GPU of the machine at hand.
     """
@@ -39,6 +41,7 @@ class Facts:
     bfloat16: bool
     progress: bool
     ring: bool
+    reads_in_place: bool = False
     gpus: tuple[int, ...] = ()
 
     @property
@@ -61,7 +64,17 @@ FACTS: tuple[Facts, ...] = (
     Facts("tensorrt", (10, 13), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=False),
     Facts("tensorrt", (10, 15), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True),
     Facts("tensorrt", (11, 0), opset=25, strongly_typed=True, bfloat16=True, progress=True, ring=True),
-    Facts("rtx", (1, 7), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True, gpus=RTX_GPUS),
+    Facts(
+        "rtx",
+        (1, 7),
+        opset=24,
+        strongly_typed=True,
+        bfloat16=True,
+        progress=True,
+        ring=True,
+        reads_in_place=True,
+        gpus=RTX_GPUS,
+    ),
 )
 
 NEEDS: dict[str, str] = {
@@ -70,6 +83,10 @@ NEEDS: dict[str, str] = {
     "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE": "portable",
     "EngineInvalidityDiagnostics.__members__": "portable",
     "EngineValidity.INVALID": "portable",
+    "IAttention.decomposable": "reads_in_place",
+    "IAttentionInputLayer.attention": "reads_in_place",
+    "IAttentionInputLayer.get_input": "reads_in_place",
+    "IAttentionInputLayer.set_input": "reads_in_place",
     "IBuilderConfig.num_compute_capabilities": "portable",
     "IBuilderConfig.progress_monitor": "progress",
     "IBuilderConfig.set_compute_capability": "portable",
@@ -83,6 +100,7 @@ NEEDS: dict[str, str] = {
     "IRuntimeConfig.create_runtime_cache": "portable",
     "IRuntimeConfig.cuda_graph_strategy": "portable",
     "IRuntimeConfig.set_runtime_cache": "portable",
+    "LayerType.ATTENTION_INPUT": "reads_in_place",
     "NetworkDefinitionCreationFlag.EXPLICIT_BATCH": "weakly_typed",
     "NetworkDefinitionCreationFlag.STRONGLY_TYPED": "strongly_typed",
     "Runtime.engine_header_size": "portable",

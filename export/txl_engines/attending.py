@@ -1,0 +1,115 @@
+"""Attention as one operator, where a library then reads keys and values in the ring's own buffers.
+
+A graph writes attention as products and a softmax. TensorRT-RTX fuses these, but first copies all keys and values into
+another order: two kernels more in every layer, and three times the traffic. Of a step of one position that is given as
+ONNX's Attention, its kernel reads the buffers where they are. With more positions than one it copies in either form,
+and then the products build into fewer kernels; so they stay (docs/measurements/rtx.md has the table).
+
+The mask is added here, while the products replace scores that are not visible. That comes to the same: the exponential
+of -1e4 is 0 in every precision, and the rows of the ring are finite, since a sequence that is reset is zeroed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from txl_runtime.bundle.tables import Program
+
+from txl_engines.checking import Graph, decode_graph, import_onnx
+
+MULTIPLE = 8
+"""Heads of other sizes are padded in copies, so nothing is read in place."""
+FEWEST, MOST = 8, 256
+"""The sizes of heads that the kernel is made for."""
+
+
+class _Attention(NamedTuple):
+    """An attention over a ring: names of its values, and the nodes that compute it."""
+
+    query: str
+    key: str
+    value: str
+    visible: str
+    bias: str
+    unseen: str
+    out: str
+    nodes: tuple[Any, ...]
+
+
+def unite_attention(graph: Graph, program: Program) -> Graph:
+    """The graph with its attentions over ring memory as one operator each, if it is of one position; else as it is."""
+    if program.segment_length != 1 or not graph.scatters:
+        return graph
+    onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
+    sizes = {spec.name: spec.fixed for spec in program.outputs}
+    found = [each for each in _attentions(model.graph) if _in_place(sizes.get(each.key, ()))]
+    if not found:
+        return graph
+    gone = {id(node) for each in found for node in each.nodes}
+    last = {id(each.nodes[-1]): each for each in found}
+    nodes = []
+    for node in model.graph.node:
+        if id(node) not in gone:
+            nodes.append(deepcopy(node))
+        elif each := last.get(id(node)):
+            mask = f"attend.mask.{each.out}"
+            hides = onnx.helper.make_node("Where", [each.visible, each.bias, each.unseen], [mask], name=mask)
+            inputs = [each.query, each.key, each.value, mask]
+            attends = onnx.helper.make_node("Attention", inputs, [each.out], name=f"attend.{each.out}", scale=1.0)
+            nodes += hides, attends
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return dataclasses.replace(graph, data=data, nodes=tuple((node.name, node.op_type) for node in model.graph.node))
+
+
+def _in_place(shape: tuple[int, ...]) -> bool:
+    """Whether keys [B, H, C, d_head] can be read where they are."""
+    return len(shape) == 4 and shape[3] % MULTIPLE == 0 and FEWEST <= shape[3] <= MOST
+
+
+def _attentions(graph: Any) -> Iterator[_Attention]:
+    """Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around the softmax."""
+    makers = {name: node for node in graph.node for name in node.output}
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+
+    def maker(name: str, operator: str) -> Any:
+        node: Any = makers.get(name)
+        return node if node is not None and node.op_type == operator else None
+
+    def reader(name: str, operator: str) -> Any:
+        found = readers.get(name, [])
+        return found[0] if len(found) == 1 and found[0].op_type == operator else None
+
+    for softmax in graph.node:
+        if softmax.op_type != "Softmax":
+            continue
+        before = maker(softmax.input[0], "Cast")
+        where: Any = maker(before.input[0] if before else softmax.input[0], "Where")
+        after = reader(softmax.output[0], "Cast")
+        mix = reader(after.output[0] if after else softmax.output[0], "MatMul")
+        total: Any = maker(where.input[1], "Add") if where else None
+        product: Any = maker(total.input[0], "MatMul") if total else None
+        turned = maker(product.input[1], "Transpose") if product else None
+        if mix is None or turned is None:
+            continue
+        key, value = turned.input[0], mix.input[1]
+        if not (maker(key, "TensorScatter") and maker(value, "TensorScatter")):
+            continue
+        nodes = (turned, product, total, where, before, softmax, after, mix)
+        yield _Attention(
+            query=product.input[0],
+            key=key,
+            value=value,
+            visible=where.input[0],
+            bias=total.input[1],
+            unseen=where.input[2],
+            out=mix.output[0],
+            nodes=tuple(node for node in nodes if node is not None),
+        )
