@@ -42,8 +42,12 @@ class Block:
         self.size = max(size, 1)
         self.address = _own(self, context, "cuMemAlloc_v2", "cuMemFree_v2", self.size, kind=ctypes.c_uint64)
         # Waiting for this queue alone: to wait for the device would break what another thread is recording.
-        queue.zero(self.address, self.size)
-        queue.wait()
+        try:
+            queue.zero(self.address, self.size)
+            queue.wait()
+        except BaseException:
+            queue.finish()  # an interrupt: the memory goes back now, and may not be written any more
+            raise
 
 
 class Event:

@@ -1,0 +1,542 @@
+"""A device over the stand-in for its driver: contexts, copies, recorded work, several devices, what is given back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from stand_ins.driver import FakeDriver
+from txl_runtime.device.cuda import WIDEST, Block, Device, Queue
+from txl_runtime.device.driver import Driver
+from txl_runtime.device.interface import host_address
+from txl_runtime.errors import BackendError
+
+RNG = np.random.default_rng(0)
+
+
+class Machine:
+    """A device, and the stand-in behind it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.fake = FakeDriver(**options)
+        self.driver = Driver(self.fake)
+        self.device = Device(self.driver)
+        self.queue, self.turn = self.device.queue(), self.device.turn()
+
+    def put(self, values: Any) -> Block:
+        """A block with an array's bytes."""
+        block, host = self.device.allocate(values.nbytes), np.ascontiguousarray(values)
+        with self.turn:
+            self.queue.send(block.address, host_address(host), host.nbytes)
+            self.queue.wait()
+        return block
+
+    def get(self, block: Block) -> Any:
+        """A block's bytes."""
+        host = np.zeros(block.size, np.uint8)
+        with self.turn:
+            self.queue.fetch(host_address(host), block.address, block.size)
+            self.queue.wait()
+        return host
+
+    def current(self) -> int | None:
+        """The context of this thread, as the application sees it."""
+        found = ctypes.c_void_p()
+        assert self.fake.cuCtxGetCurrent(ctypes.byref(found)) == 0
+        return found.value
+
+    def push(self, device: int) -> int:
+        """The application makes another device current."""
+        other = self.fake.contexts[device]
+        assert self.fake.cuCtxPushCurrent_v2(other) == 0
+        return other
+
+    def pop(self) -> None:
+        assert self.fake.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())) == 0
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine(seed=7)
+
+
+# --- what is copied -----------------------------------------------------------------------------------------------
+
+
+def test_memory_is_zeroed_and_comes_back_as_it_was_sent(machine):
+    values = RNG.integers(0, 256, 1000, np.uint8)
+    block = machine.device.allocate(1000)
+    assert not machine.get(block).any()
+    assert not machine.device.staging(1000).any()
+    assert block.address % 256 == 0
+    np.testing.assert_array_equal(machine.get(machine.put(values)), values)
+
+
+@pytest.mark.parametrize(("width", "rows", "to_pitch", "from_pitch"), [(5, 7, 9, 11), (8, 3, 8, 20), (4, 1, 0, 0)])
+def test_rows_are_copied_with_their_pitches_in_every_direction(machine, width, rows, to_pitch, from_pitch):
+    source = RNG.integers(1, 256, 128, np.uint8)
+    expected = np.zeros(128, np.uint8)
+    for row in range(rows):
+        expected[row * to_pitch :][:width] = source[row * from_pitch :][:width]
+    sent, copied, fetched = machine.device.allocate(128), machine.device.allocate(128), np.zeros(128, np.uint8)
+    block = machine.put(source)
+    shape = (width, rows, to_pitch, from_pitch)
+    with machine.turn:
+        machine.queue.send(sent.address, host_address(source), *shape)
+        machine.queue.copy(copied.address, block.address, *shape)
+        machine.queue.fetch(host_address(fetched), block.address, *shape)
+        machine.queue.wait()
+    for found in (machine.get(sent), machine.get(copied), fetched):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_nothing_is_asked_for_where_there_is_nothing_to_do(machine):
+    before = sum(machine.fake.calls.values())
+    for width, rows in ((0, 3), (3, 0), (-1, 1), (0, 1)):
+        for copy in (machine.queue.send, machine.queue.fetch, machine.queue.copy):
+            copy(256, 512, width, rows, 8, 8)
+        machine.queue.zero(256, width, rows, 8)
+    assert sum(machine.fake.calls.values()) == before
+
+
+def test_rows_are_zeroed_alone_and_one_piece_by_the_function_for_any_size(machine):
+    ones = np.ones(64, np.uint8)
+    for width, rows, pitch, function in (
+        (3, 4, 10, "cuMemsetD2D8Async"),
+        (64, 1, 0, "cuMemsetD8Async"),
+        (16, 4, 16, "cuMemsetD8Async"),
+    ):
+        block, before = machine.put(ones), machine.fake.calls[function]
+        with machine.turn:
+            machine.queue.zero(block.address, width, rows, pitch)
+            machine.queue.wait()
+        assert machine.fake.calls[function] == before + 1
+        expected = ones.copy()
+        for row in range(rows):
+            expected[row * pitch :][:width] = 0
+        np.testing.assert_array_equal(machine.get(block), expected)
+
+
+def test_what_is_too_large_for_functions_with_a_pitch_is_done_without():
+    """Rows further apart than a pitch may be, and more than 2^31 bytes in one piece: as a pitch, a GPU refuses both."""
+    asked: list[tuple[str, tuple[Any, ...]]] = []
+    names = dict.fromkeys(("cuMemsetD8Async", "cuMemsetD2D8Async", "cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2"))
+    machine = Machine(eager=True)
+    for name in names:
+        setattr(machine.driver, name, lambda *arguments, name=name: asked.append((name, arguments)))
+    queue, far = machine.device.queue(), WIDEST + 1
+    queue.zero(256, 2**32)
+    queue.zero(256, 2**31, 2, 2**31)
+    queue.zero(256, 8, 2, far)
+    queue.copy(0, 512, 8, 2, far, 16)
+    end = queue.handle
+    assert asked == [
+        ("cuMemsetD8Async", (256, 0, 2**32, end)),
+        ("cuMemsetD8Async", (256, 0, 2**32, end)),
+        ("cuMemsetD8Async", (256, 0, 8, end)),
+        ("cuMemsetD8Async", (256 + far, 0, 8, end)),
+        ("cuMemcpyDtoDAsync_v2", (0, 512, 8, end)),
+        ("cuMemcpyDtoDAsync_v2", (far, 528, 8, end)),
+    ]
+
+
+def test_an_event_is_set_again_and_again_and_waits_for_the_work_before_it(machine):
+    event, staged = machine.device.event(), machine.device.staging(8)
+    block = machine.device.allocate(8)
+    with machine.turn:
+        event.wait()  # which was not recorded yet
+        for value in range(1, 5):
+            staged[:] = value
+            machine.queue.send(block.address, host_address(staged), 8)
+            machine.queue.fetch(host_address(staged), block.address, 8)
+            machine.queue.record(event)
+            event.wait()
+            assert (staged == value).all()
+    assert machine.fake.calls["cuEventCreate"] == 1
+
+
+# --- contexts -----------------------------------------------------------------------------------------------------
+
+
+def entries(machine: Machine) -> dict[str, Callable[[], object]]:
+    """Everything that enters the device by itself, and what enters it for others."""
+
+    def turn() -> None:
+        with machine.turn, machine.turn, machine.device.current():
+            machine.queue.wait()
+
+    def current() -> None:
+        with machine.device.current():
+            machine.queue.wait()
+
+    device = machine.device
+    return {
+        "turn": turn,
+        "current": current,
+        "allocate": lambda: device.allocate(100),
+        "staging": lambda: device.staging(100),
+        "queue": device.queue,
+        "event": device.event,
+        "open": lambda: Device(machine.driver),
+        "finish": machine.queue.finish,
+    }
+
+
+NAMES = ("turn", "current", "allocate", "staging", "queue", "event", "open", "finish")
+
+
+@pytest.mark.parametrize("before", [None, 0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_applications_context_is_as_it_was(name, before):
+    machine = Machine(seed=3, devices=2)
+    others = None if before is None else machine.push(before)
+    entries(machine)[name]()
+    assert machine.current() == others
+    if before is not None:
+        machine.pop()
+    assert machine.current() is None
+
+
+@pytest.mark.parametrize(("outcome", "done"), [(2, False), (KeyboardInterrupt, False), (KeyboardInterrupt, True)])
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_fails_at_every_call_leaves_context_lock_and_memory_as_they_were(name, outcome, done):
+    """The n-th call of the driver fails, for every n: as a status, or as an interrupt before or after it was done."""
+    machine = Machine(seed=1, devices=2)
+    others = machine.push(1)
+    before = sum(machine.fake.calls.values())
+    kept = entries(machine)[name]()
+    count = sum(machine.fake.calls.values()) - before
+    assert count > 2
+    del kept
+    held = sorted(machine.fake.held())
+    for n in range(count):
+        machine.fake.tell("cu", outcome, after=n, done=done)
+        kept = []
+        with contextlib.suppress(BackendError, KeyboardInterrupt):
+            kept.append(entries(machine)[name]())
+        machine.fake.forgive()
+        kept.clear()
+        assert machine.current() == others, f"call {n}"
+        assert not _locked(machine.turn), f"call {n}"
+        assert sorted(machine.fake.held()) == held, f"call {n}"
+    machine.pop()
+
+
+def _locked(turn: Any) -> bool:
+    """Whether another thread would wait for its turn."""
+    free = threading.Event()
+
+    def other() -> None:
+        with turn:
+            free.set()
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    return not free.wait(5)
+
+
+def test_contexts_are_a_matter_of_each_thread():
+    machine = Machine(seed=5, devices=2)
+    found: dict[str, int | None] = {}
+    go = threading.Event()
+
+    def other() -> None:
+        machine.push(1)
+        found["before"] = machine.current()
+        with machine.device.current():
+            found["inside"] = machine.current()
+            go.wait(5)
+        found["after"] = machine.current()
+        machine.pop()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with machine.turn:
+        assert machine.current() == machine.fake.contexts[0]
+    assert machine.current() is None
+    go.set()
+    thread.join()
+    first, second = machine.fake.contexts
+    assert found == {"before": second, "inside": first, "after": second}
+
+
+def test_an_exception_inside_comes_out_as_it_is_even_where_leaving_fails(machine):
+    for error in (ValueError("inside"), KeyboardInterrupt()):
+        for enter in (machine.turn, machine.device.current()):
+            machine.fake.tell("cuCtxPopCurrent", 700)
+            with pytest.raises(type(error)), enter:
+                raise error
+            assert machine.current() is None
+    machine.fake.tell("cuCtxPopCurrent", 201)
+    with pytest.raises(BackendError, match="cuCtxPopCurrent_v2 returned CUDA_ERROR_INVALID_CONTEXT"), machine.turn:
+        pass
+    assert machine.current() is None
+
+
+def test_nothing_is_pushed_where_the_device_is_current_already(machine):
+    machine.push(0)
+    before = machine.fake.calls["cuCtxPushCurrent_v2"]
+    with machine.turn, machine.device.current():
+        machine.queue.wait()
+    assert machine.fake.calls["cuCtxPushCurrent_v2"] == before
+    machine.pop()
+
+
+def test_a_library_that_makes_another_device_current_inside_is_put_right(machine):
+    machine = Machine(seed=1, devices=2)
+    others = machine.push(1)
+    with machine.turn:  # cudaSetDevice replaces what is current
+        machine.pop()
+        machine.push(1)
+    assert machine.current() == others
+    machine.pop()
+    assert machine.current() is None
+
+
+def test_the_lock_keeps_others_out_until_the_outermost_turn_ends(machine):
+    order: list[str] = []
+
+    def other() -> None:
+        with machine.turn:
+            order.append("other")
+
+    with machine.turn:
+        thread = threading.Thread(target=other)
+        thread.start()
+        with machine.turn:
+            pass
+        thread.join(0.05)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]
+
+
+def test_threads_that_share_a_queue_and_threads_that_do_not_compute_what_each_computes_alone():
+    machine = Machine(seed=11)
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        queue = machine.queue if number % 2 else machine.device.queue()
+        values = np.full(64, number, np.uint8)
+        for _ in range(10):
+            block, staged, event = machine.device.allocate(64), machine.device.staging(64), machine.device.event()
+            staged[:] = values
+            with machine.turn:
+                queue.send(block.address, host_address(staged), 64)
+                queue.fetch(host_address(staged), block.address, 64)
+                queue.record(event)
+            with machine.device.current():
+                event.wait()
+            if not (staged == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# --- several devices ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_of_several_devices_is_taken_and_said():
+    machine = Machine(devices=3)
+    assert machine.device.title == "Fake RTX, SM 86 (GPU 0 of the 3 that are visible)"
+    assert Machine().device.title == "Fake RTX, SM 86"
+    assert machine.device.dlpack == (2, 0)
+    assert Device(machine.driver, 2).dlpack == (2, 2)
+
+
+def test_two_devices_work_side_by_side():
+    machine = Machine(seed=2, devices=2)
+    second = Device(machine.driver, 1)
+    with machine.turn:
+        first = machine.current()
+        with second.turn():
+            assert machine.current() == machine.fake.contexts[1] != first
+            second.allocate(8)
+        assert machine.current() == first
+    assert machine.current() is None
+    assert machine.fake.retained == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("ordinal", [1, 5])
+def test_a_device_that_is_not_there_is_refused(ordinal):
+    with pytest.raises(BackendError, match=rf"^CUDA sees 1 devices, expected GPU {ordinal}; look at CUDA_VISIBLE_DEV"):
+        Device(Driver(FakeDriver()), ordinal)
+    with pytest.raises(BackendError, match=r"^cuInit returned CUDA_ERROR_NO_DEVICE \(100.*no GPU is visible"):
+        Driver(FakeDriver(devices=0))
+
+
+# --- recorded work ------------------------------------------------------------------------------------------------
+
+
+def test_recorded_work_is_not_done_before_it_is_replayed_and_then_each_time(machine):
+    staged, block = machine.device.staging(4), machine.device.allocate(4)
+
+    def work() -> None:
+        machine.queue.send(block.address, host_address(staged), 4)
+
+    with machine.turn:
+        replay = machine.queue.capture(work)
+    assert not machine.get(block).any()
+    for value in (3, 9):
+        staged[:] = value
+        with machine.turn:
+            replay()
+        assert (machine.get(block) == value).all()
+    assert machine.fake.captured == 1
+    del replay, work
+    assert machine.fake.calls["cuGraphExecDestroy"] == machine.fake.calls["cuGraphDestroy"] == 1
+
+
+class _Odd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [BackendError("no"), TypeError("null"), RuntimeError(), KeyboardInterrupt(), _Odd()])
+def test_a_record_ends_with_whatever_its_work_raises(machine, error):
+    block = machine.device.allocate(8)
+
+    def work() -> None:
+        machine.queue.zero(block.address, 8)
+        raise error
+
+    with machine.turn, pytest.raises(type(error)) as caught:
+        machine.queue.capture(work)
+    assert caught.value is error
+    assert machine.fake.calls["cuStreamEndCapture"] == 1
+    with machine.turn:
+        replay = machine.queue.capture(lambda: machine.queue.zero(block.address, 8))
+        replay()
+        machine.queue.wait()
+    del caught, replay
+    assert not [held for held in machine.fake.held() if "graph" in held]
+
+
+@pytest.mark.parametrize(("outcome", "done"), [(901, False), (KeyboardInterrupt, False), (KeyboardInterrupt, True)])
+@pytest.mark.parametrize(
+    "name", ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuMemsetD8Async"]
+)
+def test_a_record_ends_whichever_call_fails(name, outcome, done):
+    machine = Machine(seed=1)
+    block = machine.device.allocate(8)
+    machine.fake.tell(name, outcome, done=done)
+    expected, said = (BackendError, f"^{name} returned ") if outcome == 901 else (KeyboardInterrupt, None)
+    with machine.turn, pytest.raises(expected, match=said):
+        machine.queue.capture(lambda: machine.queue.zero(block.address, 8))
+    machine.fake.check()
+    assert not [held for held in machine.fake.held() if "graph" in held]
+    with machine.turn:
+        replay = machine.queue.capture(lambda: machine.queue.zero(block.address, 8))
+        replay()
+        machine.queue.wait()
+
+
+def test_what_cannot_be_recorded_is_an_error_and_the_queue_works_on(machine):
+    event = machine.device.event()
+
+    def waiting() -> None:
+        machine.queue.record(event)
+        event.wait()
+
+    with machine.turn:
+        for work in (machine.queue.wait, waiting):
+            with pytest.raises(BackendError, match=r"return.*recorded"):
+                machine.queue.capture(work)
+        machine.queue.wait()
+
+
+def test_memory_is_made_and_given_back_while_another_thread_records(machine):
+    block = machine.device.allocate(8)
+
+    def work() -> None:
+        machine.queue.zero(block.address, 8)
+        thread = threading.Thread(target=lambda: (machine.device.allocate(8), machine.device.staging(8)))
+        thread.start()
+        thread.join()
+
+    with machine.turn:
+        replay = machine.queue.capture(work)
+        replay()
+        machine.queue.wait()
+
+
+def test_a_replay_keeps_what_it_needs(machine):
+    """The queue, and whatever the work refers to: an engine's own memory."""
+    queue, block = machine.device.queue(), machine.device.allocate(8)
+
+    def work(block: Block = block, queue: Queue = queue) -> None:
+        queue.zero(block.address, 8)
+
+    with machine.turn:
+        replay = queue.capture(work)
+    del queue, block, work
+    with machine.turn:
+        replay()
+    machine.fake.drain()
+
+
+# --- what is given back -------------------------------------------------------------------------------------------
+
+
+def test_everything_is_given_back_in_whichever_order_it_goes():
+    machine = Machine(seed=1)
+    kept = [machine.device.allocate(8), machine.device.staging(8), machine.device.event(), machine.device.queue()]
+    fake = machine.fake
+    del machine
+    assert fake.retained == {0: 1}, "what is left needs the context"
+    kept.clear()
+    fake.check(everything=True)
+    assert fake.retained == {0: 0}
+
+
+def test_finalizers_enter_the_device_in_a_thread_that_never_saw_it():
+    machine = Machine(seed=1, devices=2)
+    kept = [machine.device.allocate(8), machine.device.staging(8), machine.device.event()]
+
+    def other() -> None:
+        machine.push(1)
+        kept.clear()
+        machine.pop()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert not machine.fake.failures
+    assert machine.fake.memory.used() == 0
+
+
+def test_finalizers_are_silent_where_the_driver_is_gone(machine, capfd):
+    kept = [machine.device.allocate(8), machine.device.staging(8), machine.device.event(), machine.device.queue()]
+    machine.fake.tell("cu", 4, times=10**6)
+    machine.queue.finish()
+    kept.clear()
+    machine.fake.forgive()
+    assert machine.fake.failures
+    assert capfd.readouterr().err == ""
+
+
+def test_an_array_keeps_its_page_locked_memory(machine):
+    part = machine.device.staging(64)[10:20]
+    part[:] = 1
+    assert machine.fake.memory.used("pinned") == 64
+    del part
+    assert machine.fake.memory.used("pinned") == 0
+
+
+def test_out_of_memory_says_so_and_what_is_freed_can_be_had_again():
+    machine = Machine(capacity=1000)
+    block = machine.device.allocate(900)
+    for full in (lambda: machine.device.allocate(900), lambda: machine.device.staging(1001)):
+        with pytest.raises(BackendError, match=r"Alloc.* returned CUDA_ERROR_OUT_OF_MEMORY .*memory is full: close"):
+            full()
+    del block
+    machine.device.allocate(900)
