@@ -26,7 +26,7 @@ become twice as far away.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,8 @@ from txl_runtime.ladder import FURTHER, MASK, rung
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
 
+WARM = 2.0
+"""The temperature at which sums of parts are compared."""
 WORDS = {"logprobs": "log-probabilities", "memory": "memory", "outputs": "outputs", "state": "state"}
 """What is compared, for people."""
 
@@ -204,7 +206,7 @@ def relative_difference(found: Array, expected: Array, nats: bool = False) -> fl
     return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))
 
 
-def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) -> float:
+def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Set[str]) -> float:
     """Engines have programs of their own for scores and for prompts: largest difference from what the others say."""
     tokens = vectors["tokens"][int(np.argmax(vectors["length"]))]
     worst, columns = 0.0, tokens.shape[1]
@@ -212,10 +214,15 @@ def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Collection[str]) 
         logprobs = model.stream().feed(tokens[:, :-1])
         expected = -np.take_along_axis(logprobs, tokens[:, 1:, None].astype(np.int64), axis=2)[..., 0]
         worst = _largest(model.stream().score(tokens), expected)
-    if "last" in kinds:
-        counts = np.full(len(tokens), columns, np.int32)
-        found = model.open_loop().run({"tokens": tokens.astype(np.int32)}, counts, "last").last()
-        worst = max(worst, _largest(found, model.stream().step(tokens)[:, -1]))
+    if kinds & {"last", "next"}:
+        for ids in (tokens, tokens[:, :1]):
+            loop, counts = model.open_loop(), np.full(len(ids), ids.shape[1], np.int32)
+            given = {"tokens": ids.astype(np.int32), "temperature": np.full(len(ids), WARM, np.float32)}
+            result = loop.run(given, counts, "next")
+            parts, row = result.parts(), result.last()
+            worst = max(worst, _largest(row, model.stream().step(ids)[:, -1]))
+            if parts is not None:
+                worst = max(worst, *(_largest(*pair) for pair in parts.against(row, WARM)))
     return worst
 
 

@@ -9,23 +9,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import txl_runtime
-from numpy.typing import NDArray
+from composed import Runner, segments, spoiled
 from onnx import TensorProto, helper
 from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
 from txl_engines.shapes import fix_sizes
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.bundle.tables import Program
 from txl_runtime.device.engines.facts import find_facts
 from txl_runtime.errors import BundleError
-from txl_runtime.host.memory import open_memory
-from txl_runtime.streaming.memory import initial_values, open_counters
 
 B, L = 3, 4
-ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])
 ADAPTIVE = {"config": {"cutoffs": (20, 40)}}
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "ring": ({}, "ring"),
@@ -57,60 +52,6 @@ def bundle(make_bundle, tmp_path, shape: str) -> Path:
     return path
 
 
-class Runner:
-    """A composed program in ONNX Runtime, with a memory of its own, kept as the runtime keeps it."""
-
-    def __init__(self, folder: Path, program: Program) -> None:
-        bundle = open_bundle(folder)
-        path = folder / f"composed-{program.file}"
-        path.write_bytes(compose(bundle, program))
-        self.program, self.counters = program, open_counters(program.update, bundle.manifest)
-        self.memory = open_memory(program.update, bundle.manifest, initial_values(bundle), self.counters)
-        self.memory.clear(np.arange(B))
-        self.counters.clear(np.arange(B))
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.strict_shape_type_inference", "1")
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        for side, found in ((program.inputs, self.session.get_inputs()), (program.outputs, self.session.get_outputs())):
-            assert [(spec.name, list(spec.shape)) for spec in side] == [(item.name, item.shape) for item in found]
-
-    def __call__(self, tokens: NDArray[Any], valid: NDArray[Any], targets: NDArray[Any] | None) -> NDArray[np.float32]:
-        """One segment; what the program returns, its memory goes on."""
-        bound, after = self.memory.bound(self.counters.side)
-        counts = {"valid": valid, "fill": self.counters.fill, "head": self.counters.head}
-        given = {"tokens": tokens, "targets": targets, **counts, **bound}
-        result = np.full(self.program.outputs[0].fixed, np.nan, np.float32)
-        binding = self.session.io_binding()
-        wrap = onnxruntime.OrtValue.ortvalue_from_numpy
-        for spec in self.program.inputs:
-            array = given[spec.name]
-            assert array is not None
-            assert array.dtype == spec.dtype
-            binding.bind_ortvalue_input(spec.name, wrap(array))
-        for name, array in {self.program.outputs[0].name: result, **after}.items():
-            binding.bind_ortvalue_output(name, wrap(array))
-        self.session.run_with_iobinding(binding)
-        self.counters.advance(valid, self.memory.move_to_front)
-        return result
-
-
-def segments(length: int, count: int = 9) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """Full, partial and idle ones; memory is empty, filling and rolled over."""
-    draws = np.random.default_rng(length)
-    made = []
-    for number in range(count):
-        valid = draws.integers(0, length + 1, B) if number % 2 else np.full(B, length)
-        made.append((draws.integers(0, 60, (B, length + 1)).astype(np.int32), valid.astype(np.int32)))
-    return made
-
-
-def spoiled(ids: NDArray[np.int32], valid: NDArray[np.int32], seed: int) -> NDArray[np.int32]:
-    """The same where it counts, anything in the padding."""
-    anything = np.random.default_rng(seed).choice(ANYTHING, ids.shape)
-    return np.where(np.arange(ids.shape[1]) < valid[:, None], ids, anything).astype(np.int32)
-
-
 @shapes
 def test_programs_compute_what_the_runtime_does_whatever_stands_in_padding(bundle: Path, shape: str):
     manifest, (_, update) = open_bundle(bundle).manifest, SHAPES[shape]
@@ -118,7 +59,7 @@ def test_programs_compute_what_the_runtime_does_whatever_stands_in_padding(bundl
     for program in whole_programs(manifest, update):
         truth = txl_runtime.load(bundle, update=update).stream(B)
         run, again = Runner(bundle, program), Runner(bundle, program)
-        for number, (ids, valid) in enumerate(segments(program.segment_length)):
+        for number, (ids, valid) in enumerate(segments(B, program.segment_length)):
             tokens, targets = ids[:, :-1], ids[:, 1:]
             wanted = truth.step(tokens, valid)
             found, same = (

@@ -13,13 +13,13 @@ Nothing is said where these words do not suffice, and nothing of a draw from the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.errors import BackendError
-from txl_runtime.types import Array, Ids
+from txl_runtime.types import Array, Floats, Ids
 
 CLOSE = 1e-5
 """How far the total may be from the sum of the row, as a share of it."""
@@ -40,9 +40,8 @@ class Parts:
     def __init__(self, clusters: Sequence[tuple[int, int]], given: Mapping[str, Array]) -> None:
         names = ("head", *(f"tail.{cluster}" for cluster in range(1, len(clusters))))
         self._ids, self._values = ([given[f"{name}.{what}"] for name in names] for what in ("ids", "values"))
-        self._sums, self._offsets = given["sums"], given.get("clusters")
-        widths = (ids.shape[1] for ids in self._ids)
-        self._cut = [width < last - first for width, (first, last) in zip(widths, clusters, strict=True)]
+        self._sums, self._offsets, self._clusters = given["sums"], given.get("clusters"), clusters
+        self._cut = [ids.shape[1] < last - first for ids, (first, last) in zip(self._ids, clusters, strict=True)]
 
     def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
         """What may be drawn for a sequence, as `Sampler` finds it from a row; None where only the row can tell.
@@ -81,6 +80,19 @@ class Parts:
             return None
         low, high = (reaching(weights, asked * (1 + error)) for error in (-CLOSE, CLOSE))
         return (ids[:low], weights[:low]) if low == high else None
+
+    def against(self, row: Floats, temperature: float) -> Iterator[tuple[Floats, Floats]]:
+        """What came, and what it should be by log-probabilities [b, V]: values, those of the words named, log sums."""
+        b = len(row)
+        for part, (first, last) in enumerate(self._clusters):
+            ids, values = self._ids[part][:b], self._values[part][:b]
+            if part and self._offsets is not None:
+                values = values + self._offsets[:b, part - 1, None]
+            best = -np.sort(-row[:, first:last], axis=1)[:, : ids.shape[1]]
+            yield values, best
+            yield row[np.arange(b)[:, None], ids.clip(first, last - 1)], best
+            sums = np.exp((row[:, first:last] - best[:, :1]) / temperature).sum(axis=1)
+            yield np.log(self._sums[:b, part]), np.log(sums)
 
 
 def reaching(weights: NDArray[np.float64], mass: float) -> int:
