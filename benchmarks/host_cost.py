@@ -1,0 +1,431 @@
+"""Time what Python does around a step on a device, with a driver and engines that do nothing: old and new in turns.
+
+    python benchmarks/host_cost.py ../old-checkout [--rounds 12] [--seconds 0.3] [--out FOLDER]
+
+Every call of the driver returns at once and every engine's launch is empty, so all that is left is what the host does
+for a step. The results are zeros. A driver is a library in C, called as the real one is, or a module in Python whose
+functions do nothing, which is less work than any call into a library. A checkout that calls CUDA through NVIDIA's
+Python bindings (before the driver was called directly) can only have the latter, so both are shown: "Python" compares
+like with like, "C" is nearer to what a GPU's host pays.
+
+One process per side works in turns with the others, and who goes first changes with every round. The table has medians
+over rounds of each round's median, the ratio to the old side's round with its quartiles, and calls of the driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from enum import IntEnum
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from bit_equality import environment_of, runtime_of
+
+SIDES = ("old Python", "new Python", "new C")
+"""A checkout, and what its driver is made of."""
+BUNDLES = {"one": 1, "eight": 8}
+"""Transformer-XLs by their batch size."""
+WORKS = {
+    "decode, 1 sequence, ring": ("one", "ring"),
+    "decode, 1 sequence, rolled": ("one", "rolled"),
+    "decode, 8 sequences, ring": ("eight", "ring"),
+    "decode, 8 sequences, rolled": ("eight", "rolled"),
+    "greedy token, 1 sequence, ring": ("one", "ring"),
+    "greedy token, 8 sequences, rolled": ("eight", "rolled"),
+    "segment of 64, 8 sequences, ring": ("eight", "ring"),
+    "score of 64, 8 sequences, ring": ("eight", "ring"),
+    "run of an own step, 1 sequence": ("own", "replace"),
+}
+"""What is timed: a bundle and its update rule."""
+VOCABULARY, LENGTH, MEMORY = 64, 64, 128
+WARM_UP_CALLS = 8
+
+NO_OP_DRIVER = r"""
+#include <stdlib.h>
+#include <string.h>
+unsigned long calls = 0;
+static size_t next = 1 << 20;
+static size_t handle(void) { return next += 4096; }
+#define NOTHING(name) int name(void) { calls++; return 0; }
+#define NUMBER(name, value) int name(int *out) { calls++; *out = value; return 0; }
+#define HANDLE(name) int name(size_t *out) { calls++; *out = handle(); return 0; }
+NOTHING(cuInit) NUMBER(cuDriverGetVersion, 13000) NUMBER(cuDeviceGetCount, 1) NUMBER(cuDeviceGet, 0)
+NUMBER(cuDeviceGetAttribute, 8) HANDLE(cuDevicePrimaryCtxRetain) NOTHING(cuDevicePrimaryCtxRelease_v2)
+NOTHING(cuGetErrorName) NOTHING(cuGetErrorString)
+int cuDeviceGetName(char *out, int size, int device) { calls++; strncpy(out, "no-op", size); return 0; }
+static __thread size_t current = 0;
+int cuCtxGetCurrent(size_t *out) { calls++; *out = current; return 0; }
+int cuCtxPushCurrent_v2(size_t context) { calls++; current = context; return 0; }
+int cuCtxPopCurrent_v2(size_t *out) { calls++; *out = current; current = 0; return 0; }
+int cuMemAlloc_v2(size_t *out, size_t size) { calls++; *out = handle(); next += (size + 255) & ~(size_t)255; return 0; }
+int cuMemHostAlloc(void **out, size_t size, unsigned flags) {
+    calls++; *out = aligned_alloc(256, (size + 255) & ~(size_t)255); memset(*out, 0, size); return 0; }
+int cuMemFreeHost(void *block) { calls++; free(block); return 0; }
+int cuMemGetInfo_v2(size_t *left, size_t *all) { calls++; *left = *all = (size_t)1 << 34; return 0; }
+NOTHING(cuMemFree_v2) NOTHING(cuMemcpyHtoDAsync_v2) NOTHING(cuMemcpyDtoHAsync_v2) NOTHING(cuMemcpyDtoDAsync_v2)
+NOTHING(cuMemcpy2DAsync_v2) NOTHING(cuMemsetD8Async) NOTHING(cuMemsetD2D8Async)
+HANDLE(cuStreamCreate) NOTHING(cuStreamDestroy_v2) NOTHING(cuStreamSynchronize) NOTHING(cuStreamBeginCapture_v2)
+int cuStreamEndCapture(size_t stream, size_t *out) { calls++; *out = handle(); return 0; }
+int cuStreamIsCapturing(size_t stream, int *out) { calls++; *out = 0; return 0; }
+HANDLE(cuGraphInstantiateWithFlags) NOTHING(cuGraphDestroy) NOTHING(cuGraphExecDestroy) NOTHING(cuGraphLaunch)
+HANDLE(cuEventCreate) NOTHING(cuEventDestroy_v2) NOTHING(cuEventRecord) NOTHING(cuEventSynchronize)
+"""
+
+
+def main() -> int:
+    """Read the command line; measure, or be a side's process."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="what to compare with")
+    parser.add_argument("--new", type=Path, default=Path(__file__).parents[1], help="by default this checkout")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of a slice (default 0.3)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write the table and every round's figures here")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="bundles of an earlier run, made if missing")
+    options = parser.parse_args()
+    if options.child is not None:
+        _answer(options.old, options.files, options.child)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        files = options.files or Path(folder)
+        if not (files / "own.txl").exists():
+            files.mkdir(parents=True, exist_ok=True)
+            _export(files)
+        (files / "driver.c").write_text(NO_OP_DRIVER)
+        shared = ["gcc", "-O2", "-w", "-shared", "-fPIC", "-o", str(files / "driver.so"), str(files / "driver.c")]
+        subprocess.run(shared, check=True)
+        found = _measure(options, files)
+    text = _table(found)
+    print(text)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "host_cost.md").write_text(text)
+        (options.out / "host_cost.json").write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _export(files: Path) -> None:
+    """The bundles, small enough that nothing but Python takes time."""
+    import torch
+    from common import random_bundle, shape
+    from torch import nn
+    from txl_export import InputSpec, StateSpec, StepSpec, export
+
+    for name, batch in BUNDLES.items():
+        config = shape(2, 16, 2, 8, 32, VOCABULARY)
+        random_bundle(files / f"{name}.txl", config, (LENGTH, 1), MEMORY, batch_size=batch)
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.action = nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, obs: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            hidden, (h, c) = self.cell(obs, (h, c))
+            return self.action(hidden), h, c
+
+    states = [StateSpec("h", (1, "B", 8)), StateSpec("c", (1, "B", 8))]
+    spec = StepSpec(Policy(), [InputSpec("obs", ("B", "L", 6))], states, ["action"])
+    export(spec, files / "own.txl", segment_length=(1,), batch_size=1, verify=False)
+
+
+def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Nanoseconds and calls of the driver per work, side and round."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {work: {side: [] for side in SIDES} for work in WORKS}
+    with ExitStack() as stack:
+        sources = {"old": options.old, "new": options.new}
+        ask = {side: stack.enter_context(_child(sources[side.split()[0]], files, side)) for side in SIDES}
+        for turn, work in itertools.product(range(options.rounds), WORKS):
+            for place in range(len(SIDES)):
+                side = SIDES[(turn + place) % len(SIDES)]
+                found[work][side].append(ask[side]({"work": work, "seconds": options.seconds}))
+    return found
+
+
+@contextmanager
+def _child(source: Path, files: Path, side: str) -> Iterator[Callable[[dict[str, Any]], dict[str, float]]]:
+    """A process with a checkout's packages; a function that sends a request and waits for its answer."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(source), "--files", str(files), "--child", side],
+        env=environment_of(source),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    requests, answers = process.stdin, process.stdout
+
+    def ask(request: dict[str, Any]) -> dict[str, float]:
+        with suppress(BrokenPipeError):
+            requests.write(json.dumps(request) + "\n")
+            requests.flush()
+        line = answers.readline()
+        if not line:
+            raise SystemExit(f"the process {side} ended with exit code {process.wait()}; its message is above")
+        return dict(json.loads(line))
+
+    try:
+        yield ask
+    finally:
+        with suppress(BrokenPipeError):
+            requests.close()  # the end of its requests ends it
+        answers.close()
+        process.wait()
+
+
+def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    head = ["µs", *(f"{side} driver" for side in SIDES)]
+    head += [f"{side} / old (quartiles)" for side in SIDES[1:]] + ["calls of the driver, old, new"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for work, sides in found.items():
+        values = {side: np.array([answer["median"] for answer in sides[side]]) for side in SIDES}
+        cells = [work, *(f"{np.median(values[side]) / 1e3:.1f}" for side in SIDES)]
+        for side in SIDES[1:]:
+            low, middle, high = np.percentile(values[side] / values[SIDES[0]], (25, 50, 75))
+            cells.append(f"{middle:.2f} ({low:.2f} … {high:.2f})")
+        cells.append(", ".join(f"{statistics.median(a['calls'] for a in sides[s]):g}" for s in SIDES[:2]))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+# --- in a side's process ------------------------------------------------------------------------------------------
+
+
+class _Idle:
+    """An engine's program that does nothing."""
+
+    recordable = True
+
+    def __init__(self, program: Any, states: Any) -> None:
+        ring = program.update == "ring"
+        self.program = program
+        self.in_place = {state.output: state.input for state in states} if ring else {}
+
+    def prepare(self, addresses: Any, queue: Any) -> Callable[[], None]:
+        return lambda: None
+
+
+def _answer(source: Path, files: Path, side: str) -> None:
+    """Do what the requests say."""
+    runtime = runtime_of(source)
+    from txl_engines.composing import whole_programs
+    from txl_runtime.device import choosing
+    from txl_runtime.device.backend import DeviceBackend
+
+    backends: Any = choosing
+    device, calls = _open_device(side, files)
+
+    def open_device(name: str, bundle: Any, update: str) -> Any:
+        manifest = bundle.manifest
+        programs: Any = [_Idle(p, manifest.states_of(update)) for p in whole_programs(manifest, update)]
+        return DeviceBackend(name, "a driver that does nothing", device, device.queue(), programs)
+
+    backends.open_device = open_device
+    streams = {
+        work: runtime.load(files / f"{name}.txl", backend="rtx", update=update).stream()
+        for work, (name, update) in WORKS.items()
+    }
+    for line in sys.stdin:
+        request = json.loads(line)
+        work = request["work"]
+        answer = _time(_calls(work, streams[work]), request["seconds"], calls)
+        print(json.dumps(answer), flush=True)
+
+
+def _calls(work: str, stream: Any) -> Callable[[], object]:
+    """What is timed, as a function to be called again and again."""
+    b, number = stream.batch_size, itertools.count()
+    draws = np.random.default_rng(0)
+    kind = work.split()[0].rstrip(",")
+    if kind == "greedy":
+        tokens = stream.generate(np.zeros((b, 1), np.int32), 10**9, temperature=0)
+        return lambda: next(tokens)
+    if kind == "run":
+        inputs = [{"obs": obs} for obs in draws.normal(size=(64, b, 1, 6)).astype(np.float32)]
+        return lambda: stream.run(inputs[next(number) % 64])
+    length = {"decode": 1, "segment": LENGTH, "score": LENGTH + 1}[kind]
+    batches = draws.integers(0, VOCABULARY, (64, b, length), np.int32)
+    call = stream.score if kind == "score" else stream.step
+    return lambda: call(batches[next(number) % 64])
+
+
+def _time(call: Callable[[], object], seconds: float, calls: Callable[[], int]) -> dict[str, float]:
+    for _ in range(WARM_UP_CALLS):
+        call()
+    before = calls()
+    call()
+    asked = calls() - before
+    samples = []
+    until = time.perf_counter_ns() + int(seconds * 1e9)
+    while time.perf_counter_ns() < until:
+        started = time.perf_counter_ns()
+        call()
+        samples.append(time.perf_counter_ns() - started)
+    return {"median": statistics.median(samples), "calls": asked}
+
+
+def _open_device(side: str, files: Path) -> tuple[Any, Callable[[], int]]:
+    """The runtime's device over a driver that does nothing, and how often that was called."""
+    if find_spec("txl_runtime.device.driver") is None:
+        before: Any = importlib.import_module("txl_runtime.device.cuda")
+        bindings = _Bindings()
+        return before.CudaDevice(before._Runtime(bindings)), lambda: bindings.calls
+    from txl_runtime.device.cuda import Device
+    from txl_runtime.device.driver import Driver
+
+    if side.endswith("C"):
+        library = ctypes.CDLL(str(files / "driver.so"))
+        return Device(Driver(library)), lambda: ctypes.c_ulong.in_dll(library, "calls").value
+    module = _Module()
+    return Device(Driver(module)), lambda: module.calls
+
+
+class _Counting:
+    """Functions that count themselves."""
+
+    calls = 0
+    handles = itertools.count(1 << 20, 4096)
+
+    def __init__(self) -> None:
+        self._blocks: list[Any] = []
+
+    def _pinned(self, size: int) -> int:
+        block = np.zeros(size + 256, np.uint8)
+        self._blocks.append(block)
+        return int(block.ctypes.data) + -int(block.ctypes.data) % 256
+
+
+class _Status(IntEnum):
+    """As NVIDIA's Python bindings have it."""
+
+    cudaSuccess = 0
+
+
+class _Handle:
+    """What the bindings give for streams and events."""
+
+    def __int__(self) -> int:
+        return 7
+
+
+class _Bindings(_Counting):
+    """The module cuda.bindings.runtime: functions return tuples that start with a status."""
+
+    cudaStreamNonBlocking, cudaEventDisableTiming, cudaHostAllocDefault = 1, 2, 0
+    cudaMemcpyKind = SimpleNamespace(cudaMemcpyDefault=4)
+    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeRelaxed=2)
+    NUMBERS = ("cudaMalloc",)
+    HANDLES = ("cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaStreamEndCapture", "cudaGraphInstantiate")
+
+    def __getattr__(self, name: str) -> Any:
+        success = (_Status.cudaSuccess,)
+
+        def nothing(*_: Any) -> tuple[_Status]:
+            self.calls += 1
+            return success
+
+        def handle(*_: Any) -> tuple[_Status, _Handle]:
+            self.calls += 1
+            return _Status.cudaSuccess, _Handle()
+
+        made = handle if name in self.HANDLES else nothing
+        setattr(self, name, made)
+        return made
+
+    def cudaGetDeviceCount(self) -> tuple[_Status, int]:
+        return _Status.cudaSuccess, 1
+
+    def cudaGetDeviceProperties(self, device: int) -> tuple[_Status, Any]:
+        return _Status.cudaSuccess, SimpleNamespace(name=b"no-op", major=8, minor=0)
+
+    def cudaMalloc(self, size: int) -> tuple[_Status, int]:
+        return _Status.cudaSuccess, next(self.handles) * 4096
+
+    def cudaHostAlloc(self, size: int, flags: int) -> tuple[_Status, int]:
+        return _Status.cudaSuccess, self._pinned(size)
+
+
+class _Module(_Counting):
+    """The functions of libcuda, with out parameters as ctypes passes them."""
+
+    FIRST = (
+        "cuDeviceGetCount",
+        "cuDevicePrimaryCtxRetain",
+        "cuStreamCreate",
+        "cuEventCreate",
+        "cuGraphInstantiateWithFlags",
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def nothing(*_: Any) -> int:
+            self.calls += 1
+            return 0
+
+        def handle(out: Any, *_: Any) -> int:
+            self.calls += 1
+            out._obj.value = 1 if name == "cuDeviceGetCount" else next(self.handles)
+            return 0
+
+        made = handle if name in self.FIRST else nothing
+        setattr(self, name, made)
+        return made
+
+    _context = 0
+
+    def cuCtxGetCurrent(self, out: Any) -> int:
+        self.calls += 1
+        out._obj.value = self._context
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:
+        self.calls += 1
+        self._context = getattr(context, "value", context)
+        return 0
+
+    def cuCtxPopCurrent_v2(self, out: Any) -> int:
+        self.calls += 1
+        self._context = 0
+        return 0
+
+    def cuDriverGetVersion(self, out: Any) -> int:
+        out._obj.value = 13000
+        return 0
+
+    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: int) -> int:
+        out._obj.value = 8
+        return 0
+
+    def cuMemAlloc_v2(self, out: Any, size: int) -> int:
+        out._obj.value = next(self.handles) * 4096
+        return 0
+
+    def cuMemHostAlloc(self, out: Any, size: int, flags: int) -> int:
+        out._obj.value = self._pinned(getattr(size, "value", size))
+        return 0
+
+    def cuStreamEndCapture(self, stream: Any, out: Any) -> int:
+        self.calls += 1
+        out._obj.value = next(self.handles)
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
