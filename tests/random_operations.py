@@ -7,6 +7,7 @@ device. So whoever reads, writes or frees too early or too late is found out by 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from stand_ins.engine import DeviceArray, StandInBackend, open_stand_in
 from step_models import FEATURES, MODELS
 from txl_runtime import Model, Stream
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import choosing
+from txl_runtime.device import choosing, loop, staging, step_loop
 from txl_runtime.types import Ids
 
 B = 3
@@ -269,3 +270,36 @@ class Play:
             row, states = self.number(0, pair.ours.batch_size - 1), other.rows[self.number(0, len(other.rows) - 1)]
             for stream, state in zip(pair.both, states, strict=True):
                 stream.put(row, state)
+
+
+def play(case: Case, seed: int, turns: int = 20) -> None:
+    """One seed from the opening of the device to its end, when everything was given back."""
+    driver = FakeDriver(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        if seed % 4 == 3:  # hardly any result is small enough to arrive with its step, and those that are not are cut
+            for module in (staging, loop, step_loop):
+                patch.setattr(module, "LARGEST", 600)
+            patch.setattr(staging, "PIECE", 100)
+            patch.setattr(staging, "SMALLEST", 64)
+        game = Play(case, case.open(driver, recordable=seed % 5 > 0), seed)
+        try:
+            game.go(turns)
+        except Exception as error:
+            raise AssertionError(f"seed {seed} after {', '.join(game.said)}: {error}") from error
+        finally:
+            del game
+    driver.check(everything=True)
+    FakeDriver.made.remove(driver)
+
+
+def threads(case: Case, seed: int, number: int = 8, turns: int = 12) -> None:
+    """Streams of one model, each in a thread of its own."""
+    driver = FakeDriver(seed)
+    model = case.open(driver)
+    games = [Play(case, model, 1000 * seed + index, pairs=1) for index in range(number)]
+    with ThreadPoolExecutor(number) as pool:
+        for running in [pool.submit(game.go, turns) for game in games]:
+            running.result(timeout=120)
+    del running, games, model, pool
+    driver.check(everything=True)
+    FakeDriver.made.remove(driver)

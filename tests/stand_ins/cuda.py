@@ -30,6 +30,7 @@ FAULTS = (
     "cache, RuntimeError",
     "run refused",
     "run, RuntimeError",
+    "not recordable",
 )
 
 
@@ -89,7 +90,8 @@ def run_engines(
                 if "run refused" in faults:
                     return False
                 if not tied:
-                    tied.append((handle, place_work(driver, graph, in_place, addresses, handle)))
+                    refused = "waiting for the stream" if "not recordable" in faults else ""
+                    tied.append((handle, place_work(driver, graph, in_place, addresses, handle, refused)))
                 stream, launch = tied[0]
                 if stream != handle:
                     driver.violations.append(f"{program.name} was run on two streams, and recorded on one")

@@ -98,9 +98,14 @@ class StandInExecutable(Executable):
 
 
 def place_work(
-    driver: FakeDriver, graph: GraphRun, in_place: Mapping[str, str], addresses: Mapping[str, int], stream: int
+    driver: FakeDriver,
+    graph: GraphRun,
+    in_place: Mapping[str, str],
+    addresses: Mapping[str, int],
+    stream: int,
+    refused: str = "",
 ) -> Launch:
-    """Tie a graph to memory, as an engine's context is."""
+    """Tie a graph to memory, as an engine's context is; `refused` says why its work cannot be recorded."""
     program = graph.program
     reads, writes = (
         [(addresses[spec.name], tensor_bytes(spec)) for spec in side] for side in (program.inputs, program.outputs)
@@ -113,7 +118,7 @@ def place_work(
     work = graph.bind()
 
     def launch() -> None:
-        driver.launch(stream, work, reads, writes, f"run {program.name}")
+        driver.launch(stream, work, reads, writes, f"run {program.name}", refused)
 
     return launch
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from random_operations import Case, open_case
 from stand_ins.driver import FakeDriver
 
 
@@ -16,3 +17,16 @@ def _no_violations() -> Iterator[None]:
     for driver in FakeDriver.made:
         driver.check()
     FakeDriver.made.clear()
+
+
+@pytest.fixture(scope="session")
+def cases(make_bundle, tmp_path_factory) -> Callable[[str, str], Case]:
+    """Bundles for random operations, each made and opened on the CPU once."""
+    made: dict[tuple[str, str], Case] = {}
+
+    def find(name: str, update: str) -> Case:
+        if (name, update) not in made:
+            made[name, update] = open_case(name, update, make_bundle, tmp_path_factory.mktemp("steps"))
+        return made[name, update]
+
+    return find

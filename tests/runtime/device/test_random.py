@@ -6,30 +6,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import pytest
-from random_operations import KINDS, Case, Play, open_case
-from stand_ins.driver import FakeDriver
+from random_operations import KINDS, play, threads
 
-SEEDS = 1000
-"""Of the sweep, over all kinds."""
+SEEDS, LONGER = 126, 60
+"""Of the sweep: for each kind, and for those whose programs take longer; a thousand in all."""
 AT_ONCE = ("plain", "replace")
 """Kinds of which some seeds are part of the fast tests: their bundles are there, or are made in no time."""
 every = pytest.mark.parametrize(("name", "update"), KINDS, ids=lambda value: value)
-
-
-@pytest.fixture(scope="module")
-def cases(make_bundle, tmp_path_factory) -> Callable[[str, str], Case]:
-    made: dict[tuple[str, str], Case] = {}
-
-    def find(name: str, update: str) -> Case:
-        if (name, update) not in made:
-            made[name, update] = open_case(name, update, make_bundle, tmp_path_factory.mktemp("steps"))
-        return made[name, update]
-
-    return find
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,20 +27,6 @@ def _little_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
-def play(case: Case, seed: int, turns: int = 20) -> None:
-    """One seed from the opening of the device to its end, when everything was given back."""
-    driver = FakeDriver(seed)
-    game = Play(case, case.open(driver, recordable=seed % 5 > 0), seed)
-    try:
-        game.go(turns)
-    except Exception as error:
-        raise AssertionError(f"seed {seed} after {', '.join(game.said)}: {error}") from error
-    finally:
-        del game
-    driver.check(everything=True)
-    FakeDriver.made.remove(driver)
-
-
 @pytest.mark.parametrize(("name", "update"), [kind for kind in KINDS if set(kind) & set(AT_ONCE)], ids=lambda v: v)
 def test_a_device_says_what_the_cpu_says(cases, name, update):
     for seed in range(6):
@@ -64,21 +36,8 @@ def test_a_device_says_what_the_cpu_says(cases, name, update):
 @pytest.mark.slow
 @every
 def test_a_device_says_what_the_cpu_says_for_every_seed(cases, name, update):
-    for seed in range(100, 100 + -(-SEEDS // len(KINDS))):
+    for seed in range(100, 100 + (LONGER if name == "plain" else SEEDS)):
         play(cases(name, update), seed)
-
-
-def threads(case: Case, seed: int, number: int = 8, turns: int = 12) -> None:
-    """Streams of one model, each in a thread of its own."""
-    driver = FakeDriver(seed)
-    model = case.open(driver)
-    games = [Play(case, model, 1000 * seed + index, pairs=1) for index in range(number)]
-    with ThreadPoolExecutor(number) as pool:
-        for running in [pool.submit(game.go, turns) for game in games]:
-            running.result(timeout=120)
-    del running, games, model, pool
-    driver.check(everything=True)
-    FakeDriver.made.remove(driver)
 
 
 @pytest.mark.parametrize(("name", "update"), [("plain", "ring"), ("recurrent", "replace")], ids=lambda value: value)

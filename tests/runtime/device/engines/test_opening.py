@@ -5,8 +5,8 @@ The engine files are real ones of TensorRT-RTX, where that is installed: they ar
 
 from __future__ import annotations
 
-import gc
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from stand_ins.cuda import FakeCuda, run_engines
+from stand_ins.cuda import run_engines
+from stand_ins.driver import FakeDriver
+from stand_ins.engine import open_fake_device
 from stand_ins.tensorrt import fake
 from txl_engines import build_bundle
 from txl_engines.recording import record_pass
@@ -22,7 +24,6 @@ from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing, onnxruntime_cuda
-from txl_runtime.device.cuda import CudaDevice, _Runtime, open_cuda
 from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import check_identity, find_engines
 from txl_runtime.device.engines.library import Library
@@ -58,15 +59,15 @@ def here(monkeypatch):
     monkeypatch.setattr(engine_files, "gpu_name", lambda: GPU)
 
 
-def opened(path: Path, name: str = "rtx171", cuda: FakeCuda | None = None) -> Any:
+def opened(path: Path, name: str = "rtx171", faults: Collection[str] = ()) -> Any:
     """A bundle's engines, by stand-ins; the library's, CUDA's and what was seen besides."""
-    bundle, cuda = open_bundle(path), cuda or FakeCuda()
+    bundle, cuda = open_bundle(path), FakeDriver()
     trt = fake(name, SimpleNamespace(data=b""))
     library = Library("rtx" if name.startswith("rtx") else "tensorrt", trt)
     engines = find_engines(bundle, library.target)
     programs = {engine.sidecar.sha256: engine.program for engine in engines}
-    seen = run_engines(trt, bundle, programs, cuda)
-    return load_engines(bundle, library, CudaDevice(_Runtime(cuda))), cuda, seen
+    seen = run_engines(trt, bundle, programs, cuda, faults)
+    return load_engines(bundle, library, open_fake_device(cuda)), cuda, seen
 
 
 def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -129,7 +130,7 @@ def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, 
         found, expected = ours.memory(), theirs.memory()
         for key, rows in expected.items():
             np.testing.assert_allclose(found[key], rows, rtol=0, atol=1e-5)
-    recorded = cuda.calls.count("cudaGraphLaunch")
+    recorded = cuda.calls["cuGraphLaunch"]
     assert (recorded == 0) if name.startswith("rtx") else (recorded > 50)
     assert seen.contexts == len(ours.loop._calls), "a context for every program and side"
 
@@ -140,30 +141,26 @@ def test_everything_is_given_back(built, here, monkeypatch):
     stream = model.stream()
     stream.feed(np.zeros((B, 9), int))
     del stream, model, backend
-    gc.collect()
-    assert not cuda.held
+    cuda.check(everything=True)
 
 
 def test_memory_that_is_not_there_is_an_error_that_says_so(built, here, monkeypatch):
     backend, cuda, _ = opened(built("ring"))
     model = load_with(built("ring"), backend, monkeypatch)
-    cuda.full = True
-    with pytest.raises(
-        BackendError, match=r"cudaMalloc failed: out of memory \(cudaError 2\); the device's memory is full"
-    ):
+    cuda.capacity = 0
+    with pytest.raises(BackendError, match=r"cuMemAlloc_v2 returned .* out of memory.*the device's memory is full"):
         model.stream()
 
 
 def test_work_that_cannot_be_recorded_is_done_as_it_is(built, here, tmp_path, monkeypatch):
     path = as_tensorrt(built("rolled"), tmp_path / "other.txl", "11.4.0.106")
-    backend, cuda, _ = opened(path, "trt114a")
-    cuda.unrecordable = True
+    backend, _, _ = opened(path, "trt114a", ["not recordable"])
     ours = load_with(path, backend, monkeypatch).stream()
     theirs = load(path, backend="cpu", update="rolled").stream()
     for seed in range(5):
         tokens = np.random.default_rng(seed).integers(0, V, (B, 3))
         np.testing.assert_allclose(ours.step(tokens), theirs.step(tokens), rtol=0, atol=1e-5)
-    assert any("not permitted when stream is capturing" in said for said in ours.loop.recorded.values())
+    assert any("CUDA_ERROR_STREAM_CAPTURE" in said for said in ours.loop.recorded.values())
 
 
 # --- the cache ----------------------------------------------------------------------------------------------------
@@ -262,17 +259,13 @@ def test_a_damaged_engine_is_refused_before_a_library_reads_it(built, here, tmp_
     bundle = open_bundle(path)  # the model itself is whole
     assert load(path, backend="cpu").update == "ring"
     with pytest.raises(BundleError, match=r"SHA-256 is not the manifest's.*build it with `txl-deploy build` again"):
-        load_engines(
-            bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), CudaDevice(_Runtime(FakeCuda()))
-        )
+        load_engines(bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), open_fake_device(FakeDriver()))
     manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
     manifest["files"]["engines/rtx/logprobs-ring-1.engine"]["sha256"] = file_sha256(engine)
     (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
     bundle = open_bundle(path)
     with pytest.raises(BundleError, match="is not the file that its sidecar describes"):
-        load_engines(
-            bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), CudaDevice(_Runtime(FakeCuda()))
-        )
+        load_engines(bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), open_fake_device(FakeDriver()))
 
 
 @pytest.mark.parametrize(
@@ -286,21 +279,21 @@ def test_a_damaged_engine_is_refused_before_a_library_reads_it(built, here, tmp_
 def test_a_header_that_does_not_fit_says_why(built, here, monkeypatch, bits, words):
     bundle = open_bundle(built("ring"))
     trt = fake("rtx171", SimpleNamespace(data=b""))
-    run_engines(trt, bundle, {}, FakeCuda())
+    run_engines(trt, bundle, {}, FakeDriver())
     flags = 0 if bits is None else int(trt.EngineInvalidityDiagnostics[bits])
     # The stand-in's numbers are plain; bit 0 cannot be asked for among them.
     monkeypatch.setattr(trt.Runtime, "get_engine_validity", lambda *_: (trt.EngineValidity.INVALID, flags))
     with pytest.raises(BundleError, match="cannot run it") as caught:
-        load_engines(bundle, Library("rtx", trt), CudaDevice(_Runtime(FakeCuda())))
+        load_engines(bundle, Library("rtx", trt), open_fake_device(FakeDriver()))
     assert words in str(caught.value) or flags == 0
 
 
 def test_an_engine_that_is_not_loaded_says_what_the_library_said(built, here):
     bundle = open_bundle(built("ring"))
     trt = fake("rtx171", SimpleNamespace(data=b""))
-    run_engines(trt, bundle, {}, FakeCuda())
+    run_engines(trt, bundle, {}, FakeDriver())
     with pytest.raises(BundleError, match=r"cannot load it \(.*Serialization assertion failed.*build it again"):
-        load_engines(bundle, Library("rtx", trt), CudaDevice(_Runtime(FakeCuda())))
+        load_engines(bundle, Library("rtx", trt), open_fake_device(FakeDriver()))
 
 
 # --- packages that are not there ----------------------------------------------------------------------------------
@@ -309,12 +302,6 @@ def test_an_engine_that_is_not_loaded_says_what_the_library_said(built, here):
 def test_missing_packages_are_named(monkeypatch):
     import sys
 
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    open_cuda.cache_clear()
-    with pytest.raises(
-        BackendError, match=r"cuda\.bindings\.runtime cannot be imported .*pip install 'txl-deploy\[cuda\]'"
-    ):
-        open_cuda()
     with pytest.raises(
         BackendError, match="was built without CUDA, expected onnxruntime-gpu; pip uninstall onnxruntime"
     ):

@@ -1,0 +1,403 @@
+"""Faults that the code of the device could have, each put into it while a test runs, which has to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from txl_runtime.device import blocks, call, context, cuda, loop, memory, staging, step_loop, step_memory, tail
+
+RING = (("plain", "ring"), ("short", "ring"))
+ROLLED = (("plain", "rolled"),)
+ANY = (("plain", "ring"), ("plain", "rolled"), ("recurrent", "replace"), ("counting", "replace"))
+STEPS = (("recurrent", "replace"), ("growing", "replace"))
+BIASED = (("biased", "ring"), ("biased", "rolled"))
+Fault = Callable[[pytest.MonkeyPatch], None]
+FAULTS: dict[str, tuple[Fault, tuple[tuple[str, str], ...]]] = {}
+
+
+def fault(title: str, kinds: tuple[tuple[str, str], ...] = ANY) -> Callable[[Fault], Fault]:
+    """Enter a fault; `kinds` are those of `random_operations` that can have it."""
+
+    def enter(put: Fault) -> Fault:
+        FAULTS[title] = put, kinds
+        return put
+
+    return enter
+
+
+def _around(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[..., Any]) -> None:
+    """Replace a method by one that is given the old one first."""
+    before = getattr(owner, name)
+    patch.setattr(owner, name, lambda *arguments, **options: change(before, *arguments, **options))
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+@fault("a result is read before its step is done")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: Any) -> None:
+        self._open = self._marked = False
+
+    patch.setattr(tail.Tail, "wait", forget)
+
+
+@fault("an event is recorded before the work that it ends")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def begin(self: Any) -> None:
+        self._queue.record(self._event)
+        self._open = True
+
+    def mark(self: Any) -> None:
+        self._marked, self._open = True, False
+
+    patch.setattr(tail.Tail, "begin", begin)
+    patch.setattr(tail.Tail, "mark", mark)
+
+
+@fault("an event is recorded once and never again")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def mark(self: Any) -> None:
+        if not hasattr(self, "once"):
+            self.once = self._queue.record(self._event)
+        self._marked, self._open = True, False
+
+    patch.setattr(tail.Tail, "mark", mark)
+
+
+@fault("inputs are staged while the step before still reads them")
+def _(patch: pytest.MonkeyPatch) -> None:
+    for owner in (loop.DeviceLoop, step_loop.DeviceStepLoop):
+
+        def run(before: Any, self: Any, *arguments: Any, **options: Any) -> Any:
+            self.finish = lambda: None
+            try:
+                result = before(self, *arguments, **options)
+            finally:
+                del self.finish
+            return result
+
+        _around(patch, owner, "run", run)
+
+
+@fault("memory goes while work on it is on its way")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tail.Tail, "drain", lambda self: None)
+
+
+@fault("the waiting thread has no context")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(context.Current, "__enter__", lambda self: None)
+
+
+@fault("tokens on the device are let go of before they are read", (("plain", "ring"), ("counting", "replace")))
+def _(patch: pytest.MonkeyPatch) -> None:
+    for owner in (loop.DeviceLoop, step_loop.DeviceStepLoop):
+
+        def send(before: Any, self: Any, *arguments: Any) -> None:
+            before(self, *arguments)
+            self._resident = None
+
+        _around(patch, owner, "_send", send)
+
+
+@fault("a piece of a result is read before it is there", STEPS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def take(self: Any, found: Any, which: int, start: int, size: int) -> None:
+        found[start : start + size] = self._buffers[which][:size]
+
+    patch.setattr(staging.Staging, "_take", take)
+
+
+# --- copies in and out --------------------------------------------------------------------------------------------
+
+
+@fault("a record does not have the copy in")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def put(self: Any) -> None:
+        if not self.sent and not self.call.runs:
+            self.call.inputs.send(self.call.queue)
+        self.call.engine()
+        self.fetch()
+
+    patch.setattr(call._Work, "put", put)
+
+
+@fault("a record does not have the copies out")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def fetch(before: Any, self: Any) -> None:
+        if not self.call.runs:
+            before(self)
+
+    _around(patch, call._Work, "fetch", fetch)
+
+
+@fault("results are copied before the program ran")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def put(self: Any) -> None:
+        if not self.sent:
+            self.call.inputs.send(self.call.queue)
+        self.fetch()
+        self.call.engine()
+
+    patch.setattr(call._Work, "put", put)
+
+
+@fault("inputs are copied behind the program")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def put(self: Any) -> None:
+        self.call.engine()
+        if not self.sent:
+            self.call.inputs.send(self.call.queue)
+        self.fetch()
+
+    patch.setattr(call._Work, "put", put)
+
+
+@fault("the record of another set of results is replayed")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def find(self: Any, before: Any, parts: Any, staged: Any, sent: bool) -> Any:
+        key = (before, (), sent)
+        if key not in self._made:
+            self._made[key] = call.Step(before, parts, staged, sent, None)
+        return self._made[key]
+
+    patch.setattr(call.Steps, "find", find)
+
+
+@fault("all loops get their results in one place")
+def _(patch: pytest.MonkeyPatch) -> None:
+    place: list[Any] = []
+
+    def grow(before: Any, self: Any, size: int) -> bool:
+        if not place:
+            before(self, 2**16)
+            place.append(self.arrived)
+        changed = self.arrived is not place[0]
+        self.arrived = place[0]
+        return changed
+
+    _around(patch, staging.Staging, "grow", grow)
+
+
+@fault("the record of the other side of the memory is replayed", ROLLED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def find(before: Any, self: Any, tied: Any, *arguments: Any) -> Any:
+        self.first = getattr(self, "first", {})
+        return before(self, self.first.setdefault(tied.name, tied), *arguments)
+
+    _around(patch, call.Steps, "find", find)
+
+
+@fault("rows of results are taken for one piece")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def part(before: Any, *arguments: Any) -> Any:
+        found = before(*arguments)
+        return found._replace(pitch=found.width)
+
+    _around(patch, blocks.Results, "part", part)
+
+
+@fault("results are copied a row short")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def fetch(before: Any, self: Any, *arguments: Any) -> None:
+        before(self._replace(rows=max(1, self.rows - 1)), *arguments)
+
+    _around(patch, blocks.Part, "fetch", fetch)
+
+
+# --- counts -------------------------------------------------------------------------------------------------------
+
+
+def _stale(patch: pytest.MonkeyPatch, index: int) -> None:
+    """One of the counters [valid, fill, head] is staged as it was when the program was tied to memory."""
+
+    def staged(before: Any, self: Any, tied: Any) -> Any:
+        found = []
+        for places, counts in before(self, tied):
+            rows, values = (np.atleast_2d(array) for array in (places, counts))
+            found += [(rows[row], values[row].copy() if row == index else values[row]) for row in range(len(rows))]
+        return tuple(found)
+
+    _around(patch, loop.DeviceLoop, "_staged", staged)
+
+
+@fault("valid is stale", (("plain", "ring"), ("plain", "rolled")))
+def _(patch: pytest.MonkeyPatch) -> None:
+    _stale(patch, 0)
+
+
+@fault("fill is stale", (("plain", "ring"), ("plain", "rolled")))
+def _(patch: pytest.MonkeyPatch) -> None:
+    _stale(patch, 1)
+
+
+@fault("head is stale", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    _stale(patch, 2)
+
+
+@fault("a step that is not committed is", ANY)
+def _(patch: pytest.MonkeyPatch) -> None:
+    for owner in (loop.DeviceLoop, step_loop.DeviceStepLoop):
+
+        def run(before: Any, self: Any, inputs: Any, counts: Any, want: Any = "rows", commit: bool = True) -> Any:
+            return before(self, inputs, counts, want, True)
+
+        _around(patch, owner, "run", run)
+
+
+@fault("a step is committed before its work is in the queue", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def run(before: Any, self: Any, inputs: Any, counts: Any, want: Any = "rows", commit: bool = True) -> Any:
+        if commit:
+            self.finish()
+            self.valid[:] = 0
+            self.valid[: len(counts)] = counts
+            self.advance()
+        return before(self, inputs, counts, want, False)
+
+    _around(patch, loop.DeviceLoop, "run", run)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+@fault("sides are swapped", (*ROLLED, *STEPS))
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, memory.DeviceMemory, "addresses", lambda before, self, side: before(self, 1 - side))
+    _around(
+        patch, step_memory.StepMemory, "addresses", lambda before, self, program, side: before(self, program, 1 - side)
+    )
+
+
+@fault("both sides are one", (*ROLLED, *STEPS))
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, memory.DeviceMemory, "addresses", lambda before, self, side: before(self, 0))
+    _around(patch, step_memory.StepMemory, "addresses", lambda before, self, program, side: before(self, program, 0))
+
+
+@fault("the side does not turn", ROLLED)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def advance(before: Any, self: Any) -> None:
+        before(self)
+        self.counters.turn()
+
+    _around(patch, loop.DeviceLoop, "advance", advance)
+
+
+@fault("spilled rows are not moved to the front", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memory.DeviceRing, "move_to_front", lambda self, row, count: None)
+
+
+@fault("one spilled row stays behind", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, memory.DeviceRing, "move_to_front", lambda before, self, row, count: before(self, row, count - 1))
+
+
+@fault("spilled rows of another sequence are moved", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, memory.DeviceRing, "move_to_front", lambda before, self, row, count: before(self, 0, count))
+
+
+@fault("nothing is cleared", (*BIASED, *STEPS))
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memory.DeviceMemory, "clear", lambda self, rows: None)
+    patch.setattr(step_memory.StepMemory, "clear", lambda self, side, row, shapes: None)
+    patch.setattr(step_memory.StepMemory, "begin", lambda self, side: None)
+
+
+@fault("of several states one is cleared", (("counting", "replace"), ("recurrent", "replace")))
+def _(patch: pytest.MonkeyPatch) -> None:
+    def clear(self: Any, side: int, row: int, shapes: Any) -> None:
+        self._start(side, 0, row, shapes[0])
+
+    patch.setattr(step_memory.StepMemory, "clear", clear)
+
+
+@fault("the template is not copied", (*BIASED, ("counting", "replace"), ("recurrent", "replace")))
+def _(patch: pytest.MonkeyPatch) -> None:
+    def forget(before: Any, self: Any, *arguments: Any) -> None:
+        before(self, *arguments)
+        self._template = None
+
+    _around(patch, memory.DeviceMemory, "__init__", forget)
+    patch.setattr(step_memory.StepMemory, "_template", lambda *_: None)
+
+
+@fault("zeros are half as wide", (("plain", "rolled"), *STEPS))
+def _(patch: pytest.MonkeyPatch) -> None:
+    def zero(before: Any, self: Any, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
+        before(self, to, width // 2, rows, pitch)
+
+    _around(patch, cuda.Queue, "zero", zero)
+
+
+@fault("new memory is not zeroed", ANY)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cuda.Queue, "zero", lambda *_, **__: None)
+
+
+@fault("sequences change places without a spare", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def reorder(self: Any, rows: Any) -> None:
+        for row, old in enumerate(rows.tolist()):
+            if row != old:
+                self._copy(self._at(self._now, row), self._pitch, self._at(self._now, old), self._pitch)
+        self.clear(np.arange(len(rows), self._batch))
+
+    patch.setattr(memory.DeviceRing, "reorder", reorder)
+
+
+@fault("sequences are taken from the wrong row", ANY)
+def _(patch: pytest.MonkeyPatch) -> None:
+    for owner in (memory.DeviceRing, memory.DeviceRolled):
+        _around(patch, owner, "reorder", lambda before, self, rows: before(self, np.maximum(rows - 1, 0)))
+    _around(
+        patch,
+        step_memory.StepMemory,
+        "reorder",
+        lambda before, self, side, rows, shapes: before(self, side, [max(0, row - 1) for row in rows], shapes),
+    )
+
+
+@fault("a row that is put goes to another sequence", ANY)
+def _(patch: pytest.MonkeyPatch) -> None:
+    _around(patch, memory.DeviceMemory, "place", lambda before, self, row, rows: before(self, 0, rows))
+    _around(
+        patch,
+        step_memory.StepMemory,
+        "put",
+        lambda before, self, side, row, shapes, tensors: before(self, side, 0, shapes, tensors),
+    )
+
+
+@fault("states grow without their shapes", (("growing", "replace"),))
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step_loop, "shapes_after", lambda program, states: tuple(tuple(state.shape) for state in states))
+
+
+@fault("two threads put work in at once", (("plain", "ring"),))
+def _(patch: pytest.MonkeyPatch) -> None:
+    class Open:
+        """A lock that is never shut."""
+
+        def acquire(self) -> None:
+            pass
+
+        def release(self) -> None:
+            pass
+
+    def forget(before: Any, self: Any, *arguments: Any) -> None:
+        before(self, *arguments)
+        self._lock = Open()
+
+    _around(patch, context.Turn, "__init__", forget)
+
+
+THREADED = "two threads put work in at once"
+"""The fault that shows in threads alone."""
