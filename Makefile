@@ -13,7 +13,7 @@ help:
 	@echo "make test       lint, types and the tests"
 	@echo "make sweep      the tests that take minutes: every oracle case exported, engines of every kind, benchmarks"
 	@echo "make lint       ruff and mypy --strict"
-	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run"
+	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run (SITE=, OPTIONS=)"
 	@echo "make wheel      the package, as a file in dist/"
 	@echo "make clean      remove what the other commands made"
 
@@ -44,8 +44,9 @@ test: lint
 sweep: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow
 
-gpu-check: $(VENV)/ready
-	$(BIN)/python benchmarks/gpu_check.py --out gpu-check
+# SITE=FOLDER of carried packages: no pip, no network, and PYTHON runs it. OPTIONS: see benchmarks/gpu_check.py --help
+gpu-check: $(if $(SITE),,$(VENV)/ready)
+	$(if $(SITE),$(PYTHON),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
 
 wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel

@@ -1,193 +1,95 @@
 """Everything the GPU of this machine can run of a bundle: built, verified and timed against PyTorch on the same GPU.
 
-    python benchmarks/gpu_check.py [--quick] [--bundle BUNDLE] [--batch 1 8 32] [--seconds 2] [--out FOLDER]
+    python benchmarks/gpu_check.py [--quick] [--bundle BUNDLE] [--batch 1 8 32] [--precision fp32 fp16] [--segments 12]
+                                   [--engine cuda rtx …] [--seconds 2] [--budget SECONDS] [--site FOLDER] [--out FOLDER]
 
-Competitors are PyTorch eager and torch.compile in mode reduce-overhead (CUDA graphs), both with K/V memory and with
-everything folded that does not depend on the input. Engines are built where their library is installed. Where there is
-no GPU it says so, writes a page that says so, and ends with 0.
+Each engine runs in a process of its own, so that a CUDA error ends that one alone, and each step's result is on the
+disk when the next begins. Ctrl-C, and a budget that is spent, end it with what there is. Where there is no GPU it says
+so, writes a page that says so, and ends with 0.
+
+It needs neither pip nor a network: packages that were carried to the machine are found in --site, and the project's own
+are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
+Engine `cpu` is run only when it is named: it takes all the same steps on the CPU, to rehearse.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-import numpy as np
-import torch
-import txl_runtime
-from common import TINY, Table, finish, log, parser, random_bundle, shape
-from gpu_competitors import TorchOnGpu
-from txl_engines import build_bundle
-from txl_engines.recording import record_pass
-from txl_export.verifying import verify
-from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.choosing import DEVICES, NO_GPU, missing
-from txl_runtime.device.gpu import gpu_name
-from txl_runtime.errors import TxlError
-from txl_runtime.model import Model
-from txl_runtime.selftest import run_selftest
-
-MODEL = shape(12, 512, 8, 64, 2048, 204)
-MEMORY, LENGTH, BATCHES = 640, 64, [1, 8, 32]
-COMPETITORS = {False: "torch eager", True: "torch.compile, CUDA graphs"}
-COLUMNS = ("B", "engine", "self-test", "verify", "decode ms p50", "p90", "tokens/s", "score ms p50", "p90", "tokens/s")
+ROOT = Path(__file__).resolve().parents[1]
+OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
+ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
+REHEARSAL = "cpu"
+PRECISIONS = ("fp32", "fp16", "bf16")
+INTERRUPTED = 130
 
 
-@dataclass
-class Result:
-    """One engine at one batch size. Times in milliseconds: a decode step of one token, a scored segment.
+def environment_of(site: Path | None) -> dict[str, str]:
+    """The environment of child processes: carried packages first, then the project's own, then what is installed.
 
-    Attributes:
-        selftest, verified: "passed", "FAILED", or why there is none.
-        decode, score: median and 90th percentile; None where it did not run.
-        recorded: which programs are CUDA graphs, or why not.
+    Libraries are looked for in every folder of `site` that has some, as packages of NVIDIA's are spread over many.
     """
-
-    batch_size: int
-    engine: str
-    description: str = ""
-    selftest: str = "–"
-    verified: str = "–"
-    decode: tuple[float, float] | None = None
-    score: tuple[float, float] | None = None
-    recorded: dict[str, str] = field(default_factory=dict)
-    problem: str = ""
-
-
-def timed(work: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Median and 90th percentile of a call, in milliseconds, after five calls to warm up; its result is on the host."""
-    for _ in range(5):
-        work()
-    found: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found) < 10:
-        started = time.perf_counter()
-        work()
-        found.append(1e3 * (time.perf_counter() - started))
-    return median(found), sorted(found)[int(0.9 * len(found))]
-
-
-def time_model(model: Model, result: Result, seconds: float) -> None:
-    """Decode and scoring with full memory."""
-    stream, draws = model.stream(), np.random.default_rng(0)
-    length, batch = model.segment_lengths[0], model.batch_size
-    tokens = draws.integers(0, model.manifest.vocab_size, (batch, length + 1)).astype(np.int32)
-    while int(stream.fill.min()) < model.manifest.memory_length:
-        stream.feed(tokens[:, :length])
-    one = tokens[:, :1]
-    result.decode = timed(lambda: stream.step(one), seconds)
-    result.score = timed(lambda: stream.score(tokens), seconds)
-    result.recorded = dict(getattr(stream.loop, "recorded", {}))
-
-
-def run_engine(path: Path, name: str, segments: int, seconds: float) -> Result:
-    """Build, self-test, verify, time."""
-    batch = open_bundle(path, verify_files=False).manifest.batch_size
-    result = Result(batch, name)
-    try:
-        log(f"B {batch}: building {name} engines")
-        build_bundle(path, name)
-        model = txl_runtime.load(path, backend=name)
-        result.description = model.backend.description
-        log(f"B {batch}: {result.description}")
-        tested = run_selftest(model)
-        result.selftest = "passed" if tested.passed else "FAILED"
-        if tested.passed:
-            record_pass(model)
-        parity = verify(path, segments=segments, backend=name)
-        result.verified = "passed" if parity.passed else "FAILED"
-        time_model(model, result, seconds)
-    except TxlError as error:
-        result.problem = str(error)
-        log(f"B {batch}: {name}: {error}")
-    return result
-
-
-def run_torch(path: Path, compiled: bool, seconds: float, device: str = "cuda") -> Result:
-    """PyTorch on the GPU with the bundle's weights."""
-    model = txl_runtime.load(path, backend="cpu", lean=True)
-    batch, length = model.batch_size, model.segment_lengths[0]
-    result = Result(batch, COMPETITORS[compiled], f"PyTorch {torch.__version__}")
-    log(f"B {batch}: {result.engine}")
-    try:
-        competitor = TorchOnGpu(model, compiled, device)
-        tokens = np.random.default_rng(0).integers(0, model.manifest.vocab_size, (batch, length + 1)).astype(np.int32)
-        competitor.fill(tokens)
-        result.decode = timed(lambda: competitor.logprobs(tokens[:, :1]), seconds)
-        result.score = timed(lambda: competitor.score(tokens), seconds)
-    except (RuntimeError, TxlError) as error:  # of PyTorch, its compiler or CUDA
-        result.problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        log(f"B {batch}: {result.engine}: {result.problem}")
-    return result
-
-
-def rows(results: list[Result], length: int) -> Table:
-    """The page."""
-    table = Table(COLUMNS)
-    for item in results:
-        times: list[object] = []
-        for found, tokens in ((item.decode, item.batch_size), (item.score, item.batch_size * length)):
-            times += [None] * 3 if found is None else [*found, tokens / found[0] * 1e3]
-        table.add(item.batch_size, item.engine, item.selftest, item.verified, *times)
-    return table
-
-
-def main() -> int:
-    """Run it."""
-    options = parser(__doc__, seconds=2.0)
-    options.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
-    options.add_argument("--batch", type=int, nargs="+", default=BATCHES, help="of the random models (default 1 8 32)")
-    options.add_argument("--segments", type=int, default=60, help="of the verification's longest chain (default 60)")
-    given = options.parse_args()
-    gpu, results, notes = gpu_name(), [], Table(("what is left out, and why",))
-    if gpu is None:
-        notes.add(NO_GPU)
-    else:
-        with tempfile.TemporaryDirectory(prefix="txl-gpu-") as folder:
-            for path in bundles(given, Path(folder)):
-                results += run_all(path, given.segments, given.seconds, notes)
-    for item in results:
-        if item.problem:
-            notes.add(f"{item.engine}, B {item.batch_size}: {item.problem}")
-    ran = sum(item.decode is not None for item in results)
-    table = rows(results, 4 if given.quick else LENGTH)
-    table.title = f"{gpu or 'no GPU'}: {ran} run"
-    document = {"gpu": gpu, "run": ran, "engines": results, "left_out": [row[0] for row in notes.rows]}
-    finish("gpu_check", given, [table, notes] if notes.rows else [table], document)
-    return int(any("FAILED" in (item.selftest, item.verified) for item in results))
-
-
-def bundles(given: Any, folder: Path) -> list[Path]:
-    """The bundles to check: one per batch size, of fp32, so that all are held to the same rung of the ladder."""
-    if given.bundle is not None:
-        return [Path(given.bundle)]
-    values, length, memory = (TINY, 4, 12) if given.quick else (MODEL, LENGTH, MEMORY)
-    return [
-        random_bundle(folder / f"b{batch}.txl", values, (length, 1), memory, batch_size=batch)
-        for batch in ([2] if given.quick else given.batch)
-    ]
-
-
-def run_all(path: Path, segments: int, seconds: float, notes: Table) -> list[Result]:
-    """All that runs of one bundle, and PyTorch."""
-    found = []
-    for name in reversed(DEVICES):
-        reason = missing(name, open_bundle(path, verify_files=False), built=True)
-        if reason:
-            notes.add(f"{name}: {reason}")
-            continue
-        found.append(run_engine(path, name, segments, seconds))
-    if torch.cuda.is_available():
-        found += [run_torch(path, compiled, seconds) for compiled in (False, True)]
-    else:
-        notes.add("PyTorch was built without CUDA: nothing to compare with")
+    carried = [] if site is None else [site.resolve()]
+    libraries = [] if site is None else sorted({file.parent.resolve() for file in site.rglob("*.so*")})
+    found = dict(os.environ)
+    for name, folders in (("PYTHONPATH", [*carried, *OWN]), ("LD_LIBRARY_PATH", libraries)):
+        before = [part for part in found.get(name, "").split(os.pathsep) if part]
+        if folders:
+            found[name] = os.pathsep.join([*map(str, folders), *before])
     return found
+
+
+def options() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
+    made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
+    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="of the random models (default 1 8 32)")
+    made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
+    made.add_argument("--engine", nargs="+", choices=(*ENGINES, REHEARSAL), default=list(ENGINES), help="which to run")
+    made.add_argument("--segments", type=int, default=12, help="of the verification's longest chain (default 12)")
+    made.add_argument("--seconds", type=float, default=2.0, help="of timing, per engine and kind of work (default 2)")
+    made.add_argument("--budget", type=float, metavar="SECONDS", help="what does not fit is listed as not run")
+    made.add_argument("--site", type=Path, metavar="FOLDER", help="packages and libraries that were carried here")
+    made.add_argument("--bundles", type=Path, metavar="FOLDER", help="keep random models here (default OUT/bundles)")
+    made.add_argument("--prepare", action="store_true", help="export the random models, and no more")
+    made.add_argument("--out", type=Path, metavar="FOLDER", default=Path("gpu-check"), help="results go here")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; 1 where a step failed."""
+    given = options().parse_args(arguments)
+    if given.site is not None and not given.site.is_dir():
+        options().error(f"--site is {given.site}, expected a folder")
+    environment = environment_of(given.site)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    from gpu_items import Runner, plan
+    from gpu_journal import FAILED
+    from gpu_page import write_page
+    from txl_runtime.errors import TxlError
+
+    try:
+        items, runner = plan(given), Runner(given, environment)
+    except TxlError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return error.exit_code
+    stopped = False
+    try:
+        for item in items:
+            runner.run(item)
+            write_page(runner.outcomes, given)
+    except KeyboardInterrupt:
+        stopped = True
+        runner.leave_out("interrupted")
+    print(write_page(runner.outcomes, given, final=True))
+    if stopped:
+        return INTERRUPTED
+    return int(any(found.state == FAILED for outcome in runner.outcomes for found in outcome.found))
 
 
 if __name__ == "__main__":

@@ -1,39 +1,252 @@
-"""The GPU check: where there is none it says so and ends well; its competitors compute what the bundle does."""
+"""The GPU check: an engine that dies ends alone, what does not run is listed, and its competitors are right."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from txl_runtime import load
+from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.gpu import gpu_name
+from txl_runtime.errors import CheckError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+
+import gpu_check  # noqa: E402
+import gpu_items  # noqa: E402
+import gpu_page  # noqa: E402
+import gpu_worker  # noqa: E402
+from gpu_journal import FAILED, NOT_RUN, OK, Found, Journal  # noqa: E402
+
+WORKER = """
+import os, signal, sys, time
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from gpu_journal import Found, Journal
+kind, *words = sys.argv[1:]
+given = dict(zip(words[::2], words[1::2]))
+journal = Journal(given["--name"], Path(given["--out"]))
+journal.run("build", lambda: {{}})
+engine = given["--engine"]
+if engine == "cuda":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if engine == "tensorrt":
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+if engine == "cpu":
+    time.sleep(60)
+for name in ("open", "self-test", "verify"):
+    journal.run(name, lambda: {{}})
+for name in ("decode", "score"):
+    journal.run(name, lambda: {{"p50": 1.0, "p90": 2.0, "tokens/s": 500.0, "recorded": {{"logprobs-1": "recorded"}}}})
+"""
+"""A worker that crashes as "cuda", interrupts its parent as "tensorrt", and hangs as "cpu"."""
 
 
-@pytest.mark.slow
+@pytest.fixture
+def check(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """Run the check with that worker, as if there were a GPU and everything installed."""
+    (tmp_path / "worker.py").write_text(WORKER.format(folder=str(FOLDER)))
+    monkeypatch.setattr(gpu_items, "WORKER", tmp_path / "worker.py")
+    monkeypatch.setattr(gpu_items, "TOLD", 0.1)
+    monkeypatch.setattr(gpu_items, "missing", lambda *_, **__: "")
+    monkeypatch.setattr(gpu_items, "gpu_name", lambda: "Fake RTX, SM 86")
+    monkeypatch.setattr(gpu_page, "gpu_name", lambda: "Fake RTX, SM 86")
+    path = make_bundle(verify=False)
+
+    def run(*engines: str, options: Sequence[str] = ()) -> tuple[int, dict[str, Any], str]:
+        code = gpu_check.main(["--bundle", str(path), "--engine", *engines, "--out", str(tmp_path / "out"), *options])
+        document = json.loads((tmp_path / "out" / "gpu_check.json").read_text())["results"]
+        return code, document, (tmp_path / "out" / "gpu_check.md").read_text()
+
+    return run
+
+
+def states(document: dict[str, Any], engine: str) -> dict[str, str]:
+    (found,) = (item["steps"] for item in document["engines"] if item["engine"] == engine)
+    return {step["name"]: step["state"] for step in found}
+
+
+def test_an_engine_that_crashes_ends_alone_and_its_steps_before_that_are_kept(check: Callable[..., Any]) -> None:
+    code, document, page = check("cuda", "rtx")
+    assert code == 1
+    assert states(document, "cuda") == {
+        "build": OK,
+        "open": FAILED,
+        **dict.fromkeys(("self-test", "verify", "decode", "score"), NOT_RUN),
+    }
+    assert set(states(document, "rtx").values()) == {OK}
+    assert (document["run"], document["finished"]) == (1, True)
+    assert "cuda-fp32-b1: open FAILED: the process ended with signal SIGSEGV" in page
+    assert "cuda-fp32-b1: self-test, verify, decode, score not run: the process had ended" in page
+    assert "rtx-fp32-b1: logprobs-1: recorded" in page
+
+
+def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> None:
+    started = time.monotonic()
+    code, document, page = check("cpu", "rtx", options=("--budget", "3"))
+    assert time.monotonic() - started < 30
+    assert code == 0, "nothing failed"
+    assert states(document, "cpu")["build"] == OK
+    assert states(document, "cpu")["open"] == NOT_RUN
+    assert "cpu-fp32-b1: open, self-test, verify, decode, score not run: stopped, the budget of 3 s was spent" in page
+    assert "rtx-fp32-b1: not run: the budget of 3 s was spent" in page
+
+
+def test_an_interrupt_ends_it_with_what_there_is(check: Callable[..., Any]) -> None:
+    code, document, page = check("rtx", "tensorrt", "torch")
+    assert code == gpu_check.INTERRUPTED
+    assert set(states(document, "rtx").values()) == {OK}
+    assert states(document, "tensorrt")["build"] == OK
+    assert "tensorrt-fp32-b1: open, self-test, verify, decode, score not run: interrupted" in page
+    assert "torch-fp32-b1: not run: interrupted" in page
+
+
+def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+    write = gpu_page.write_page
+    monkeypatch.setattr(gpu_page, "write_page", lambda *given, **more: pages.append(write(*given, **more)) or pages[-1])
+    check("rtx", "torch")
+    assert len(pages) == 3, "after each engine, and at the end"
+    assert "1 run, not finished" in pages[0]
+    assert "| torch |" not in pages[0]
+
+
+def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
+    item = gpu_items.Item("torch", "torch", "fp32", 1, Path("m.txl"))
+    found = gpu_items.whole(item, [], "the process ended with code 3")
+    assert [(step.name, step.state) for step in found] == [("open", FAILED), ("decode", NOT_RUN), ("score", NOT_RUN)]
+    assert "code 3" in found[0].reason
+    cut = gpu_items.whole(item, [Found("open", OK)], "stopped")
+    assert [(step.state, step.reason) for step in cut] == [(OK, ""), (NOT_RUN, "stopped"), (NOT_RUN, "stopped")]
+
+
+def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.main(["--bundle", str(tmp_path / "none.txl"), "--out", str(tmp_path)]) == 2
+    assert "none.txl" in capsys.readouterr().err
+
+
+def test_every_bundle_is_exported_before_it_is_run() -> None:
+    given = gpu_check.options().parse_args(
+        ["--precision", "fp32", "fp16", "--batch", "1", "8", "--engine", "rtx", "torch"]
+    )
+    names = [item.name for item in gpu_items.plan(given)]
+    assert names[:3] == ["export-fp32-b1", "rtx-fp32-b1", "torch-fp32-b1"]
+    assert len(names) == 12
+    given.prepare = True
+    assert [item.kind for item in gpu_items.plan(given)] == ["export"] * 4
+
+
+def test_carried_packages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "nvidia" / "cublas" / "lib" / "libcublasLt.so.13"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setenv("PYTHONPATH", "before")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    found = gpu_check.environment_of(tmp_path)
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), *map(str, gpu_check.OWN), "before"]
+    assert found["LD_LIBRARY_PATH"].split(os.pathsep) == [str(library.parent), "/opt/lib"]
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert "LD_LIBRARY_PATH" not in gpu_check.environment_of(None)
+
+
+def worked(path: Path, folder: Path, engine: str = "cpu") -> dict[str, Found]:
+    given = argparse.Namespace(bundle=path, engine=engine, segments=6, seconds=0.01)
+    journal = Journal("any", folder)
+    gpu_worker.engine(journal, given)
+    return {found.name: found for found in journal.found}
+
+
+def test_whatever_a_step_raises_the_next_ones_run(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import txl_export.verifying as verifying
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("of a library")
+
+    monkeypatch.setattr(verifying, "verify", fail)
+    found = worked(make_bundle(verify=False), tmp_path)
+    assert found["verify"].state == FAILED
+    assert "ZeroDivisionError: of a library" in found["verify"].reason
+    assert {name: item.state for name, item in found.items() if name != "verify"} == dict.fromkeys(
+        ("build", "open", "self-test", "decode", "score"), OK
+    )
+    assert found["decode"].figures["tokens/s"] > 0
+
+
+def test_a_self_test_that_fails_is_a_failure(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Result:
+        def require(self) -> None:
+            raise CheckError("logprobs differ by 3")
+
+    monkeypatch.setattr(gpu_worker, "run_selftest", lambda _: Result())
+    assert worked(make_bundle(verify=False), tmp_path)["self-test"].reason == "CheckError: logprobs differ by 3"
+
+
 @pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
-def test_without_a_gpu_nothing_is_run_and_nothing_is_wrong(tmp_path):
-    command = [sys.executable, FOLDER / "gpu_check.py", "--quick", "--out", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ))
+def test_an_engine_that_does_not_open_leaves_the_rest_out(make_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    found = worked(make_bundle(verify=False), tmp_path, engine="tensorrt")
+    assert found["build"].state == FAILED
+    assert {item.reason for name, item in found.items() if name != "build"} == {"its engines were not built"}
+
+
+def run(*options: object, python: str = sys.executable, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [python, FOLDER / "gpu_check.py", *map(str, options)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ) | environment
+    )
+
+
+@pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_run_and_nothing_is_wrong(tmp_path: Path) -> None:
+    done = run("--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0 run" in done.stdout
-    assert "no usable CUDA driver" in (tmp_path / "gpu_check.md").read_text()
+    page = (tmp_path / "gpu_check.md").read_text()
+    assert page.count(NO_GPU) == 1
+    assert done.stdout.rstrip("\n") == page.rstrip("\n"), "what is printed is what is written"
     results = json.loads((tmp_path / "gpu_check.json").read_text())["results"]
     assert (results["run"], results["gpu"], results["engines"]) == (0, None, [])
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not (Path(sys.base_prefix) / "bin" / "python3").exists(), reason="no Python without packages here")
+def test_it_is_rehearsed_on_the_cpu_by_a_python_without_packages(tmp_path: Path) -> None:
+    site = Path(np.__file__).parents[1]
+    base = str(Path(sys.base_prefix) / "bin" / "python3")
+    bare = subprocess.run([base, "-c", "import txl_runtime"], capture_output=True, check=False, cwd=tmp_path)
+    assert bare.returncode != 0, "that Python has the project's packages: nothing would be shown"
+    options = ("--quick", "--engine", "cpu", "cuda", "--seconds", 0.05, "--segments", 6, "--out", tmp_path)
+    done = run(*options, "--site", site, python=base, PYTHONPATH="")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "gpu_check.json").read_text())["results"]
+    (engine,) = (item for item in results["engines"] if item["engine"] == "cpu")
+    assert {step["name"]: step["state"] for step in engine["steps"]} == dict.fromkeys(gpu_items.STEPS["engine"], OK)
+    assert "| 2 | fp32 | cpu | ok | ok | ok | ok |" in done.stdout
+    again = run(*options, "--site", site, python=base, PYTHONPATH="")
+    assert "export" not in again.stderr.replace("export_", ""), "a bundle that is there is not exported again"
+
+
 @pytest.mark.gpu
-def test_with_a_gpu_everything_there_is_runs(tmp_path):
+def test_with_a_gpu_everything_there_is_runs(tmp_path: Path) -> None:
     if gpu_name() is None:
         pytest.skip("no usable CUDA driver was found, expected an NVIDIA GPU and its driver")
-    command = [sys.executable, FOLDER / "gpu_check.py", "--quick", "--seconds", "0.2", "--out", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ))
+    done = run("--quick", "--seconds", "0.2", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "gpu_check.json").read_text())["results"]["run"] > 0
 

@@ -1,0 +1,186 @@
+"""One item of the GPU check, in this process alone: export a model, run an engine, or run PyTorch.
+
+    python benchmarks/gpu_worker.py export|engine|torch --bundle BUNDLE --name NAME --out FOLDER …
+
+gpu_check.py starts it. Steps go into FOLDER/NAME.jsonl, each before the next begins; whatever one raises, the next may
+still run. A step that needs another one is not run where that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import txl_runtime
+from gpu_journal import OK, Journal
+from txl_runtime.errors import CheckError
+from txl_runtime.model import Model
+from txl_runtime.selftest import run_selftest
+
+LENGTH, MEMORY = 64, 640
+QUICK_LENGTH, QUICK_MEMORY = 4, 12
+WARM_UP, LEAST = 5, 10
+"""Calls before timing, and the fewest that are timed."""
+
+
+def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, Any]:
+    """Milliseconds of a call, its result on the host, after some to warm up; and tokens a second."""
+    for _ in range(WARM_UP):
+        work()
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found) < LEAST:
+        started = time.perf_counter()
+        work()
+        found.append(1e3 * (time.perf_counter() - started))
+    middle = median(found)
+    return {"p50": middle, "p90": sorted(found)[int(0.9 * len(found))], "tokens/s": tokens / middle * 1e3}
+
+
+def export(journal: Journal, given: argparse.Namespace) -> None:
+    """A random model of a bundle's precision and B."""
+    from common import TINY, random_bundle, shape
+
+    values, length, memory = (
+        (TINY, QUICK_LENGTH, QUICK_MEMORY) if given.quick else (shape(12, 512, 8, 64, 2048, 204), LENGTH, MEMORY)
+    )
+
+    def run() -> None:
+        given.bundle.parent.mkdir(parents=True, exist_ok=True)
+        more = {"batch_size": given.batch, "precision": given.precision}
+        random_bundle(given.bundle, values, (length, 1), memory, **more)
+
+    journal.run("export", run)
+
+
+def engine(journal: Journal, given: argparse.Namespace) -> None:
+    """Build, open, self-test, verify, time."""
+    name, path = given.engine, given.bundle
+    opened: list[Model] = []
+
+    def build() -> Mapping[str, Any]:
+        if name == "cpu":
+            return {"engines": 0}
+        from txl_engines import build_bundle
+
+        build_bundle(path, name)
+        return {}
+
+    def open_model() -> Mapping[str, Any]:
+        opened.append(txl_runtime.load(path, backend=name))
+        return {"description": opened[0].backend.description, "update": opened[0].update}
+
+    def selftest() -> Mapping[str, Any]:
+        from txl_engines.recording import record_pass
+
+        tested = run_selftest(opened[0])
+        tested.require()
+        record_pass(opened[0])
+        return dict(tested.largest)
+
+    def verified() -> Mapping[str, Any]:
+        from txl_export.verifying import verify
+
+        parity = verify(path, segments=given.segments, backend=name)
+        if not parity.passed:
+            failed = (gate for gate in parity.gates if gate.passed is False)
+            raise CheckError(", ".join(f"{gate.name} {gate.value} (limit {gate.limit})" for gate in failed))
+        return {"segments": given.segments}
+
+    built = journal.run("build", build)
+    if built.state != OK:
+        _leave_out(journal, ("open", "self-test", "verify", "decode", "score"), "its engines were not built")
+        return
+    if journal.run("open", open_model).state != OK:
+        _leave_out(journal, ("self-test", "verify", "decode", "score"), "it did not open")
+        return
+    model = opened[0]
+    journal.run("self-test", selftest)
+    journal.run("verify", verified)
+    stream = model.stream()
+    tokens = np.random.default_rng(0).integers(
+        0, model.manifest.vocab_size, (model.batch_size, model.segment_lengths[0] + 1), np.int32
+    )
+
+    def decode() -> Mapping[str, Any]:
+        while int(stream.fill.min()) < model.manifest.memory_length:
+            stream.feed(tokens[:, :-1])
+        return timed(lambda: stream.step(tokens[:, :1]), given.seconds, model.batch_size)
+
+    def score() -> Mapping[str, Any]:
+        figures = timed(lambda: stream.score(tokens), given.seconds, tokens[:, 1:].size)
+        return figures | {"recorded": dict(getattr(stream.loop, "recorded", {}))}
+
+    journal.run("decode", decode)
+    journal.run("score", score)
+
+
+def torch(journal: Journal, given: argparse.Namespace) -> None:
+    """PyTorch on the GPU with the bundle's weights: eager, or compiled to CUDA graphs."""
+    import torch
+
+    steps = ("open", "decode", "score")
+    if not torch.cuda.is_available():
+        _leave_out(journal, steps, "PyTorch was built without CUDA")
+        return
+    model = txl_runtime.load(given.bundle, backend="cpu", lean=True)
+    if model.manifest.precision != "fp32":
+        _leave_out(journal, steps, "PyTorch computes in fp32 here, which it does beside the bundle of fp32")
+        return
+    competitor: list[Any] = []
+    tokens = np.random.default_rng(0).integers(
+        0, model.manifest.vocab_size, (model.batch_size, model.segment_lengths[0] + 1), np.int32
+    )
+
+    def open_torch() -> Mapping[str, Any]:
+        from gpu_competitors import TorchOnGpu
+
+        competitor.append(TorchOnGpu(model, given.engine == "torch-compiled", "cuda"))
+        competitor[0].fill(tokens)
+        return {"description": f"PyTorch {torch.__version__}"}
+
+    if journal.run("open", open_torch).state != OK:
+        _leave_out(journal, steps[1:], "it did not open")
+        return
+    inner = competitor[0]
+    journal.run("decode", lambda: timed(lambda: inner.logprobs(tokens[:, :1]), given.seconds, model.batch_size))
+    journal.run("score", lambda: timed(lambda: inner.score(tokens), given.seconds, tokens[:, 1:].size))
+
+
+def _leave_out(journal: Journal, steps: tuple[str, ...], reason: str) -> None:
+    for step in steps:
+        journal.skip(step, reason)
+
+
+def main() -> int:
+    """Run one item; 0 whatever its steps found, since they are written down."""
+    kinds = {"export": export, "engine": engine, "torch": torch}
+    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    options.add_argument("kind", choices=kinds)
+    options.add_argument("--bundle", type=Path, required=True)
+    options.add_argument("--name", required=True)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--engine", default="none")
+    options.add_argument("--precision", default="fp32")
+    options.add_argument("--batch", type=int, default=1)
+    options.add_argument("--segments", type=int, default=12)
+    options.add_argument("--seconds", type=float, default=2.0)
+    options.add_argument("--quick", action="store_true")
+    given = options.parse_args()
+    print(f"--- {given.name}", flush=True)
+    journal = Journal(given.name, given.out)
+    try:
+        kinds[given.kind](journal, given)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
