@@ -1,7 +1,9 @@
 """Everything the GPU of this machine can run of a bundle: built, verified and timed against PyTorch on the same GPU.
 
-    python benchmarks/gpu_check.py [--quick] [--bundle BUNDLE] [--batch 1 8 32] [--precision fp32 fp16] [--segments 12]
-                                   [--engine cuda rtx …] [--seconds 2] [--budget SECONDS] [--site FOLDER] [--out FOLDER]
+    python benchmarks/gpu_check.py [--quick] [--bundle BUNDLE] [--batch 1 8 32] [--precision fp32 fp16]
+                                   [--vocabulary 267735] [--update rolled] [--engine cuda rtx …] [--segments 12]
+                                   [--seconds 2] [--budget SECONDS] [--site FOLDER] [--bundles FOLDER] [--prepare]
+                                   [--out FOLDER]
 
 Each engine runs in a process of its own, so that a CUDA error ends that one alone, and each step's result is on the
 disk when the next begins. Ctrl-C, and a budget that is spent, end it with what there is. Where there is no GPU it says
@@ -51,6 +53,10 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="of the random models (default 1 8 32)")
     made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
     made.add_argument("--engine", nargs="+", choices=(*ENGINES, REHEARSAL), default=list(ENGINES), help="which to run")
+    made.add_argument("--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)")
+    made.add_argument(
+        "--vocabulary", type=int, default=204, help="of the random models; adaptive softmax from 20001 on"
+    )
     made.add_argument("--segments", type=int, default=12, help="of the verification's longest chain (default 12)")
     made.add_argument("--seconds", type=float, default=2.0, help="of timing, per engine and kind of work (default 2)")
     made.add_argument("--budget", type=float, metavar="SECONDS", help="what does not fit is listed as not run")

@@ -24,7 +24,7 @@ WORKER = Path(__file__).with_name("gpu_worker.py")
 STEPS = {
     "export": ("export",),
     "torch": ("open", "decode", "score"),
-    "engine": ("build", "open", "self-test", "verify", "decode", "score"),
+    "engine": ("build", "open", "self-test", "verify", "decode", "draw", "score"),
 }
 """What each kind of item does, in this order."""
 STDERR = 2
@@ -83,7 +83,8 @@ def plan(given: argparse.Namespace) -> list[Item]:
     items: list[Item] = []
     for batch in [2] if given.quick else given.batch:
         for precision in given.precision:
-            bundle = folder / f"{'quick' if given.quick else 'model'}-{precision}-b{batch}.txl"
+            size = "quick" if given.quick else f"v{given.vocabulary}"
+            bundle = folder / f"{size}-{precision}-b{batch}.txl"
             items.append(Item("export", "", precision, batch, bundle))
             if not given.prepare:
                 items += [_item(engine, precision, batch, bundle) for engine in given.engine]
@@ -158,9 +159,10 @@ class Runner:
         (folder / f"{item.name}.jsonl").unlink(missing_ok=True)
         command: list[object] = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
         command += ["--engine", item.engine or "none", "--out", folder]
-        command += ["--segments", given.segments, "--seconds", given.seconds]
+        command += ["--segments", given.segments, "--seconds", given.seconds, "--update", given.update or "none"]
         if item.kind == "export":
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
+            command += ["--vocabulary", given.vocabulary]
         ended = ""
         process = subprocess.Popen([str(part) for part in command], stdout=STDERR, env=self._environment)
         try:

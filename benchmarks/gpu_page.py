@@ -22,7 +22,7 @@ __all__ = ["write_page"]
 
 RATES = ("p90", "tokens/s")
 CHECKS = ("build", "open", "self-test", "verify")
-COLUMNS = ("B", "precision", "engine", *CHECKS, "decode ms p50", *RATES, "score ms p50", *RATES)
+COLUMNS = ("B", "precision", "engine", *CHECKS, "decode ms p50", *RATES, "draw ms p50", "score ms p50", *RATES)
 PACKAGES = ("txl-deploy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "numpy")
 
 
@@ -79,8 +79,8 @@ def _table(ran: Sequence[Outcome]) -> Table:
     for outcome in ran:
         item = outcome.item
         checks = [_state(outcome.step(name)) for name in CHECKS]
-        times = [cell for name in ("decode", "score") for cell in _times(outcome.step(name))]
-        table.add(item.batch, item.precision, item.engine, *checks, *times)
+        decode, draw, score = (_times(outcome.step(name)) for name in ("decode", "draw", "score"))
+        table.add(item.batch, item.precision, item.engine, *checks, *decode, draw[0], *score)
     return table
 
 

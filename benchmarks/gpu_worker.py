@@ -25,6 +25,9 @@ from txl_runtime.selftest import run_selftest
 
 LENGTH, MEMORY = 64, 640
 QUICK_LENGTH, QUICK_MEMORY = 4, 12
+CUTOFFS = (20000, 40000, 200000)
+"""Where clusters of an adaptive softmax end, as far as a vocabulary has them."""
+TOP_K = 50
 WARM_UP, LEAST = 5, 10
 """Calls before timing, and the fewest that are timed."""
 
@@ -47,8 +50,11 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
     """A random model of a bundle's precision and B."""
     from common import TINY, random_bundle, shape
 
+    cutoffs = tuple(end for end in CUTOFFS if end < given.vocabulary)
     values, length, memory = (
-        (TINY, QUICK_LENGTH, QUICK_MEMORY) if given.quick else (shape(12, 512, 8, 64, 2048, 204), LENGTH, MEMORY)
+        (TINY, QUICK_LENGTH, QUICK_MEMORY)
+        if given.quick
+        else (shape(12, 512, 8, 64, 2048, given.vocabulary, cutoffs=cutoffs), LENGTH, MEMORY)
     )
 
     def run() -> None:
@@ -61,7 +67,7 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
 
 def engine(journal: Journal, given: argparse.Namespace) -> None:
     """Build, open, self-test, verify, time."""
-    name, path = given.engine, given.bundle
+    name, path, update = given.engine, given.bundle, None if given.update == "none" else given.update
     opened: list[Model] = []
 
     def build() -> Mapping[str, Any]:
@@ -69,11 +75,11 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
             return {"engines": 0}
         from txl_engines import build_bundle
 
-        build_bundle(path, name)
+        build_bundle(path, name, update=update)
         return {}
 
     def open_model() -> Mapping[str, Any]:
-        opened.append(txl_runtime.load(path, backend=name))
+        opened.append(txl_runtime.load(path, backend=name, update=update))
         return {"description": opened[0].backend.description, "update": opened[0].update}
 
     def selftest() -> Mapping[str, Any]:
@@ -95,10 +101,10 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
 
     built = journal.run("build", build)
     if built.state != OK:
-        _leave_out(journal, ("open", "self-test", "verify", "decode", "score"), "its engines were not built")
+        _leave_out(journal, ("open", "self-test", "verify", "decode", "draw", "score"), "its engines were not built")
         return
     if journal.run("open", open_model).state != OK:
-        _leave_out(journal, ("self-test", "verify", "decode", "score"), "it did not open")
+        _leave_out(journal, ("self-test", "verify", "decode", "draw", "score"), "it did not open")
         return
     model = opened[0]
     journal.run("self-test", selftest)
@@ -117,7 +123,15 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
         figures = timed(lambda: stream.score(tokens), given.seconds, tokens[:, 1:].size)
         return figures | {"recorded": dict(getattr(stream.loop, "recorded", {}))}
 
+    def draw() -> Mapping[str, Any]:
+        return timed(
+            lambda: next(stream.generate(tokens[:, :1], 1, temperature=0.8, top_k=TOP_K, seed=0)),
+            given.seconds,
+            model.batch_size,
+        )
+
     journal.run("decode", decode)
+    journal.run("draw", draw)
     journal.run("score", score)
 
 
@@ -171,6 +185,8 @@ def main() -> int:
     options.add_argument("--batch", type=int, default=1)
     options.add_argument("--segments", type=int, default=12)
     options.add_argument("--seconds", type=float, default=2.0)
+    options.add_argument("--update", default="none")
+    options.add_argument("--vocabulary", type=int, default=204)
     options.add_argument("--quick", action="store_true")
     given = options.parse_args()
     print(f"--- {given.name}", flush=True)

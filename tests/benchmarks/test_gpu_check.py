@@ -47,7 +47,7 @@ if engine == "cpu":
     time.sleep(60)
 for name in ("open", "self-test", "verify"):
     journal.run(name, lambda: {{}})
-for name in ("decode", "score"):
+for name in ("decode", "draw", "score"):
     journal.run(name, lambda: {{"p50": 1.0, "p90": 2.0, "tokens/s": 500.0, "recorded": {{"logprobs-1": "recorded"}}}})
 """
 """A worker that crashes as "cuda", interrupts its parent as "tensorrt", and hangs as "cpu"."""
@@ -85,12 +85,12 @@ def test_an_engine_that_crashes_ends_alone_and_its_steps_before_that_are_kept(ch
     assert states(document, "cuda") == {
         "build": OK,
         "open": FAILED,
-        **dict.fromkeys(("self-test", "verify", "decode", "score"), NOT_RUN),
+        **dict.fromkeys(("self-test", "verify", "decode", "draw", "score"), NOT_RUN),
     }
     assert set(states(document, "rtx").values()) == {OK}
     assert (document["run"], document["finished"]) == (1, True)
     assert "cuda-fp32-b1: open FAILED: the process ended with signal SIGSEGV" in page
-    assert "cuda-fp32-b1: self-test, verify, decode, score not run: the process had ended" in page
+    assert "cuda-fp32-b1: self-test, verify, decode, draw, score not run: the process had ended" in page
     assert "rtx-fp32-b1: logprobs-1: recorded" in page
 
 
@@ -101,7 +101,10 @@ def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> No
     assert code == 0, "nothing failed"
     assert states(document, "cpu")["build"] == OK
     assert states(document, "cpu")["open"] == NOT_RUN
-    assert "cpu-fp32-b1: open, self-test, verify, decode, score not run: stopped, the budget of 3 s was spent" in page
+    assert (
+        "cpu-fp32-b1: open, self-test, verify, decode, draw, score not run: stopped, the budget of 3 s was spent"
+        in page
+    )
     assert "rtx-fp32-b1: not run: the budget of 3 s was spent" in page
 
 
@@ -110,7 +113,7 @@ def test_an_interrupt_ends_it_with_what_there_is(check: Callable[..., Any]) -> N
     assert code == gpu_check.INTERRUPTED
     assert set(states(document, "rtx").values()) == {OK}
     assert states(document, "tensorrt")["build"] == OK
-    assert "tensorrt-fp32-b1: open, self-test, verify, decode, score not run: interrupted" in page
+    assert "tensorrt-fp32-b1: open, self-test, verify, decode, draw, score not run: interrupted" in page
     assert "torch-fp32-b1: not run: interrupted" in page
 
 
@@ -163,7 +166,7 @@ def test_carried_packages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def worked(path: Path, folder: Path, engine: str = "cpu") -> dict[str, Found]:
-    given = argparse.Namespace(bundle=path, engine=engine, segments=6, seconds=0.01)
+    given = argparse.Namespace(bundle=path, engine=engine, update="none", segments=6, seconds=0.01)
     journal = Journal("any", folder)
     gpu_worker.engine(journal, given)
     return {found.name: found for found in journal.found}
@@ -182,7 +185,7 @@ def test_whatever_a_step_raises_the_next_ones_run(
     assert found["verify"].state == FAILED
     assert "ZeroDivisionError: of a library" in found["verify"].reason
     assert {name: item.state for name, item in found.items() if name != "verify"} == dict.fromkeys(
-        ("build", "open", "self-test", "decode", "score"), OK
+        ("build", "open", "self-test", "decode", "draw", "score"), OK
     )
     assert found["decode"].figures["tokens/s"] > 0
 

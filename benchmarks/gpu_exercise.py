@@ -1,10 +1,12 @@
-"""The device loop on this machine's GPU, with programs that PyTorch interprets, against the CPU, step by step.
+"""The device loop on this machine's GPU against the CPU, step by step: random work, the same for both.
 
-    python benchmarks/torch_engine_check.py [--quick] [--bundle BUNDLE] [--steps 300] [--threads 4] [--out FOLDER]
+    python benchmarks/gpu_exercise.py [--backend torch|cuda|tensorrt|rtx] [--quick] [--bundle BUNDLE] [--steps 300]
+                                      [--threads 4] [--out FOLDER]
 
 Ring and rolled memory: full and partial segments, idle sequences, resets, reordering, snapshots, looks that commit
-nothing, memory that wraps around; and then streams in several threads. It needs neither TensorRT nor ONNX Runtime's
-CUDA provider. Where there is no GPU it says so and ends with 0.
+nothing, memory that wraps around; and then streams in several threads. Backend torch interprets the programs with
+PyTorch, so that the loop is tested where neither TensorRT nor ONNX Runtime's CUDA provider runs. Of the others the
+engines are built first. Where there is no GPU it says so and ends with 0.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from common import TINY, parser, random_bundle, shape
 from gpu_journal import Journal
 from numpy.typing import NDArray
 from torch_engine import CudaPlace, open_torch
-from txl_runtime.device.choosing import NO_GPU
+from txl_engines import build_bundle
+from txl_runtime.device.choosing import DEVICES, NO_GPU
 from txl_runtime.device.cuda import open_cuda
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import CheckError
@@ -145,14 +148,23 @@ def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list
     return found
 
 
-def check(path: Path, update: str, steps: int, threads: int) -> dict[str, object]:
-    """Everything with one update rule, as figures.
+def open_device(path: Path, backend: str, update: str) -> Model:
+    """The bundle on the GPU."""
+    if backend == "torch":
+        model = txl_runtime.load(path, backend="cpu")
+        model.backend = open_torch(model.bundle, open_cuda(), CudaPlace(), update)
+        return model
+    build_bundle(path, backend, update=update)
+    return txl_runtime.load(path, backend=backend, update=update)
+
+
+def check(path: Path, backend: str, update: str, steps: int, threads: int) -> dict[str, object]:
+    """Everything with one backend and update rule, as figures.
 
     Raises:
         CheckError: results are further from the CPU's than the limit.
     """
-    model, reference = (txl_runtime.load(path, backend="cpu") for _ in range(2))
-    model.backend = open_torch(model.bundle, open_cuda(), CudaPlace(), update)
+    model, reference = open_device(path, backend, update), txl_runtime.load(path, backend="cpu")
     alone = exercise(model, reference, steps, 0)
     together = in_threads(model, reference, threads, max(steps // 4, 10))
     worst = max(item.worst for item in (alone, *together))
@@ -166,11 +178,13 @@ def check(path: Path, update: str, steps: int, threads: int) -> dict[str, object
 def main() -> int:
     """Run it."""
     options = parser(__doc__, seconds=None)
+    options.add_argument("--backend", choices=("torch", *DEVICES), default="torch", help="what runs the programs")
     options.add_argument("--bundle", type=Path, help="take this fp32 bundle instead of a random model")
     options.add_argument("--steps", type=int, default=300, help="of work on one stream (default 300)")
     given = options.parse_args()
-    journal = Journal("torch_engine_check", given.out)
-    if gpu_name() is None or not torch.cuda.is_available():
+    journal = Journal("gpu_exercise", given.out)
+    without = given.backend == "torch" and not torch.cuda.is_available()
+    if gpu_name() is None or without:
         journal.skip("device loop", NO_GPU if gpu_name() is None else "PyTorch was built without CUDA")
         return journal.finish()
     with tempfile.TemporaryDirectory(prefix="txl-torch-") as folder:
@@ -178,7 +192,8 @@ def main() -> int:
         path = given.bundle or random_bundle(Path(folder) / "m.txl", values, (length, 1), memory, batch_size=4)
         for update in txl_runtime.load(path, backend="cpu").manifest.updates:
             if update != "none":
-                journal.run(f"{update} memory", partial(check, path, update, given.steps, given.threads))
+                work = partial(check, path, given.backend, update, given.steps, given.threads)
+                journal.run(f"{given.backend}, {update} memory", work)
     return journal.finish()
 
 
