@@ -14,7 +14,7 @@ from txl_runtime.device import choosing
 from txl_runtime.selftest import run_selftest
 from txl_runtime.streaming.parts import Parts
 
-B, V = 3, 1500
+B, V = 6, 1500
 PARTS = 2 * 4 * (257 + 120 + 257) + 4 * (3 + 2)
 """Bytes of one sequence's parts: ids and values, sums, clusters."""
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
@@ -23,7 +23,7 @@ Opener = Callable[..., Model]
 
 @pytest.fixture(scope="module")
 def path(make_bundle):
-    config = {"vocab_size": V, "cutoffs": (300, 420), "n_layer": 1}
+    config = {"vocab_size": V, "n_layer": 1, "cutoffs": (300, 420)}  # as in tests/engines/test_next.py: exported once
     return make_bundle(batch_size=B, config=config, verify=False)
 
 
@@ -67,7 +67,7 @@ options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_what_is_drawn_from_parts_is_what_rows_give(opened, update, options):
     """Prompts that end in the longest segment, in the shortest, and each somewhere else; idle sequences in the end."""
     ours, theirs = opened(update, driver=FakeDriver(seed=1)), opened(update, kinds=("logprobs",))
-    for columns, lengths in ((4, None), (5, None), (9, [2, 9, 4]), (1, None)):
+    for columns, lengths in ((4, None), (5, None), (9, [2, 9, 4, 8, 1, 5]), (1, None)):
         expected = drawn(theirs, columns, 6, lengths, **options)
         assert drawn(ours, columns, 6, lengths, **options) == expected
         stops = (expected[1][0],)
@@ -105,7 +105,7 @@ def test_no_token_is_computed_twice_and_the_row_comes_where_a_draw_needs_it_alon
 def test_whoever_asks_for_rows_gets_them_from_the_same_programs(opened, update):
     model, theirs = opened(update), load(opened(update).bundle.path, backend="cpu", update=update)
     tokens = np.random.default_rng(0).integers(0, V, (B, 9))
-    found, expected = (one.stream().feed(tokens, [9, 4, 0], last=True) for one in (model, theirs))
+    found, expected = (one.stream().feed(tokens, [9, 4, 0, 1, 8, 5], last=True) for one in (model, theirs))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
     log = driver_of(model).log
     assert any("next" in entry for entry in log)

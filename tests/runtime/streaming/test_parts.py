@@ -120,9 +120,9 @@ options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @options
 @sizes
 def test_draws_from_parts_are_the_tokens_that_the_row_gives(words, options):
-    """2,880 draws in all for each way of drawing, and not one that differs."""
+    """2,400 draws in all for each way of drawing, and not one that differs."""
     for spread in SPREADS.values():
-        for seed in range(6):
+        for seed in range(5):
             temperature = options.get("temperature", 1.0)
             found = Next(*distributions(words, spread, seed), temperature)
             ours, theirs = both(found, options, 10)
@@ -135,7 +135,7 @@ def test_draws_from_parts_are_the_tokens_that_the_row_gives(words, options):
 @sizes
 def test_words_that_tie_are_in_the_vocabulary_s_order_whatever_order_an_engine_has(words, options):
     for steps in (0.5, 2.0, 100.0):  # in the last all words of a part tie
-        for seed in range(3):
+        for seed in range(2):
             temperature = options.get("temperature", 1.0)
             found = Next(*distributions(words, SPREADS["peaked"], seed, steps), temperature, backwards=True)
             ours, theirs = both(found, options, 4)
@@ -151,6 +151,19 @@ def test_the_row_is_asked_for_where_parts_cannot_tell(spread, options):
     ours, theirs = both(found, options, 5)
     assert ours == theirs
     assert found.fetched == 5, "once a step, for all sequences that need it"
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 1}, {"top_k": 2}, {"top_p": 0.9}], ids=str)
+def test_words_that_tie_in_the_row_alone_tie(options):
+    """Added to their cluster's, two values that differ become one number: the first of the vocabulary is the better."""
+    first = np.float32(-0.7)
+    tail = np.full((B, 400), -30, np.float32)
+    tail[:, 5], tail[:, 9] = first, np.nextafter(first, np.float32(0))
+    head, clusters = np.full((B, 300), -60, np.float32), np.full((B, 1), -5, np.float32)
+    found = Next([head, tail], clusters, options.get("temperature", 1.0))
+    assert found.row[0, 305] == found.row[0, 309]
+    ours, theirs = both(found, options, 10)
+    assert ours == theirs
 
 
 def test_a_flat_nucleus_needs_the_row_and_a_peaked_one_does_not():
