@@ -14,6 +14,8 @@ from typing import Any
 
 from txl_runtime.device.driver import Driver
 
+GET, PUSH, POP = "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"
+
 
 class Context:
     """The primary context of a device, retained for as long as anybody holds this.
@@ -26,33 +28,35 @@ class Context:
         device, handle = ctypes.c_int(), ctypes.c_void_p()
         driver.cuDeviceGet(ctypes.byref(device), ordinal)
         self.driver, self.device = driver, device.value
-        self._current, self._push, self._pop = (
-            driver.cuCtxGetCurrent,
-            driver.cuCtxPushCurrent_v2,
-            driver.cuCtxPopCurrent_v2,
-        )
+        # These stand in every step, so a status is looked at here.
+        self._current, self._push, self._pop = (driver.instant(name) for name in (GET, PUSH, POP))
+        self._popped = ctypes.byref(ctypes.c_void_p())  # nobody reads it
         try:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device.value)
         finally:
             if handle.value:
                 give_back = weakref.finalize(self, driver.quietly, "cuDevicePrimaryCtxRelease_v2", device.value)
                 give_back.atexit = False  # other libraries end what they have there; the process's end gives it back
-        self._handle = handle.value
+        self._handle, self._pushed = handle.value, ctypes.c_void_p(handle.value)
 
-    def enter(self) -> bool:
+    def enter(self, found: ctypes.c_void_p, reference: Any) -> bool:
         """Make it current in this thread; whether it was not, so that `leave` has to follow.
+
+        `found` is where the driver writes what is current, by its `reference`; threads may not share it.
 
         Raises:
             BackendError: this process is a fork of the one that opened the driver, or CUDA refuses.
         """
-        if self.driver.forked:
-            self.driver.refuse_forked()
-        found = ctypes.c_void_p()
-        self._current(ctypes.byref(found))
+        driver = self.driver
+        if driver.forked:
+            driver.refuse_forked()
+        if status := self._current(reference):
+            raise driver.failure(GET, status)
         if found.value == self._handle:
             return False
         try:
-            self._push(self._handle)
+            if status := self._push(self._pushed):
+                raise driver.failure(PUSH, status)
         except BaseException:
             self._take_back()
             raise
@@ -61,7 +65,8 @@ class Context:
     def leave(self, failing: bool) -> None:
         """Make current what was so before. Where something is `failing` already, CUDA's failure does not hide that."""
         try:
-            self._pop(ctypes.byref(ctypes.c_void_p()))
+            if status := self._pop(self._popped):
+                raise self.driver.failure(POP, status)
         except BaseException as error:
             self._take_back()
             if not failing or not isinstance(error, Exception):
@@ -83,13 +88,14 @@ class Context:
 class Current:
     """Enters a context, and leaves it again. One object serves one `with` at a time."""
 
-    __slots__ = ("_context", "_entered")
+    __slots__ = ("_context", "_entered", "_found", "_reference")
 
     def __init__(self, context: Context) -> None:
-        self._context, self._entered = context, False
+        self._context, self._entered, self._found = context, False, ctypes.c_void_p()
+        self._reference = ctypes.byref(self._found)
 
     def __enter__(self) -> None:
-        self._entered = self._context.enter()
+        self._entered = self._context.enter(self._found, self._reference)
 
     def __exit__(self, kind: object, *_: Any) -> None:
         if self._entered:
@@ -103,10 +109,11 @@ class Turn:
     it waits for a lock whose owner may not exist there.
     """
 
-    __slots__ = ("_context", "_entered", "_lock")
+    __slots__ = ("_context", "_entered", "_found", "_lock", "_reference")
 
     def __init__(self, context: Context) -> None:
-        self._context, self._lock = context, threading.RLock()
+        self._context, self._lock, self._found = context, threading.RLock(), ctypes.c_void_p()
+        self._reference = ctypes.byref(self._found)
         self._entered: list[bool] = []  # by whoever has the lock, the innermost last
 
     def __enter__(self) -> None:
@@ -115,7 +122,7 @@ class Turn:
             driver.refuse_forked()
         self._lock.acquire()
         try:
-            self._entered.append(self._context.enter())
+            self._entered.append(self._context.enter(self._found, self._reference))
         except BaseException:
             self._lock.release()
             raise

@@ -131,6 +131,7 @@ class Driver:
 
     def __init__(self, library: Any) -> None:
         self.forked = False
+        self._library = library
         self._functions = {name: _function(library, name) for name in SIGNATURES}
         for name, function in self._functions.items():
             setattr(self, name, self._checked(name, function))
@@ -143,6 +144,15 @@ class Driver:
                 raise self.failure(name, status)
 
         return call
+
+    def instant(self, name: str) -> Callable[..., int]:
+        """A function that never waits, for every step: it takes ctypes' objects and returns its status.
+
+        Other threads do not run meanwhile, because to let them takes longer than such a function.
+        """
+        if isinstance(self._library, ctypes.CDLL):
+            return ctypes.PyDLL(None, handle=self._library._handle)[name]
+        return self._functions[name]
 
     def failure(self, name: str, status: int) -> BackendError:
         """What a status of a function means, in CUDA's words, and what to do."""

@@ -16,7 +16,7 @@ class Tail:
     """
 
     def __init__(self, device: Device, queue: Queue, turn: Turn) -> None:
-        self._queue, self._event, self._current, self.turn = queue, device.event(), device.current, turn
+        self._queue, self._event, self._current, self.turn = queue, device.event(), device.current(), turn
         self._open = self._marked = False
 
     def begin(self) -> None:
@@ -34,7 +34,7 @@ class Tail:
             with self.turn:
                 self._queue.wait()
         elif self._marked:
-            with self._current():
+            with self._current:
                 self._event.wait()
         self._open = self._marked = False
 

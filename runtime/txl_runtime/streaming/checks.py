@@ -26,9 +26,11 @@ def check_tokens(
             "one row per stream, `tokens[None]` for a single one"
         )
     counts = check_lengths(lengths, batch_size, found.shape[1])
-    counted = True if lengths is None else np.arange(found.shape[1]) < counts[:, None]
-    bad = counted & ((found < 0) | (found >= vocab_size))
-    if bad.any():
+    bad = found.astype(np.uint64) >= vocab_size  # what is negative becomes large
+    if lengths is not None:
+        counted = np.arange(found.shape[1]) < counts[:, None]
+        bad &= counted
+    if np.count_nonzero(bad):
         row, column = np.argwhere(bad)[0]
         raise UsageError(
             f"{what} hold id {found[row, column]} at [{row}, {column}], expected 0 … {vocab_size - 1}; "
@@ -41,7 +43,9 @@ def check_tokens(
 def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDArray[np.int32]:
     """How many columns count per stream, int32 [b]; all of them without `lengths`."""
     if lengths is None:
-        return np.full(batch_size, most, np.int32)
+        counts = np.empty(batch_size, np.int32)
+        counts.fill(most)
+        return counts
     found = _integers(lengths, "lengths")
     if found.shape != (batch_size,) or (found < 0).any() or (found > most).any():
         raise UsageError(
@@ -86,7 +90,7 @@ def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
     found = as_array(values, what)
     if not found.size:
         return found.astype(np.int64)  # an empty list has no kind of its own
-    if not np.issubdtype(found.dtype, np.integer):
+    if found.dtype.kind not in "iu":
         text = "tokens" in what and found.dtype.kind in "USO"
         advice = "encode text with model.vocabulary.encode" if text else "convert them with astype('int32')"
         raise UsageError(f"{what} are {found.dtype}, expected whole numbers; {advice}")

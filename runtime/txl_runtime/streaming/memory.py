@@ -52,7 +52,7 @@ class Counters:
         self.read, self._now = table if ring is not None else table[:2], table[1:]
         self._next = np.zeros_like(self._now)
         self._next_fill, self._next_head = self._next
-        self._most, self._fresh, self._ring = np.array(memory_length, np.int32), fresh_fill, ring
+        self._most, self._fresh, self._ring = np.full(batch_size, memory_length, np.int32), fresh_fill, ring
 
     @property
     def side(self) -> int:
@@ -75,12 +75,12 @@ class Counters:
         np.add(self._now, valid, out=self._next)
         np.minimum(fill, self._most, out=fill)
         if self._ring is None:
-            head[:] = 1 - self._now[1]
+            np.subtract(1, self.head, out=head)
         elif max(head.tolist()) >= self._ring:  # numpy takes longer over so few
             for row in np.flatnonzero(head >= self._ring).tolist():
                 head[row] -= self._ring
                 spill(row, int(head[row]))
-        np.copyto(self._now, self._next)
+        self._now[...] = self._next
 
     def turn(self) -> None:
         """Change sides, after all of a rolled memory was copied to the other one."""

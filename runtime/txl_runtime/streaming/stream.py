@@ -234,9 +234,10 @@ class Stream(CarriedState):
                 latest = loop.run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
             sampler.draw_from(loop.output, latest, running, token, self.draws)
             yield token.copy()
-            running &= ~np.isin(token, list(stop_tokens))
-            if not running.any():
-                return
+            if stop_tokens:
+                running &= ~np.isin(token, list(stop_tokens))
+                if not running.any():
+                    return
 
     def _feed_last(self, ids: Ids | Resident, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
         """Feed checked tokens; a result that has each sequence's last position that counts as its last."""
