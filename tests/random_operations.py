@@ -26,7 +26,8 @@ B = 3
 TINY = {"n_layer": 1, "vocab_size": 13, "d_model": 8, "d_embed": 8, "d_head": 4, "d_inner": 8}
 BIASED = {"pre_lnorm": True, "attention_bias": True, "memory_start": "zeros"}
 """Fresh memory is not zeros."""
-CLUSTERED = {"cutoffs": (5, 9), "div_val": 2}
+CLUSTERED = {"vocab_size": 1100, "cutoffs": (300, 900), "div_val": 2}
+"""Words enough for a program `next`."""
 TRANSFORMERS: dict[str, dict[str, Any]] = {
     "plain": {"config": {}},
     "biased": {"config": TINY | BIASED | {"memory_length": 3}, "segment_length": (3, 2), "verify": False},
@@ -223,7 +224,12 @@ class Play:
     def do_generate(self, pair: Pair) -> None:
         tokens = self.tokens(pair.ours.batch_size, self.number(1, 6))
         lengths = self.draws.integers(1, tokens.shape[1] + 1, len(tokens))
-        options = {"temperature": float(self.draws.choice([0.0, 0.8])), "seed": self.number(0, 99), "lengths": lengths}
+        options = {
+            "temperature": float(self.draws.choice([0.0, 0.8])),
+            "seed": self.number(0, 99),
+            "lengths": lengths,
+            **[{}, {"top_k": 5}, {"top_p": 0.4}][self.number(0, 2)],
+        }
         number = self.number(1, 5)
         drawn = [list(stream.generate(tokens, number, **options)) for stream in pair.both]
         assert np.array_equal(*drawn)

@@ -87,7 +87,7 @@ class FakeDriver(Functions):
         super().__init__(Memory(unified), Scheduler(seed, eager, self._went_wrong), capacity, devices)
         self.log = self.scheduler.log
         self._lock, self._process, self._lost = threading.RLock(), os.getpid(), False
-        self._told: list[_Told] = []
+        self._told: list[Told] = []
         for name in dir(type(self)):
             if name.startswith("cu"):
                 setattr(self, name, Function(self, name, getattr(self, name)))
@@ -97,22 +97,26 @@ class FakeDriver(Functions):
 
     def tell(
         self,
-        name: str,
+        name: str | tuple[str, ...],
         outcome: Status | BaseException | type[BaseException],
         after: int = 0,
         times: int = 1,
         done: bool = False,
-    ) -> None:
+    ) -> Told:
         """Have calls of a function fail.
 
         Args:
-            name: how its name begins: "cuMem" is every function of memory.
+            name: how its name begins, or one of several: "cuMem" is every function of memory, "engine" is `launch`.
             outcome: a status, or what is raised.
             after: so many calls go well first.
             times: so many fail, then all go well again.
             done: whether what was asked for is done all the same, as when a signal came during the call.
+
+        Returns:
+            What knows whether it came to that.
         """
-        self._told.append(_Told(name, outcome, after, times, done))
+        self._told.append(Told(name, outcome, after, times, done))
+        return self._told[-1]
 
     def forgive(self) -> None:
         """Take back what `tell` said."""
@@ -136,6 +140,9 @@ class FakeDriver(Functions):
             refused: why this cannot be recorded, where it cannot.
         """
         with self._lock:
+            told = next((item for item in self._told if item.due("engine")), None)
+            if told is not None:
+                told.happen()
             try:
                 self.need_context()
                 blocks = [self.memory.block(address, size, "device") for address, size in (*reads, *writes)]
@@ -210,24 +217,37 @@ class FakeDriver(Functions):
         self._lost = True
 
 
-class _Told:
-    """What `FakeDriver.tell` was told."""
+class Told:
+    """What `FakeDriver.tell` was told.
+
+    Attributes:
+        reached: whether a call has failed because of it.
+    """
 
     def __init__(
-        self, name: str, outcome: Status | BaseException | type[BaseException], after: int, times: int, done: bool
+        self,
+        name: str | tuple[str, ...],
+        outcome: Status | BaseException | type[BaseException],
+        after: int,
+        times: int,
+        done: bool,
     ) -> None:
         self._name, self._outcome, self._after, self._times, self.done = name, outcome, after, times, done
+        self.reached = False
 
     def due(self, name: str) -> bool:
+        """Whether this call of a function is to fail."""
         if not name.startswith(self._name) or not self._times:
             return False
         if self._after:
             self._after -= 1
             return False
         self._times -= 1
+        self.reached = True
         return True
 
     def happen(self) -> None:
+        """Fail."""
         if isinstance(self._outcome, int):
             raise Refused(self._outcome)
         raise self._outcome

@@ -137,7 +137,7 @@ class Step:
             self._quick, call.recorded = call.queue.capture(self._work.put), "recorded"
         except BackendError as error:
             self._quick, call.recordable, call.recorded = self._work.put, False, str(error)
-            logger.warning("%s runs without being recorded: %s", call.name, error)
+            logger.warning("%s runs without being recorded: %s", call.name, call.recorded)
         else:
             call.records += bool(self._work.fetches)
         return self._quick
