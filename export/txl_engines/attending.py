@@ -26,8 +26,8 @@ FEWEST, MOST = 8, 256
 """The sizes of heads that the kernel is made for."""
 
 
-class _Attention(NamedTuple):
-    """An attention over a ring: names of its values, and the nodes that compute it."""
+class Attention(NamedTuple):
+    """An attention written as products: names of its values, and the nodes that compute it."""
 
     query: str
     key: str
@@ -44,8 +44,8 @@ def unite_attention(graph: Graph, program: Program) -> Graph:
     if program.segment_length != 1 or not graph.scatters:
         return graph
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
-    sizes = {spec.name: spec.fixed for spec in program.outputs}
-    found = [each for each in _attentions(model.graph) if _in_place(sizes.get(each.key, ()))]
+    sizes = {spec.name: spec.fixed for spec in program.outputs if spec.name in graph.states}
+    found = [each for each in find_attentions(model.graph) if _fits(sizes.get(each.key, ())) and each.value in sizes]
     if not found:
         return graph
     gone = {id(node) for each in found for node in each.nodes}
@@ -66,13 +66,16 @@ def unite_attention(graph: Graph, program: Program) -> Graph:
     return dataclasses.replace(graph, data=data, nodes=tuple((node.name, node.op_type) for node in model.graph.node))
 
 
-def _in_place(shape: tuple[int, ...]) -> bool:
+def _fits(shape: tuple[int, ...]) -> bool:
     """Whether keys [B, H, C, d_head] can be read where they are."""
     return len(shape) == 4 and shape[3] % MULTIPLE == 0 and FEWEST <= shape[3] <= MOST
 
 
-def _attentions(graph: Any) -> Iterator[_Attention]:
-    """Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around the softmax."""
+def find_attentions(graph: Any) -> Iterator[Attention]:
+    """Every attention of a form that this module can change.
+
+    It is Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around the softmax.
+    """
     makers = {name: node for node in graph.node for name in node.output}
     readers: dict[str, list[Any]] = {}
     for node in graph.node:
@@ -99,17 +102,16 @@ def _attentions(graph: Any) -> Iterator[_Attention]:
         turned = maker(product.input[1], "Transpose") if product else None
         if mix is None or turned is None:
             continue
-        key, value = turned.input[0], mix.input[1]
-        if not (maker(key, "TensorScatter") and maker(value, "TensorScatter")):
-            continue
-        nodes = (turned, product, total, where, before, softmax, after, mix)
-        yield _Attention(
+        inner = [node for node in (turned, product, total, where, before, softmax, after) if node is not None]
+        if any(len(readers.get(node.output[0], ())) != 1 for node in inner):
+            continue  # somebody else reads what would be gone
+        yield Attention(
             query=product.input[0],
-            key=key,
-            value=value,
+            key=turned.input[0],
+            value=mix.input[1],
             visible=where.input[0],
             bias=total.input[1],
             unseen=where.input[2],
             out=mix.output[0],
-            nodes=tuple(node for node in nodes if node is not None),
+            nodes=(*inner, mix),
         )

@@ -57,6 +57,7 @@ def build_bundle(
     gpus: Sequence[int] = (),
     update: str | None = None,
     force: bool = False,
+    kinds: Sequence[str] | None = None,
     listener: Listener | None = None,
 ) -> BundleBuild:
     """Build the engines of a bundle that are not there yet.
@@ -68,6 +69,8 @@ def build_bundle(
         update: "ring" or "rolled"; None for the better one that target and bundle have, and the only one where a bundle
             has one that is neither.
         force: build again what is there.
+        kinds: of programs, e.g. ("logprobs",); None for all. Each engine holds the weights, and the runtime does with
+            log-probabilities what it has no engine for. Engines of other kinds that are there already stay.
         listener: hears of progress and warnings.
 
     Raises:
@@ -84,7 +87,7 @@ def build_bundle(
     hashes = {name: record.sha256 for name, record in bundle.manifest.files.items()}
     with staging(bundle.path) as stage:
         engines = []
-        for program in whole_programs(bundle.manifest, rule):
+        for program in choose_programs(whole_programs(bundle.manifest, rule), kinds):
             graph = maker.read(compose(bundle, program), program, bundle.path, hashes)
             identity = _identity(program, graph, precision, maker)
             name = engine_path(maker.target, program.name)
@@ -95,6 +98,25 @@ def build_bundle(
             engines.append(EngineResult(program.name, name, sidecar, there is not None))
         stage.publish()
     return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines))
+
+
+def choose_programs(programs: Sequence[Program], kinds: Sequence[str] | None) -> tuple[Program, ...]:
+    """Those of some kinds; all where none are named.
+
+    Raises:
+        UsageError: there are none of a kind, or the kind that the runtime falls back to is left out.
+    """
+    if kinds is None:
+        return tuple(programs)
+    held, needed = dict.fromkeys(program.kind for program in programs), programs[0].kind
+    if unknown := [kind for kind in kinds if kind not in held]:
+        raise UsageError(f"--programs holds {', '.join(unknown)}, the bundle has {', '.join(held)}; name some of these")
+    if needed not in kinds:
+        raise UsageError(
+            f"--programs is {', '.join(kinds)}, expected {needed} among them, which does what other engines are not "
+            f"there for; add {needed}"
+        )
+    return tuple(program for program in programs if program.kind in kinds)
 
 
 def choose_update(held: Sequence[str], update: str | None, ring: bool, title: str) -> str:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -20,6 +21,7 @@ from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import bundle_engines
 from txl_runtime.device.engines.sidecar import read_sidecar
+from txl_runtime.device.loop import KINDS, Programs
 from txl_runtime.errors import BackendError, UsageError
 
 
@@ -120,6 +122,23 @@ def test_both_targets_of_a_bundle_stand_side_by_side(bundle: Path):
     names = [name for name, _ in bundle_engines(open_bundle(bundle))]
     assert len(names) == 12
     assert sum(name.startswith("engines/cuda/") for name in names) == 8
+
+
+def test_kinds_of_programs_can_be_left_out(bundle: Path):
+    """Each engine of TensorRT holds the weights, so a small device is better off with those that it needs."""
+    made = build_bundle(bundle, "cuda", kinds=("logprobs", "score"))
+    assert [engine.sidecar.identity.kind for engine in made.engines] == ["logprobs", "logprobs", "score"]
+    found = Programs("cuda", [SimpleNamespace(program=engine.sidecar.identity.as_program()) for engine in made.engines])
+    wanted = {want: found.find(want, 4).program.kind for want in KINDS}
+    assert wanted == {"rows": "logprobs", "last": "logprobs", "next": "logprobs", "nll": "score"}
+    whole = build_bundle(bundle, "cuda")
+    assert [engine.reused for engine in whole.engines].count(True) == 3, "the others can be added later"
+    with pytest.raises(UsageError, match="--programs holds rows, the bundle has logprobs, last, score; name some"):
+        build_bundle(bundle, "cuda", kinds=("rows",))
+    with pytest.raises(UsageError, match="--programs is score, expected logprobs among them"):
+        build_bundle(bundle, "cuda", kinds=("score",))
+    refused = cli("build", bundle, "--target", "cuda", "--programs", "last, score")
+    assert (refused.returncode, "add logprobs" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_gpus_cannot_be_asked_for(bundle: Path):

@@ -32,13 +32,22 @@ def run(
         Literal["ring", "rolled"] | None,
         typer.Option("--update", help="How memory is updated. (default ring where bundle and target have it)"),
     ] = None,
+    programs: Annotated[
+        str | None,
+        typer.Option(
+            "--programs",
+            help="Kinds of programs to build, e.g. logprobs,score: each engine holds the weights, and logprobs does "
+            "what there is no other for. (default all)",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
     json: Json = False,
 ) -> None:
     """Build an engine of each program and put it into the bundle."""
     gpus = _compute_capabilities(sm)
+    kinds = None if programs is None else tuple(kind.strip() for kind in programs.split(","))
     with Display() as display:
-        made = build_bundle(bundle, target, gpus, update, force, listener=display)
+        made = build_bundle(bundle, target, gpus, update, force, kinds, listener=display)
     if json:
         print_json(describe_build(made))
         return
@@ -68,6 +77,8 @@ def describe_build(made: BundleBuild) -> dict[str, Any]:
                 "attention_layers": engine.sidecar.attention_layers,
                 "fused_attention": engine.sidecar.fused_attention,
                 "in_place": engine.sidecar.in_place,
+                "read_in_place": engine.sidecar.read_in_place,
+                "copying": engine.sidecar.copying,
                 "layers": engine.sidecar.layers,
                 "reused": engine.reused,
                 "verified_on": engine.sidecar.verified_on,

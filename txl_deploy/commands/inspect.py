@@ -12,7 +12,7 @@ from txl_export.families.registry import facts_of_bundle
 from txl_export.options import Family
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
-from txl_runtime.device.choosing import DEVICES, LEFT_OUT, missing
+from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts, engine_names
 from txl_runtime.device.engines.sidecar import ANYWHERE, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
@@ -52,7 +52,7 @@ def run(
         bundle = open_bundle(path)
         manifest, (engines, broken) = bundle.manifest, _engines(bundle)
         document = describe_bundle(manifest) | {
-            "backends": {name: LEFT_OUT.get(name) or missing(name, bundle) for name in DEVICES}
+            "backends": {name: missing(name, bundle) for name in DEVICES}
         }
         if json:
             print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})

@@ -166,6 +166,8 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
         "fused_attention": sidecar.fused_attention,
         "fused_kernels": sidecar.fused_kernels,
         "in_place": sidecar.in_place,
+        "read_in_place": sidecar.read_in_place,
+        "copying": sidecar.copying,
         "verified_on": sidecar.verified_on,
         "layers": sidecar.layers,
         "inputs": msgspec.to_builtins(identity.inputs),
