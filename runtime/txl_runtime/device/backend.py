@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.device.context import Turn
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.loop import DeviceLoop, Programs
@@ -28,7 +29,7 @@ class DeviceBackend(Backend):
         device: Device,
         queue: Queue,
         executables: Sequence[Executable],
-        settled: Callable[[], None] | None = None,
+        settled: Callable[[str, Turn], None] | None = None,
     ) -> None:
         self.name, self.description, self.device, self.queue = name, description, device, queue
         self.lock = device.turn()
@@ -52,11 +53,10 @@ class DeviceBackend(Backend):
             return DeviceStepLoop(manifest, self.device, self.queue, self.lock, self.executables, initial, self.settled)
         return DeviceLoop(manifest, self.device, self.queue, self.lock, self._programs, initial, self.settled)
 
-    def settled(self) -> None:
+    def settled(self, program: str) -> None:
         """A program has run often enough for its engine to have compiled what it compiles at first use."""
         if self._settled is not None:
-            with self.lock:
-                self._settled()
+            self._settled(program, self.lock)
 
     def release_pages(self) -> None:
         """See `Backend`; the weights of engines are no mapped pages."""

@@ -75,6 +75,7 @@ class _Route(NamedTuple):
         step: what is put into the queue.
         rows: the program's first result where it arrives with the step.
         part: the same where it is still on the device.
+        parts: of a program "next": what it returned beside.
         call: the program, tied to memory.
     """
 
@@ -85,6 +86,7 @@ class _Route(NamedTuple):
     step: Step
     rows: Floats | None
     part: Part
+    parts: Parts | None
     call: DeviceCall
 
 
@@ -110,10 +112,8 @@ class _Pending(RowsResult):
 
     def parts(self) -> Parts | None:
         """See `loop.Result`."""
-        if self._route.kind != "next":
-            return None
         self._loop.finish()
-        return Parts(self._loop.manifest.clusters, self._route.step.arrived)
+        return self._route.parts
 
     def nll(self) -> Floats:
         """See `loop.Result`."""
@@ -139,7 +139,7 @@ class DeviceLoop(LoopState, Loop):
         lock: Turn,
         programs: Programs,
         initial: Initial,
-        settled: Callable[[], None],
+        settled: Callable[[str], None],
     ) -> None:
         update = programs.all[0].update
         super().__init__(update, manifest, lock)
@@ -152,7 +152,7 @@ class DeviceLoop(LoopState, Loop):
         self._calls: dict[tuple[str, int], DeviceCall] = {}
         self._steps = Steps()
         self._routes: dict[tuple[str, tuple[int, int], int, bool], _Route] = {}
-        self._settling: DeviceCall | None = None
+        self._settling: str | None = None
         self._resident: DeviceTokens | None = None  # what a step on its way reads
         with lock:
             kind = DeviceRing if update == "ring" else DeviceRolled
@@ -182,8 +182,8 @@ class DeviceLoop(LoopState, Loop):
         self._tail.wait()
         self._resident = None
         if self._settling is not None:
-            self._settling = None
-            self._settled()
+            program, self._settling = self._settling, None
+            self._settled(program)
 
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
@@ -211,7 +211,7 @@ class DeviceLoop(LoopState, Loop):
             if commit:
                 self.advance()
         if call.settling:
-            call.settling, self._settling = False, call
+            call.settling, self._settling = False, call.name
         targets = inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
         return _Pending(self, route, counts, targets)
@@ -238,6 +238,8 @@ class DeviceLoop(LoopState, Loop):
         parts = {name: call.results.part(name, ()) for name in others} if kind == "next" else {first: part}
         if room_for(parts) > LARGEST:
             parts = {}
+        if first not in parts:
+            self.staging.open_buffers(part.size)
         if self.staging.grow(room_for(parts)):
             self._routes.clear()
             self._steps.forget()
@@ -245,7 +247,9 @@ class DeviceLoop(LoopState, Loop):
         host = call.inputs.host
         given = {name: tuple(map(slice, value.shape)) for name, value in inputs.items() if value is not there}
         reads = tuple((name, host[name][cut]) for name, cut in given.items() if name in host)
-        return _Route(kind, reads, self.valid[:b], self._staged(call), step, step.arrived.get(first), part, call)
+        rows, counts = step.arrived.get(first), self._staged(call)
+        best = Parts(self.manifest.clusters, step.arrived) if kind == "next" else None
+        return _Route(kind, reads, self.valid[:b], counts, step, rows, part, best, call)
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
         """Where a program's counters are staged, and those counters; all of them at once if it reads all."""

@@ -41,8 +41,16 @@ class Staging:
         self.arrived = self._device.staging(min(LARGEST, max(SMALLEST, 1 << (size - 1).bit_length())))
         return True
 
+    def open_buffers(self, size: int) -> None:
+        """Have what `bring` needs for parts of so many bytes: before their step, so that it cannot fail after it."""
+        if not self._events:
+            self._events = self._device.event(), self._device.event()
+        if not self._buffers or len(self._buffers[0]) < min(size, PIECE):
+            size = min(PIECE, max(SMALLEST, 1 << (size - 1).bit_length()))
+            self._buffers = self._device.staging(size), self._device.staging(size)
+
     def bring(self, part: Part) -> Array:
-        """A copy of a part of a result, whose step is done.
+        """A copy of a part of a result, whose step is done; `open_buffers` was called before.
 
         Raises:
             BackendError: CUDA failed.
@@ -50,7 +58,6 @@ class Staging:
         found = np.empty(part.size, np.uint8)
         if not part.size:
             return part.view(found)
-        self._open_buffers(min(PIECE, part.size))
         before: tuple[int, int, int] | None = None
         for number, (start, address, width, rows) in enumerate(part.pieces(PIECE)):
             which = number % 2
@@ -71,10 +78,3 @@ class Staging:
         with self._device.current():
             self._events[which].wait()
         found[start : start + size] = self._buffers[which][:size]
-
-    def _open_buffers(self, size: int) -> None:
-        if not self._events:
-            self._events = self._device.event(), self._device.event()
-        if not self._buffers or len(self._buffers[0]) < size:
-            size = min(PIECE, max(SMALLEST, 1 << (size - 1).bit_length()))
-            self._buffers = self._device.staging(size), self._device.staging(size)

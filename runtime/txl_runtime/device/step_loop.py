@@ -135,7 +135,7 @@ class DeviceStepLoop(StepState, Loop):
         lock: Turn,
         executables: Mapping[str, Executable],
         initial: Initial,
-        settled: Callable[[], None],
+        settled: Callable[[str], None],
     ) -> None:
         super().__init__(manifest, initial, lock)
         self._manifest, self._device, self._queue, self._settled = manifest, device, queue, settled
@@ -150,7 +150,7 @@ class DeviceStepLoop(StepState, Loop):
         self._steps = Steps()
         self._kinds: dict[tuple[int, Shapes], _Held] = {}
         self._routes: dict[tuple[_Held, int, int, str], _Route] = {}
-        self._settling: DeviceCall | None = None
+        self._settling: str | None = None
         self._resident: DeviceTokens | None = None  # what a step on its way reads
         self._fresh: Shapes = tuple(start_shape(state) for state in self.states)
         with lock:
@@ -182,8 +182,8 @@ class DeviceStepLoop(StepState, Loop):
         self._tail.wait()
         self._resident = None
         if self._settling is not None:
-            self._settling = None
-            self._settled()
+            program, self._settling = self._settling, None
+            self._settled(program)
 
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
@@ -218,7 +218,7 @@ class DeviceStepLoop(StepState, Loop):
             if commit:
                 self._now = route.after
         if call.settling:
-            call.settling, self._settling = False, call
+            call.settling, self._settling = False, call.name
         return _Pending(manifest, _Returned(self, route, step.arrived), counts, length, targets, self.output)
 
     def clear(self, rows: Indices) -> None:
@@ -288,6 +288,7 @@ class DeviceStepLoop(StepState, Loop):
                 staged = whole[tuple(slice(size) for size in np.shape(inputs[entry.name]))]
                 reads.append(_Read(entry.name, staged, None if staged.shape == whole.shape else whole))
         parts = {entry.name: call.results.part(entry.name, entry.sizes(b, length)) for entry in manifest.outputs}
+        self.staging.open_buffers(max((part.size for part in parts.values()), default=0))
         after = self._kind(1 - now.side, shapes_after(program, self.states))
         return _Route(call, after, tuple(reads), valid, parts)
 

@@ -11,13 +11,15 @@ that it was given.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_facts
-from txl_runtime.errors import BackendError
+from txl_runtime.errors import BackendError, TxlError, one_line
 
 DTYPES = {
     "FLOAT": "float32",
@@ -70,6 +72,23 @@ class Library:
     def title(self) -> str:
         """Name and version."""
         return f"{self.module.__name__} {self.version}"
+
+    @contextmanager
+    def speaking(self, what: str) -> Iterator[None]:
+        """Calls of the library: what its bindings raise is a `BackendError` about `what`.
+
+        Raises:
+            BackendError: they raised something that is no error of ours.
+        """
+        try:
+            yield
+        except TxlError:
+            raise
+        except Exception as error:
+            said = " ".join(part for part in (one_line(error), self.journal.complaints()) if part)
+            raise BackendError(
+                f"{what}: {self.title} failed ({said}), expected it to work; see whether it fits this GPU's driver"
+            ) from error
 
     def header_problems(self, runtime: Any, engine_bytes: Any) -> list[str] | None:
         """Why an engine's header says that the engine cannot run here, by the library's own names.

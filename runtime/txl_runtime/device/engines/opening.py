@@ -7,6 +7,8 @@ BUNDLE.rtx-cache, in one file per engine; the library ignores a file that does n
 from __future__ import annotations
 
 import contextlib
+import logging
+from contextlib import AbstractContextManager
 
 from txl_runtime.bundle.encoding import write_whole
 from txl_runtime.bundle.reading import Bundle
@@ -15,7 +17,10 @@ from txl_runtime.device.cuda import Device, open_cuda
 from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.files import EngineFile, checked_engines, find_engines
 from txl_runtime.device.engines.library import Library, load_library
-from txl_runtime.device.engines.running import EngineRuntime
+from txl_runtime.device.engines.running import EngineExecutable, EngineRuntime
+from txl_runtime.errors import BackendError
+
+logger = logging.getLogger(__name__)
 
 
 def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) -> DeviceBackend:
@@ -32,16 +37,28 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
 
 def load_engines(bundle: Bundle, library: Library, device: Device, update: str | None = None) -> DeviceBackend:
     """As `open_engines`, with a library and a device that are open."""
-    runtime, executables, caches = EngineRuntime(library), [], []
+    runtime, executables = EngineRuntime(library), []
+    unsaved: dict[str, tuple[EngineExecutable, _Cache]] = {}
     for engine in checked_engines(bundle, library.target, library.version, update):
         path, cache = bundle.file(engine.name), _Cache(bundle, engine)
         kernels = cache.read() if library.facts.portable else None
-        executables.append(runtime.load(str(path), path.read_bytes(), engine.program, kernels))
-        caches.append(cache)
+        executable = runtime.load(str(path), path.read_bytes(), engine.program, kernels)
+        executables.append(executable)
+        if library.facts.portable:
+            unsaved[engine.program.name] = executable, cache
 
-    def settled() -> None:
-        for executable, cache in zip(executables, caches, strict=True):
-            cache.keep(executable.cache())
+    def settled(program: str, turn: AbstractContextManager[object]) -> None:
+        """Keep what a program has compiled, once, whatever the number of its streams."""
+        executable, cache = unsaved.pop(program, (None, None))
+        if executable is None or cache is None:
+            return
+        try:
+            with turn:  # another stream may run it just now
+                kernels = executable.cache()
+        except BackendError as error:  # the step was done: the next start is slower, no more
+            logger.warning("the kernels of %s are not kept: %s", program, error)
+        else:
+            cache.keep(kernels, executable.resumed)
 
     description = f"{library.title} on {device.title}"
     return DeviceBackend(library.target, description, device, device.queue(), executables, settled=settled)
@@ -62,10 +79,9 @@ class _Cache:
             return kernels
         return None
 
-    def keep(self, kernels: bytes | None) -> None:
-        """Write what was compiled since; the kernels' number only grows."""
-        if kernels is not None and len(kernels) > self._size:
-            self._size = len(kernels)
+    def keep(self, kernels: bytes | None, resumed: bool) -> None:
+        """Write what was compiled, where the library refused what was kept, or has more kernels than that."""
+        if kernels is not None and (not resumed or len(kernels) > self._size):
             with contextlib.suppress(OSError):  # a place that cannot be written to only makes the next start slower
                 self._path.parent.mkdir(exist_ok=True)
                 write_whole(self._path, kernels)

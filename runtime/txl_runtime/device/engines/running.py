@@ -6,15 +6,18 @@ uses to check every member that is named here against every version.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.cuda import Queue
-from txl_runtime.device.engines.library import Library
+from txl_runtime.device.engines.library import ERROR, Library
 from txl_runtime.device.interface import Executable, Launch
-from txl_runtime.errors import BackendError, BundleError
+from txl_runtime.errors import BackendError, BundleError, one_line
+
+logger = logging.getLogger(__name__)
 
 REASONS = {
     "VERSION_MISMATCH": "it was built by another version of the library",
@@ -34,7 +37,11 @@ class EngineRuntime:
     def __init__(self, library: Library) -> None:
         trt = library.module
         self.library = library
-        runtime = trt.Runtime(library.logger)
+        try:
+            runtime = trt.Runtime(library.logger)
+        except Exception as error:  # a factory that gave nothing is a TypeError of the bindings
+            library.journal.add(ERROR, one_line(error))
+            runtime = None
         if runtime is None:
             raise BackendError(
                 f"{library.title} cannot start ({self.said()}), expected a usable CUDA driver; update it"
@@ -47,8 +54,13 @@ class EngineRuntime:
         `cache` is what `EngineExecutable.cache` gave in an earlier process.
 
         Raises:
+            BackendError: the library failed.
             BundleError: the bytes are no engine, or one of another library, GPU or program.
         """
+        with self.library.speaking(name):
+            return self._load(name, data, program, cache)
+
+    def _load(self, name: str, data: bytes, program: Program, cache: bytes | None) -> EngineExecutable:
         library, runtime = self.library, self._runtime
         advice = f"build it again with `txl-deploy build --target {library.target}`"
         problems = library.header_problems(runtime, data)
@@ -75,6 +87,9 @@ class EngineExecutable(Executable):
 
     TensorRT-RTX records CUDA graphs itself, one for each execution context whose addresses stay the same; work of
     TensorRT is recorded by the loop. So each set of addresses has an execution context of its own with either library.
+
+    Attributes:
+        resumed: whether it started with the kernels that it was given.
     """
 
     def __init__(
@@ -84,17 +99,34 @@ class EngineExecutable(Executable):
         self.recordable = not library.facts.portable
         config: Any = None
         cache: Any = None
+        self.resumed = False
         if library.facts.portable:
             trt = library.module
             config = engine.create_runtime_config()
             config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             cache = config.create_runtime_cache()
             if kernels:
-                cache.deserialize(kernels)  # what is of another version, GPU or driver is refused: it stays empty
+                self.resumed = self._resume(cache, kernels)
             config.set_runtime_cache(cache)
         self._config, self._cache = config, cache
 
+    def _resume(self, cache: Any, kernels: bytes) -> bool:
+        """Give the library kernels of an earlier process; those of another version, GPU or driver are refused."""
+        try:
+            taken = bool(cache.deserialize(kernels))
+            said = self._library.journal.complaints()
+        except Exception as error:  # as good as a refusal
+            taken, said = False, one_line(error)
+        if not taken:
+            name, because = self.program.name, f" ({said})" if said else ""
+            logger.info("%s: kept kernels do not fit this GPU and driver%s, they are compiled again", name, because)
+        return taken
+
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
+        with self._library.speaking(self.program.name):
+            return self._prepare(addresses, queue)
+
+    def _prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
         engine, library, name = self._engine, self._library, self.program.name
         context = engine.create_execution_context(self._config) if self._config else engine.create_execution_context()
         if context is None:
@@ -108,8 +140,12 @@ class EngineExecutable(Executable):
         handle = queue.handle
 
         def launch() -> None:
-            if not context.execute_async_v3(handle):
-                said = library.journal.complaints()
+            try:
+                done, said = context.execute_async_v3(handle), ""
+            except Exception as error:  # of the bindings
+                done, said = False, one_line(error)
+            if not done:
+                said = " ".join(part for part in (library.journal.complaints(), said) if part)
                 raise BackendError(f"{name}: {library.title} failed ({said}), expected it to run; load the model again")
 
         return launch
@@ -117,5 +153,6 @@ class EngineExecutable(Executable):
     def cache(self) -> bytes | None:
         """The kernels compiled for this GPU so far, for `EngineRuntime.load` in the next process; None without any."""
         cache = self._cache
-        blob = None if cache is None else cache.serialize()
-        return None if blob is None else bytes(memoryview(blob))
+        with self._library.speaking(self.program.name):
+            blob = None if cache is None else cache.serialize()
+            return None if blob is None else bytes(memoryview(blob))
