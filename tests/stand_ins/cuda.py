@@ -49,7 +49,6 @@ def run_engines(
     Returns:
         What was seen: contexts made, caches that were given (and not refused), how often caches were serialised.
     """
-    assert set(faults) <= set(FAULTS)
     seen = SimpleNamespace(contexts=0, caches=[], serialized=0)
 
     def make(title: str, **values: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from stand_ins.cuda import run_engines
+from stand_ins.cuda import FAULTS, run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
 from stand_ins.tensorrt import fake
@@ -189,6 +189,59 @@ def test_a_place_that_cannot_be_written_only_makes_the_next_start_slower(built, 
     stream = load_with(path, backend, monkeypatch).stream()
     for _ in range(3):
         stream.step(np.zeros((B, 1), int))
+
+
+# --- bindings that raise, return nothing, and refuse ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["no runtime", "no runtime, TypeError"])
+def test_a_library_that_does_not_start_is_an_error_that_auto_goes_around(built, here, wrong):
+    with pytest.raises(BackendError, match="cannot start"):
+        opened(built("ring"), faults=[wrong])
+
+
+@pytest.mark.parametrize("wrong", [fault for fault in FAULTS if fault.startswith(("no context", "address", "run"))])
+def test_a_call_that_goes_wrong_is_an_error_and_changes_nothing(built, here, monkeypatch, wrong):
+    faults: list[str] = []
+    backend, _, _ = opened(built("ring"), faults=faults)
+    ours = load_with(built("ring"), backend, monkeypatch).stream()
+    theirs = load(built("ring"), backend="cpu", update="ring").stream()
+    draws = np.random.default_rng(0)
+    # Of a program that has run only the run can go wrong.
+    for columns in (1, 1, 4, 4, 2) if wrong.startswith("run") else (1, 4):
+        tokens = draws.integers(0, V, (B, columns))
+        faults.append(wrong)
+        with pytest.raises(BackendError, match=r"tensorrt_rtx 1\.7\.1\.116 .*(expected|again)"):
+            ours.step(tokens)
+        faults.clear()
+        np.testing.assert_allclose(ours.step(tokens), theirs.step(tokens), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", ["cache refused", "cache, RuntimeError"])
+def test_kernels_that_are_refused_are_written_anew_however_large_they_were(built, here, tmp_path, monkeypatch, wrong):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    stream = load_with(path, opened(path)[0], monkeypatch).stream()
+    for _ in range(3):
+        stream.step(np.zeros((B, 1), int))
+    kept = sorted((tmp_path / "a.txl.rtx-cache").glob("logprobs-ring-1-*"))
+    kept[0].write_bytes(b"of another driver" * 1000)
+    backend, _, seen = opened(path, faults=[wrong])
+    stream = load_with(path, backend, monkeypatch).stream()
+    for _ in range(3):
+        stream.step(np.zeros((B, 1), int))
+    assert seen.caches == []
+    assert kept[0].read_bytes().startswith(b"kernels of logprobs-ring-1")
+
+
+def test_kernels_are_collected_once_for_each_program(built, here, tmp_path, monkeypatch):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    backend, _, seen = opened(path)
+    model = load_with(path, backend, monkeypatch)
+    for _ in range(4):
+        stream = model.stream()
+        for _ in range(3):
+            stream.step(np.zeros((B, 1), int))
+    assert seen.serialized <= len(backend.executables), "later streams compile nothing"
 
 
 # --- the self-test, and its record --------------------------------------------------------------------------------
