@@ -84,7 +84,8 @@ def plan(given: argparse.Namespace) -> list[Item]:
     for batch in [2] if given.quick else given.batch:
         for precision in given.precision:
             size = "quick" if given.quick else f"v{given.vocabulary}"
-            bundle = folder / f"{size}-{precision}-b{batch}.txl"
+            rule = f"-{given.update}" if given.update else ""  # a bundle of its own, for verify takes the best there is
+            bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"
             items.append(Item("export", "", precision, batch, bundle))
             if not given.prepare:
                 items += [_item(engine, precision, batch, bundle) for engine in given.engine]

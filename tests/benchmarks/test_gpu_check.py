@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stand_ins.engine import open_stand_in
+from txl_engines import build_bundle
 from txl_runtime import load
+from txl_runtime.device import choosing
 from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import CheckError
@@ -148,6 +152,9 @@ def test_every_bundle_is_exported_before_it_is_run() -> None:
     names = [item.name for item in gpu_items.plan(given)]
     assert names[:3] == ["export-fp32-b1", "rtx-fp32-b1", "torch-fp32-b1"]
     assert len(names) == 12
+    bundles = {item.bundle for item in gpu_items.plan(given)}
+    given.update = "rolled"
+    assert not bundles & {item.bundle for item in gpu_items.plan(given)}, "verify takes the best rule there is"
     given.prepare = True
     assert [item.kind for item in gpu_items.plan(given)] == ["export"] * 4
 
@@ -165,8 +172,8 @@ def test_carried_packages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "LD_LIBRARY_PATH" not in gpu_check.environment_of(None)
 
 
-def worked(path: Path, folder: Path, engine: str = "cpu") -> dict[str, Found]:
-    given = argparse.Namespace(bundle=path, engine=engine, update="none", segments=6, seconds=0.01)
+def worked(path: Path, folder: Path, engine: str = "cpu", update: str = "none") -> dict[str, Found]:
+    given = argparse.Namespace(bundle=path, engine=engine, update=update, segments=6, seconds=0.01)
     journal = Journal("any", folder)
     gpu_worker.engine(journal, given)
     return {found.name: found for found in journal.found}
@@ -188,6 +195,33 @@ def test_whatever_a_step_raises_the_next_ones_run(
         ("build", "open", "self-test", "decode", "draw", "score"), OK
     )
     assert found["decode"].figures["tokens/s"] > 0
+
+
+@pytest.mark.parametrize("update", ["none", "rolled"])
+def test_an_engine_takes_every_step_on_the_stand_in(
+    update: str, make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name))
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    found = worked(path, tmp_path, engine="cuda", update=update)
+    assert {name: item.reason for name, item in found.items() if item.state != OK} == {}
+    assert list(found) == list(gpu_items.STEPS["engine"])
+    assert found["open"].figures["update"] == ("ring" if update == "none" else update)
+    assert "recorded" in found["score"].figures["recorded"].values()
+    assert any("self-test on Fake RTX" in sidecar.read_text() for sidecar in path.rglob("*.json")), "it is noted"
+
+
+def test_rolled_engines_beside_those_of_a_ring_are_not_verified_as_such(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name))
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    build_bundle(path, "cuda", update="ring")
+    found = worked(path, tmp_path, engine="cuda", update="rolled")
+    assert found["verify"].state == NOT_RUN
+    assert "has engines of ring memory too" in found["verify"].reason
 
 
 def test_a_self_test_that_fails_is_a_failure(
