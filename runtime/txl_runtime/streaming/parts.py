@@ -14,6 +14,7 @@ Nothing is said where these words do not suffice, and nothing of a draw from the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +44,26 @@ class Parts:
         self._sums, self._offsets, self._clusters = given["sums"], given.get("clusters"), clusters
         self._cut = [ids.shape[1] < last - first for ids, (first, last) in zip(self._ids, clusters, strict=True)]
 
+    def best(self, b: int) -> tuple[Ids, NDArray[np.bool_]]:
+        """The best word of each of b sequences; and whether that is certain, since no other of its part ties."""
+        firsts, seconds = (
+            np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
+        )  # [parts, b]
+        if self._offsets is not None:
+            firsts[1:] += self._offsets[:b].T
+            seconds[1:] += self._offsets[:b].T
+        ids, rows = np.array([ids[:b, 0] for ids in self._ids]), np.arange(b)
+        part = firsts.argmax(axis=0)  # of parts that tie the first
+        sound = self._sums[:b].sum(axis=1) > 0  # NaN is not
+        return ids[part, rows], sound & (firsts[part, rows] > seconds[part, rows])
+
     def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
         """What may be drawn for a sequence, as `Sampler` finds it from a row; None where only the row can tell.
 
         Raises:
             BackendError: the log-probabilities hold NaN.
         """
-        if np.isnan(self._sums[stream]).any():
+        if isnan(sum(self._sums[stream].tolist())):
             raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
         if temperature > 0 and top_k is None and top_p is None:
             return None

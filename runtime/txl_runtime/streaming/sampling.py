@@ -123,14 +123,18 @@ class Sampler:
         left, parts = running, result.parts()
         if parts is not None:
             left = running.copy()
-            for stream in np.flatnonzero(running).tolist():
+            if self.temperature == 0:  # all at once: the usual case
+                best, certain = parts.best(len(running))
+                tokens[running & certain] = best[running & certain]
+                left &= ~certain
+            for stream in np.flatnonzero(left).tolist():
                 with np.errstate(over="ignore", under="ignore"):  # as in `_draw`
                     found = parts.candidates(stream, self.temperature, self.top_k, self.top_p)
                 if found is not None:
                     ids, weights = found
                     uniform = self._draws[stream].random() if self.temperature else 0.0
                     tokens[stream], left[stream] = ids[_place(np.cumsum(weights), uniform)], False
-                    count.tokens += 1
+            count.tokens += int(running.sum() - left.sum())
         if left.any():
             self.draw(output, result.last(), left, tokens, count)
 
