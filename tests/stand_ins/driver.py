@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from txl_runtime.device.driver import SIGNATURES
+from txl_runtime.device.interface import ALIGNMENT
 
 from stand_ins.device_memory import Bytes, Memory, ViolationError
 from stand_ins.device_work import Scheduler, Task
@@ -146,6 +147,8 @@ class FakeDriver(Functions):
             try:
                 self.need_context()
                 blocks = [self.memory.block(address, size, "device") for address, size in (*reads, *writes)]
+                if any(address % ALIGNMENT for address, _ in (*reads, *writes)):
+                    raise ViolationError(f"tensors that do not start at multiples of {ALIGNMENT}")
             except (ViolationError, Refused) as error:
                 self.violations.append(f"{name}: {error}")
                 return

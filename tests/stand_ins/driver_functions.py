@@ -59,6 +59,11 @@ class Functions:
         """Whether some thread still has a context."""
         return any(self._all_stacks)
 
+    def unwind(self) -> None:
+        """Take all contexts from their threads: `support.interrupted` interrupts where no signal does, too."""
+        for stack in self._all_stacks:
+            stack.clear()
+
     def need_context(self) -> None:
         """Refuse what needs a context in a thread that has none."""
         if not self._stack or not self._stack[-1]:

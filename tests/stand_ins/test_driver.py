@@ -323,6 +323,15 @@ def test_work_that_fails_is_kept_and_said_to_whoever_waits(hand):
     assert "ZeroDivisionError" in hand.violations()
 
 
+def test_an_engine_gets_aligned_memory_that_lives(hand):
+    for place, said in (
+        ((hand.block + 8, 8), "multiples of 256"),
+        ((hand.block, SIZE + 1), "leave their device block"),
+    ):
+        hand.driver.launch(hand.stream, lambda _: [], [place])
+        assert said in hand.violations()
+
+
 def test_whatever_is_left_is_named():
     hand = Hand()
     with pytest.raises(AssertionError, match="a context was left current"):

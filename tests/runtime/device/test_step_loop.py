@@ -299,6 +299,7 @@ def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, kind):
         assert found in (before, expected), f"neither before nor after the step, interrupted at line {line}"
         seen.add(found)
     assert seen == {before, expected}
+    model.backend.driver.unwind()
 
 
 def test_rows_put_with_another_number_than_are_held_go_through_the_host(opened):
