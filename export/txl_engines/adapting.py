@@ -119,7 +119,7 @@ def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
     onnx = import_onnx()
     found = opset_of(model)
     older_model = deepcopy(model)
-    shapes = known_shapes(older_model.graph)
+    shapes = known_shapes(onnx.shape_inference.infer_shapes(older_model).graph)  # what is composed states none
     constants = {tensor.name: tensor for tensor in older_model.graph.initializer if not tensor.external_data}
     for node in older_model.graph.node:
         if node.op_type == "Split" and opset < 18 and _splits_evenly(node, shapes):

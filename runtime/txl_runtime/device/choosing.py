@@ -23,14 +23,6 @@ DEVICES = ("rtx", "tensorrt", "cuda")
 """Backends that keep the memory on a device, the best first."""
 PACKAGES = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt", "cuda": "onnxruntime"}
 NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver"
-LEFT_OUT = {
-    "cuda": (
-        "it would compute wrong numbers on a GPU (ONNX Runtime has no CUDA kernel for one of the operators and copies "
-        "its inputs to the CPU only once), so auto leaves it out until that is mended; --backend cuda runs "
-        "it all the same"
-    )
-}
-"""Backends that auto does not take, whatever is installed, and why."""
 
 Opener = Callable[[str, Bundle, "str | None"], "DeviceBackend"]
 
@@ -61,7 +53,7 @@ def choose_device(
     """The best backend of `DEVICES` that opens the bundle, if any does, and why those before it were not taken."""
     notes = {}
     for name in DEVICES:
-        if reason := LEFT_OUT.get(name) or missing(name, bundle):
+        if reason := missing(name, bundle):
             notes[name] = reason
             continue
         try:

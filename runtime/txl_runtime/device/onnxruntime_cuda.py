@@ -169,8 +169,7 @@ class OrtSessions:
         version = f"CUDA {built.partition('.')[0]}" if built else "the CUDA it was built for"
         said = f" ({self._missed})" if self._missed else ""
         return (
-            f"expected a driver that runs {version}, and its libraries{said}; "
-            "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+            f"expected a driver that runs {version}, and its libraries{said}; pip install 'onnxruntime-gpu[cuda,cudnn]'"
         )
 
 

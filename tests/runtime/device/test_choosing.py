@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from stand_ins.engine import open_stand_in
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.reading import open_bundle
@@ -39,22 +38,19 @@ def test_auto_takes_the_best_that_opens_and_says_why_not_the_others(make_bundle,
     assert notes == {"rtx": "built by version 1.6, the library here is 1.7", "tensorrt": "not installed"}
 
 
-def test_auto_leaves_out_what_computes_wrong_numbers_and_says_how_to_ask_for_it(make_bundle, monkeypatch):
+def test_auto_takes_cuda_and_says_why_where_it_does_not_open(make_bundle, monkeypatch):
     path = make_bundle(batch_size=B, config={})
     monkeypatch.setattr(choosing, "missing", lambda name, bundle: "" if name == "cuda" else "not installed")
-    opened = []
+    found, notes = choosing.choose_device(
+        open_bundle(path), None, lambda name, bundle, update: open_stand_in(bundle, update, name)
+    )
+    assert found is not None
+    assert found.name == "cuda"
+    assert list(notes) == ["rtx", "tensorrt"]
 
-    def opener(name: str, bundle: Any, update: str | None) -> Any:
-        opened.append(name)
-        return open_stand_in(bundle, update, name)
+    def refused(name: str, bundle: Any, update: str | None) -> Any:
+        raise BackendError("reads tokens outside of cuda")
 
-    found, notes = choosing.choose_device(open_bundle(path), None, opener)
-    assert (found, opened) == (None, []), "it is not even tried"
-    assert "wrong numbers on a GPU" in notes["cuda"]
-    assert "--backend cuda" in notes["cuda"]
-    model = load(path)
-    assert model.backend.name == "cpu"
-    assert model.backend_notes["cuda"] == notes["cuda"]
-    monkeypatch.setattr(choosing, "missing", lambda name, bundle: "nothing to run it on")
-    with pytest.raises(BackendError, match="backend cuda cannot run here: nothing to run it on"):
-        load(path, backend="cuda")  # asked for by name, it is tried
+    found, notes = choosing.choose_device(open_bundle(path), None, refused)
+    assert found is None
+    assert notes["cuda"] == "reads tokens outside of cuda"

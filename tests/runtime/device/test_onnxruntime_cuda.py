@@ -1,31 +1,36 @@
-"""Backend cuda: the graphs of `build --target cuda`, run here by the CPU's provider at addresses of the host."""
+"""Backend cuda: the graphs of `build --target cuda` on stand-ins for ONNX Runtime's CUDA provider and the driver."""
 
 from __future__ import annotations
 
 import ast
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import txl_runtime
-from stand_ins.engine import StandInDevice
+from onnx import helper
+from stand_ins.driver import FakeDriver
+from stand_ins.engine import open_fake_device
+from stand_ins.onnxruntime import CPU, Session, StandInOrt
 from txl_engines.bundles import build_bundle
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.external_data import values_read
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import choosing, onnxruntime_cuda
+from txl_runtime.device import choosing, cuda, onnxruntime_cuda
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.selftest import run_selftest
 
 B, V = 2, 60
-CPU = "CPUExecutionProvider"
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
@@ -46,12 +51,15 @@ def built(make_bundle, tmp_path_factory):
     return build
 
 
-def opened(path: Path, update: str | None = None) -> DeviceBackend:
-    bundle, device = open_bundle(path), StandInDevice()
-    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, [CPU], "cpu")
-    queue = device.queue()
-    queue.push = lambda name, work, *_: work()  # its work is done at once, as ONNX Runtime waits for its own
-    return onnxruntime_cuda.load_onnxruntime(sessions, bundle, device, queue, update, CPU)
+def opened(path: Path, update: str | None = None, change: Callable[[StandInOrt], object] = id) -> DeviceBackend:
+    """As on a machine with a GPU; `change` is shown what stands in for the package onnxruntime."""
+    driver = FakeDriver()
+    ort = StandInOrt(driver)
+    change(ort)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime_cuda, "import_onnxruntime", lambda: ort)
+        patch.setattr(cuda, "open_cuda", lambda: open_fake_device(driver))
+        return onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(path), update)
 
 
 def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -83,7 +91,7 @@ def test_graphs_that_pass_the_self_test_say_where(built, tmp_path, monkeypatch):
     run_selftest(model).require()
     assert set(record_pass(model)) == {program.name for program in model.backend.programs}
     for engine in find_engines(open_bundle(path), "cuda"):
-        assert engine.sidecar.verified_on == ("graph", "self-test on a stand-in")
+        assert engine.sidecar.verified_on == ("graph", "self-test on Fake RTX, SM 86")
     assert record_pass(load(path, backend="cpu")) == ()
 
 
@@ -160,30 +168,154 @@ def test_graphs_that_were_composed_in_another_way_are_refused(built, tmp_path):
         opened(path)
 
 
-def test_nodes_that_fall_back_are_named(built):
-    bundle = open_bundle(built("rolled"))
-    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, [CPU], "cpu")
-    engine = find_engines(bundle, "cuda")[0]
-    sessions.executable(engine.program, bundle.file(engine.name).read_bytes())
-    assert sessions.elsewhere(CPU) == {}
-    (nodes,) = sessions.elsewhere("CUDAExecutionProvider").values()
-    assert any("MatMul" in node for node in nodes)
+def written_before(built: Callable[..., Path], folder: Path) -> Path:
+    """A bundle whose graphs are as they were built before: ids are clipped."""
+    path = Path(shutil.copytree(built("ring"), folder / "old.txl"))
+    bundle = open_bundle(path)
+    for engine in find_engines(bundle, "cuda"):
+        graph = onnx.load(path / engine.name, load_external_data=False)
+        nodes = graph.graph.node
+        number = next(n for n, node in enumerate(nodes) if node.op_type == "Max" and node.input[0] == "tokens")
+        least, most = nodes[number], nodes[number + 1]
+        assert (most.op_type, most.input[0]) == ("Min", least.output[0])
+        least.CopyFrom(helper.make_node("Clip", [*least.input, most.input[1]], most.output, "the.clip"))
+        del nodes[number + 1]
+        (path / engine.name).write_bytes(graph.SerializeToString())
+        vouch(path, Path(engine.name).name, sidecar=True)
+    return path
 
 
-def test_a_provider_that_does_not_start_is_no_fallback(built):
+def test_what_is_read_on_the_cpu_is_refused_by_name(built, tmp_path):
+    """C1: ONNX Runtime has no CUDA kernel of Clip for int32, and copies what the CPU reads once."""
+    path = written_before(built, tmp_path)
+    wanted = (
+        r"-ring-\d: ONNX Runtime 1\.31\.1 reads tokens outside of cuda, where its nodes the\.clip \(Clip\) run, "
+        r"expected all on the device; build it again with `txl-deploy build --target cuda`, or use another"
+    )
+    with pytest.raises(BackendError, match=wanted):
+        opened(path)
+
+
+def test_unrefused_the_same_tokens_would_be_read_for_ever(built, tmp_path, monkeypatch):
+    """What C1 was: the stand-in is as wrong as the device."""
+    path = written_before(built, tmp_path)
+    monkeypatch.setattr(onnxruntime_cuda.OrtSessions, "_check_places", lambda *_: None)
+    backend = opened(path)
+    assert "nodes run on the CPU: the.clip (Clip)" in backend.description
+    tokens = [np.random.default_rng(seed).integers(0, V, (B, 4)) for seed in range(2)]
+    stream, truth = load_with(path, backend, monkeypatch).stream(), load(path, backend="cpu", update="ring").stream()
+    apart = [float(np.abs(stream.step(each) - truth.step(each)).max()) for each in tokens]
+    assert min(apart) > 0.1
+
+
+def test_inputs_that_nobody_reads_may_be_anywhere(built):
+    """`valid` is read by nobody in a ring's log-probabilities."""
+    path = built("ring")
+    for engine in find_engines(open_bundle(path), "cuda"):
+        read = values_read((path / engine.name).read_bytes())
+        assert ("valid" in read) == (engine.program.kind in ("last", "next"))
+        assert {"tokens", "head", "fill"} <= read
+
+
+def test_outputs_made_elsewhere_are_refused(built):
+    def make_on_the_cpu(ort: StandInOrt) -> None:
+        real = ort.InferenceSession
+
+        def session(*arguments: Any, **options: Any) -> Any:
+            made = real(*arguments, **options)
+            made.places["logprobs"] = "Cpu"
+            return made
+
+        ort.InferenceSession = session
+
+    with pytest.raises(BackendError, match=r"writes logprobs outside of cuda, expected all on the device"):
+        opened(built("ring"), change=make_on_the_cpu)
+
+
+def test_an_onnx_runtime_that_cannot_tell_places_is_refused(built, monkeypatch):
+    monkeypatch.delattr(Session, "get_input_memory_infos")
+    with pytest.raises(
+        BackendError, match=r"does not tell where a program reads its inputs, expected 1\.23\.2 or newer"
+    ):
+        opened(built("rolled"))
+
+
+def test_libraries_of_cuda_are_loaded_first_and_nothing_is_printed(built, capsys):
+    """C3: onnxruntime finds no CUDA that pip installed, unless it is told to load it; the stand-in insists."""
+    made: list[StandInOrt] = []
+    opened(built("ring"), change=made.append)
+    assert made[0].preloaded == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_library_that_is_missing_is_told_when_the_provider_does_not_start(built):
     class Started:
         def get_providers(self) -> list[str]:
             return [CPU]
 
-    ort = SimpleNamespace(
-        __version__="1",
-        SessionOptions=onnxruntime.SessionOptions,
-        InferenceSession=lambda *_, **__: Started(),
+    def on_the_cpu(ort: StandInOrt) -> None:
+        ort.InferenceSession = lambda *_, **__: Started()
+
+    wanted = (
+        r"could not start CUDAExecutionProvider and took the CPU instead; expected a driver that runs CUDA 13, and its "
+        r"libraries \(Failed to load libnvrtc\.so\.13: .*\); pip install 'onnxruntime-gpu\[cuda,cudnn\]'"
     )
-    bundle = open_bundle(built("ring"))
-    sessions = onnxruntime_cuda.OrtSessions(ort, bundle, [("CUDAExecutionProvider", {}), CPU], "cuda")
-    with pytest.raises(BackendError, match="could not start CUDAExecutionProvider and took the CPU instead"):
-        sessions.executable(find_engines(bundle, "cuda")[0].program, b"a graph")
+    with pytest.raises(BackendError, match=wanted):
+        opened(built("ring"), change=on_the_cpu)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "wanted"),
+    [
+        (
+            "CUDA failure 35: driver version is insufficient",
+            BackendError,
+            "could not start CUDAExecutionProvider: CUDA f",
+        ),
+        ("cuDNN is unavailable", BackendError, r"expected a driver that runs CUDA 13"),
+        (
+            "Unsupported model IR version: 99",
+            BundleError,
+            "expected a graph ONNX Runtime can load; build it",
+        ),
+    ],
+)
+def test_errors_of_the_provider_are_told_from_those_of_a_graph(built, said, error, wanted):
+    def fail(ort: StandInOrt) -> None:
+        def session(*_: Any, **options: Any) -> Any:
+            assert not options["enable_fallback"], "it prints, and tries again on the CPU"
+            raise RuntimeError(said)
+
+        ort.InferenceSession = session
+
+    with pytest.raises(error, match=wanted):
+        opened(built("ring"), change=fail)
+
+
+def test_a_fusion_that_has_no_kernel_is_left_out(built):
+    """ONNX Runtime 1.23 makes SkipLayerNormalization of bf16, and then refuses its own graph."""
+    tried = []
+
+    def fail(ort: StandInOrt) -> None:
+        real = ort.InferenceSession
+
+        def session(*arguments: Any, **options: Any) -> Any:
+            tried.append(options.get("disabled_optimizers"))
+            if tried[-1] is None:
+                raise RuntimeError("Type 'tensor(bfloat16)' of operator (SkipLayerNormalization) is invalid")
+            return real(*arguments, **options)
+
+        ort.InferenceSession = session
+
+    opened(built("rolled"), change=fail)
+    assert tried == [None, ["SkipLayerNormFusion"]] * 4
+
+
+def test_preloading_that_fails_is_no_error(monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("The directory does not exist!")
+
+    assert "does not exist" in onnxruntime_cuda.preload_libraries(SimpleNamespace(preload_dlls=fail))
 
 
 def test_the_runtime_composes_nothing():

@@ -1,0 +1,134 @@
+"""ONNX Runtime with its CUDA provider, on the stand-in for CUDA's driver: as strict about places as the real one.
+
+A node runs on the device where the table of kernels has a row for it, else on the CPU. An input lies where its first
+reader runs, one that nobody reads on the CPU, and an output where it is made. What is bound to an input of the CPU is
+copied when it is bound, and never again. Everything is computed by the real ONNX Runtime on copies, in the queue that
+the session was given, and `run_with_iobinding` returns when that queue is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from stand_ins.driver import FakeDriver
+from stand_ins.operators import kernels, table
+
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+SIZES = {16: 2}
+"""Bytes of the types that NumPy has no name for."""
+
+
+class StandInOrt:
+    """What `import onnxruntime` gives, where the package is the one for GPUs.
+
+    Args:
+        driver: the library that its device is of.
+        library: the column of the table that says what runs on the device.
+
+    Attributes:
+        preloaded: how often the libraries of CUDA were loaded.
+    """
+
+    SessionOptions = onnxruntime.SessionOptions
+    cuda_version = "13.0"
+
+    def __init__(self, driver: FakeDriver, library: str = "onnxruntime-cuda 1.31.1") -> None:
+        self.driver, self.library, self.__version__ = driver, library, library.split()[-1]
+        self.preloaded = 0
+
+    def get_available_providers(self) -> list[str]:
+        return [CUDA, CPU]
+
+    def preload_dlls(self) -> None:
+        self.preloaded += 1
+        print("Failed to load libnvrtc.so.13: cannot open shared object file")
+        print("Please follow a page on the web.")
+
+    def InferenceSession(self, graph: bytes, options: Any, providers: Sequence[Any], **_: Any) -> Any:
+        return Session(self, graph, options, dict(entry for entry in providers if not isinstance(entry, str))[CUDA])
+
+
+class Session:
+    """A graph, every node in its place."""
+
+    def __init__(self, ort: StandInOrt, graph: bytes, options: Any, settings: Mapping[str, str]) -> None:
+        assert ort.preloaded, "the provider does not start: libcublasLt.so.13: cannot open shared object file"
+        self.ort, self.stream = ort, int(settings["user_compute_stream"])
+        self.real = onnxruntime.InferenceSession(graph, options, providers=[CPU])
+        self.get_inputs, self.get_outputs = self.real.get_inputs, self.real.get_outputs
+        model = onnx.load_model_from_string(graph)
+        self.places: dict[str, str] = {}
+        self.left: list[Any] = []
+        for node, kernel in kernels(model):
+            on_device = table().get(kernel, {}).get(ort.library) == "yes"
+            if not on_device:
+                self.left.append(SimpleNamespace(name=node.name, op_type=node.op_type))
+            for name in (*node.input, *node.output):
+                self.places.setdefault(name, "Cuda" if on_device else "Cpu")
+
+    def get_providers(self) -> list[str]:
+        return [CUDA, CPU]
+
+    def get_input_memory_infos(self) -> list[Any]:
+        return [SimpleNamespace(name=self.places.get(item.name, "Cpu")) for item in self.get_inputs()]
+
+    def get_output_memory_infos(self) -> list[Any]:
+        return [SimpleNamespace(name=self.places[item.name]) for item in self.get_outputs()]
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        return [SimpleNamespace(ep_name=CPU, get_nodes=lambda: self.left)] if self.left else []
+
+    def io_binding(self) -> Binding:
+        return Binding(self)
+
+    def run_with_iobinding(self, binding: Binding) -> None:
+        binding.run()
+
+
+class Binding:
+    """Addresses of the device, tied to a session's inputs and outputs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._driver = session, session.ort.driver
+        self._binding = session.real.io_binding()
+        self._given: dict[str, tuple[int, NDArray[np.uint8]]] = {}
+        self._made: dict[str, tuple[int, NDArray[np.uint8]]] = {}
+
+    def bind_input(self, name: str, place: str, _: int, element: Any, shape: Sequence[int], address: int) -> None:
+        buffer = self._bind(self._binding.bind_input, name, place, element, shape)
+        if self._session.places.get(name, "Cpu") == "Cpu":
+            self._driver.cuStreamSynchronize(self._session.stream)
+            buffer[...] = self._driver.memory.view(address, len(buffer))  # once, and never again
+        else:
+            self._given[name] = address, buffer
+
+    def bind_output(self, name: str, place: str, _: int, element: Any, shape: Sequence[int], address: int) -> None:
+        self._made[name] = address, self._bind(self._binding.bind_output, name, place, element, shape)
+
+    def _bind(self, bind: Any, name: str, place: str, element: Any, shape: Sequence[int]) -> NDArray[np.uint8]:
+        assert place == "cuda"
+        size = SIZES[element] if isinstance(element, int) else np.dtype(element).itemsize
+        buffer = np.zeros(int(np.prod(shape)) * size, np.uint8)
+        bind(name, "cpu", 0, element, shape, buffer.ctypes.data)
+        return buffer
+
+    def run(self) -> None:
+        given, made = list(self._given.values()), list(self._made.values())
+
+        def work(reads: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
+            for (_, buffer), read in zip(given, reads, strict=True):
+                buffer[...] = read
+            self._session.real.run_with_iobinding(self._binding)
+            return [buffer for _, buffer in made]
+
+        places = ([(address, len(buffer)) for address, buffer in side] for side in (given, made))
+        self._driver.launch(self._session.stream, work, *places)
+        self._driver.cuStreamSynchronize(self._session.stream)
