@@ -56,7 +56,7 @@ THIRD_PARTIES = {
     "txl_engines": {"numpy", "msgspec", "onnx", "google", "filelock"},
     "txl_deploy.bench": {"numpy", "msgspec", "onnxruntime"},
 }
-"""What some packages and rooms import of others, wherever in a module; tensorrt and cuda are looked up by name."""
+"""What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""
 
 FED = """
 bundle bundle.agreement bundle.bindings bundle.encoding bundle.manifest bundle.reading bundle.tables errors host
