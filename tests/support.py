@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import subprocess
 import sys
@@ -83,7 +84,8 @@ def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subproce
 def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
     """Run a call and interrupt it before the n-th line of the runtime that it runs; whether it came that far.
 
-    Only lines of the rooms or modules named count, where some are: "streaming", "device/loop".
+    Only lines of the rooms or modules named count, where some are: "streaming", "device/loop". Those that begin a
+    `with` do not: they are traced once more where it ends, and there, before anything is left, no signal is looked at.
     """
     left = line
     runtime = Path(txl_runtime.__file__).parent
@@ -93,7 +95,8 @@ def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
         nonlocal left
         if not frame.f_code.co_filename.startswith(inside):
             return None
-        if event == "line":
+        said = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not said.startswith("with "):
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt

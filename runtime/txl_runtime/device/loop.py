@@ -17,7 +17,7 @@ from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.memory import DeviceMemory, DeviceRing, DeviceRolled
-from txl_runtime.device.staging import LARGEST, Staging
+from txl_runtime.device.staging import Staging
 from txl_runtime.device.tail import Tail
 from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Loop, Resident, Want
@@ -236,7 +236,7 @@ class DeviceLoop(LoopState, Loop):
         first, *others = (s.name for s in executable.program.outputs if s.name in call.results.addresses)
         part = call.results.part(first, (b,) if kind in ("last", "next") else (b, length))
         parts = {name: call.results.part(name, ()) for name in others} if kind == "next" else {first: part}
-        if room_for(parts) > LARGEST:
+        if not self.staging.fits(room_for(parts)):
             parts = {}
         if first not in parts:
             self.staging.open_buffers(part.size)

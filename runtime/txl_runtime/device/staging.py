@@ -34,6 +34,10 @@ class Staging:
         self._buffers: tuple[Raw, ...] = ()
         self._events: tuple[Event, ...] = ()
 
+    def fits(self, size: int) -> bool:
+        """Whether so many bytes may arrive with a step."""
+        return size <= LARGEST
+
     def grow(self, size: int) -> bool:
         """Make room for so many bytes to arrive; whether `arrived` is another array now. Nothing may be on its way."""
         if size <= len(self.arrived):

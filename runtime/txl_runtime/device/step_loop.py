@@ -17,7 +17,7 @@ from txl_runtime.device.context import Turn
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens
 from txl_runtime.device.interface import Executable
-from txl_runtime.device.staging import LARGEST, Staging
+from txl_runtime.device.staging import Staging
 from txl_runtime.device.step_memory import StepMemory
 from txl_runtime.device.tail import Tail
 from txl_runtime.streaming.loop import Loop, Resident, Want
@@ -296,7 +296,7 @@ class DeviceStepLoop(StepState, Loop):
         """The step that brings what was asked for so far, as much of it as may arrive with a step."""
         parts: dict[str, Part] = {}
         for name, part in route.parts.items():
-            if name in route.asked and room_for({**parts, name: part}) <= LARGEST:
+            if name in route.asked and self.staging.fits(room_for({**parts, name: part})):
                 parts[name] = part
         if self.staging.grow(room_for(parts)):
             self._steps.forget()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from random_operations import Case, open_case
 from stand_ins.driver import FakeDriver
+from stand_ins.engine import open_stand_in
+from txl_runtime import Model, load
+from txl_runtime.device import choosing
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +21,19 @@ def _no_violations() -> Iterator[None]:
     for driver in FakeDriver.made:
         driver.check()
     FakeDriver.made.clear()
+
+
+@pytest.fixture
+def opened(make_bundle, monkeypatch) -> Callable[..., Model]:
+    """A fresh model of three sequences on a stand-in device, by its update rule; see `open_stand_in` for options."""
+
+    def open_it(update: str, **options: Any) -> Model:
+        monkeypatch.setattr(
+            choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name, **options)
+        )
+        return load(make_bundle(batch_size=3, config={}), backend="rtx", update=update)
+
+    return open_it
 
 
 @pytest.fixture(scope="session")
