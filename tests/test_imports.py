@@ -54,7 +54,7 @@ ROOMS: dict[str, set[str]] = {
 THIRD_PARTIES = {
     "txl_runtime": {"numpy", "msgspec", "safetensors", "onnxruntime"},
     "txl_engines": {"numpy", "msgspec", "onnx", "google", "filelock"},
-    "txl_deploy.bench": {"numpy", "msgspec", "onnxruntime"},
+    "txl_deploy.bench": {"numpy", "msgspec"},
 }
 """What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""
 

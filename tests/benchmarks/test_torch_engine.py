@@ -39,7 +39,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "hidden memory": {"memory": "hidden"},
     "divided, windowed": {"config": {"cutoffs": (20, 40), "div_val": 2, "same_length": True, "clamp_length": 3}},
     "absolute positions": {"config": {"attn_type": 2}},
-    "zeros, pre-norm": {"config": {"memory_start": "zeros", "pre_lnorm": True}},
     "large vocabulary": {"config": {"vocab_size": 1100, "cutoffs": (300,)}},
     "fp16": {"precision": "fp16", "config": {"cutoffs": (20, 40)}},
     "bf16": {"precision": "bf16"},
