@@ -19,7 +19,7 @@ from stand_ins.engine import DeviceArray, StandInBackend, open_stand_in
 from step_models import FEATURES, MODELS
 from txl_runtime import Model, Stream
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import choosing, loop, staging, step_loop
+from txl_runtime.device import choosing, staging
 from txl_runtime.types import Ids
 
 B = 3
@@ -283,10 +283,8 @@ def play(case: Case, seed: int, turns: int = 20) -> None:
     driver = FakeDriver(seed)
     with pytest.MonkeyPatch.context() as patch:
         if seed % 4 == 3:  # hardly any result is small enough to arrive with its step, and those that are not are cut
-            for module in (staging, loop, step_loop):
-                patch.setattr(module, "LARGEST", 600)
-            patch.setattr(staging, "PIECE", 100)
-            patch.setattr(staging, "SMALLEST", 64)
+            for name, size in (("LARGEST", 600), ("PIECE", 100), ("SMALLEST", 64)):
+                patch.setattr(staging, name, size)
         game = Play(case, case.open(driver, recordable=seed % 5 > 0), seed)
         try:
             game.go(turns)

@@ -32,6 +32,8 @@ def found_by(find: Callable[[str, str], Case], title: str) -> tuple[int, str]:
             try:
                 trial(case, number // len(kinds))
             except Exception as error:
+                if isinstance(error.__cause__ or error, TypeError | AttributeError | NameError):
+                    raise  # the fault does not fit the code any more
                 said = [line for driver in FakeDriver.made for line in driver.violations] or [str(error)]
                 return number + 1, f"{kind[0]} {kind[1]}: {said[0]}"
             finally:
