@@ -1,0 +1,199 @@
+"""The smoke checks of memory: of the host and of the device, copied and set to zero, given out and given back."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.driver import Driver
+from txl_runtime.device.interface import host_address
+from txl_runtime.errors import BackendError, CheckError
+
+__all__ = ["Checks", "Figures", "MemoryChecks", "require", "seconds_of"]
+
+Figures = Mapping[str, Any] | None
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise CheckError unless something holds."""
+    if not holds:
+        raise CheckError(otherwise)
+
+
+def seconds_of(queue: Queue, work: Callable[[], None]) -> float:
+    """The best of some times of work in a queue that is empty before."""
+    best = float("inf")
+    for _ in range(5):
+        queue.wait()
+        started = time.perf_counter()
+        work()
+        queue.wait()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+class Checks:
+    """What checks have in common.
+
+    Args:
+        driver, device: what is checked.
+        big: bytes whose number should not fit 31 bits.
+        piece: bytes that are copied to measure copies.
+        seed: of the bytes that are copied.
+    """
+
+    def __init__(self, driver: Driver, device: Device, big: int, piece: int, seed: int = 0) -> None:
+        self._driver, self._device, self._big, self._piece = driver, device, big, piece
+        self._draws = np.random.default_rng(seed)
+
+    def _bytes(self, size: int) -> NDArray[np.uint8]:
+        return self._draws.integers(0, 256, size, np.uint8)
+
+    def _round_trip(self, queue: Queue, given: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        block, back = self._device.allocate(len(given)), np.zeros_like(given)
+        queue.send(block.address, host_address(given), len(given))
+        queue.fetch(host_address(back), block.address, len(given))
+        queue.wait()
+        return back
+
+
+class MemoryChecks(Checks):
+    """The checks, each with a name for people in `named`."""
+
+    def named(self) -> dict[str, Callable[[], Figures]]:
+        """All of them, in their order."""
+        return {
+            "device": self.device,
+            "pinned memory": self.pinned,
+            "pageable memory": self.pageable,
+            "rows with pitches": self.rows,
+            "rows set to zero": self.zeroed_rows,
+            "more than 2 GiB set to zero": self.big_zero,
+            "out of memory, and again": self.out_of_memory,
+            "memory given back": self.given_back,
+        }
+
+    def device(self) -> Figures:
+        """What it is."""
+        version, free, total = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_size_t()
+        self._driver.cuDriverGetVersion(ctypes.byref(version))
+        self._driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return {"is": self._device.title, "CUDA": cuda, "MB free": free.value >> 20, "of": total.value >> 20}
+
+    def pinned(self) -> Figures:
+        """It is copied whole either way, and starts as zeros."""
+        size, queue, device = self._piece, self._device.queue(), self._device
+        block, given, back = device.allocate(size), device.staging(size), device.staging(size)
+        require(not given.any(), "page-locked memory is not zeroed")
+        given[...] = self._bytes(size)
+        sent = seconds_of(queue, lambda: queue.send(block.address, host_address(given), size))
+        fetched = seconds_of(queue, lambda: queue.fetch(host_address(back), block.address, size))
+        require(np.array_equal(given, back), "what came back is not what was sent")
+        return {"to the device GB/s": size / sent / 1e9, "back GB/s": size / fetched / 1e9}
+
+    def pageable(self) -> Figures:
+        """Any array of NumPy, of any length."""
+        queue = self._device.queue()
+        for size in (1, 3, 4096, 2**16 + 1, 2**20 + 7):
+            given = self._bytes(size)
+            require(np.array_equal(self._round_trip(queue, given), given), f"{size} bytes came back changed")
+        return None
+
+    def rows(self) -> Figures:
+        """To the device, within it and back, with a pitch of its own on each side."""
+        queue, device, checked = self._device.queue(), self._device, 0
+        for count, width in ((1, 7), (2, 1), (5, 64), (33, 100), (1000, 4)):
+            pitches = [width + extra for extra in (0, 3, 256, 60)]
+            host, first, second, back = (count * pitch for pitch in pitches)
+            given, returned = self._bytes(host), np.full(back, 7, np.uint8)
+            blocks = device.allocate(first), device.allocate(second)
+            queue.send(blocks[0].address, host_address(given), width, count, pitches[1], pitches[0])
+            queue.copy(blocks[1].address, blocks[0].address, width, count, pitches[2], pitches[1])
+            queue.fetch(host_address(returned), blocks[1].address, width, count, pitches[3], pitches[2])
+            queue.wait()
+            found, expected = returned.reshape(count, -1), given.reshape(count, -1)
+            require(np.array_equal(found[:, :width], expected[:, :width]), f"{count} rows of {width} came back changed")
+            require(bool((found[:, width:] == 7).all()), f"{count} rows of {width}: what lies between them was written")
+            checked += count
+        return {"rows": checked}
+
+    def zeroed_rows(self) -> Figures:
+        """What lies between the rows stays."""
+        queue, size = self._device.queue(), 4096
+        for width, count, pitch in ((1, 1, 0), (16, 8, 512), (512, 8, 512), (100, 3, 101)):
+            block, ones, back = self._device.allocate(size), np.full(size, 255, np.uint8), np.zeros(size, np.uint8)
+            queue.send(block.address, host_address(ones), size)
+            queue.zero(block.address, width, count, pitch)
+            queue.fetch(host_address(back), block.address, size)
+            queue.wait()
+            for row in range(count):
+                ones[row * pitch : row * pitch + width] = 0
+            require(np.array_equal(back, ones), f"{count} rows of {width} bytes, {pitch} apart, were not set as asked")
+        return None
+
+    def big_zero(self) -> Figures:
+        """One piece of more than 2^31 bytes, and rows further apart than a pitch can say."""
+        queue, size = self._device.queue(), self._big
+        block, ones, back = self._device.allocate(size), np.full(64, 255, np.uint8), np.zeros(64, np.uint8)
+        far = min(2**31, size - 64)
+        places = (0, size // 2, far - 64, far, size - 64)
+
+        def mark() -> None:
+            for place in places:
+                queue.send(block.address + place, host_address(ones), 64)
+            queue.wait()
+
+        def read(place: int) -> NDArray[np.uint8]:
+            queue.fetch(host_address(back), block.address + place, 64)
+            queue.wait()
+            return back.copy()
+
+        mark()
+        seconds = seconds_of(queue, lambda: queue.zero(block.address, size))
+        for place in places:
+            require(not read(place).any(), f"byte {place} of {size} was not set to zero")
+        mark()
+        queue.zero(block.address, 64, 2, far)
+        require(not read(0).any() and not read(far).any(), "rows far apart were not set to zero")
+        require(bool((read(size // 2) == 255).all()), "what lies between rows far apart was set to zero")
+        return {"bytes": size, "GB/s": size / seconds / 1e9}
+
+    def out_of_memory(self) -> Figures:
+        """More than there is: told in words, and the next request is served."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        said = ""
+        for _ in range(3):
+            try:
+                self._device.allocate(total.value + 2**20)
+            except BackendError as error:
+                said = str(error)
+            require("memory is full" in said, f"asked for more than there is, expected to be told so: {said!r}")
+            given = self._bytes(4096)
+            require(np.array_equal(self._round_trip(self._device.queue(), given), given), "nothing works afterwards")
+        return {"said": said}
+
+    def given_back(self) -> Figures:
+        """What nobody holds any more is the device's again."""
+
+        def free() -> int:
+            found, total = ctypes.c_size_t(), ctypes.c_size_t()
+            self._driver.cuMemGetInfo_v2(ctypes.byref(found), ctypes.byref(total))
+            return found.value
+
+        before, alive = free(), []
+        for _ in range(50):
+            block = self._device.allocate(self._piece)
+            alive.append(weakref.ref(block))
+        del block
+        require(not any(there() for there in alive), "blocks that nobody holds are kept")
+        lost = before - free()
+        require(lost < self._piece, f"{lost} bytes were not given back by 50 blocks of {self._piece}")
+        return {"bytes lost": lost}

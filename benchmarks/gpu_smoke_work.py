@@ -1,0 +1,211 @@
+"""The smoke checks of work: its order, records of it, threads, contexts, forks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from gpu_smoke_memory import Checks, Figures, require, seconds_of
+from txl_runtime.device.interface import host_address
+from txl_runtime.errors import BackendError, CheckError
+
+__all__ = ["WorkChecks"]
+
+THREADS, TURNS = 4, 100
+
+
+class WorkChecks(Checks):
+    """The checks, each with a name for people in `named`; `forked` is one for systems that fork."""
+
+    def named(self) -> dict[str, Callable[[], Figures]]:
+        """All of them but `forked`, in their order."""
+        return {
+            "events": self.events,
+            "record and replay": self.replayed,
+            "a record that fails": self.failed_records,
+            "threads": self.threads,
+            "the application's context": self.context,
+            "host time of a step's calls": self.host_time,
+        }
+
+    def events(self) -> Figures:
+        """An event is a place in the work: what was asked for before it is done when it was waited for."""
+        queue, size, event = self._device.queue(), self._piece, self._device.event()
+        event.wait()  # never recorded: at once
+        block, back = self._device.allocate(size), self._device.staging(size)
+        for value in (1, 2, 3):  # the same event again and again
+            given = self._device.staging(size)
+            given[...] = value
+            queue.send(block.address, host_address(given), size)
+            queue.fetch(host_address(back), block.address, size)
+            queue.record(event)
+            event.wait()
+            require(bool((back == value).all()), "an event was over before the work that came before it")
+        return None
+
+    def replayed(self) -> Figures:
+        """A record does nothing when it is made, and reads page-locked memory when it is replayed."""
+        queue, device, size = self._device.queue(), self._device, 4096
+        given, back = device.staging(size), device.staging(size)
+        first, second = device.allocate(size), device.allocate(size)
+
+        def work() -> None:
+            queue.send(first.address, host_address(given), size)
+            queue.copy(second.address, first.address, 64, size // 64, 64, 64)
+            queue.fetch(host_address(back), second.address, size)
+
+        given[...] = 1
+        replay = queue.capture(work)
+        queue.wait()
+        require(not back.any(), "a record did its work while it was made")
+        for _ in range(20):
+            given[...] = self._bytes(size)
+            replay()
+            queue.wait()
+            require(np.array_equal(given, back), "a replay did not read what was there then")
+        micro = 1e6 * seconds_of(queue, replay)
+        return {"replay µs": micro}
+
+    def failed_records(self) -> Figures:
+        """Whatever goes wrong inside comes out, the queue records no longer, and records again."""
+        queue, size = self._device.queue(), 256
+        block, given, back = self._device.allocate(size), self._device.staging(size), self._device.staging(size)
+
+        def own() -> None:
+            queue.zero(block.address, size)
+            raise ZeroDivisionError("of the application")
+
+        def stopped() -> None:
+            queue.zero(block.address, size)
+            raise KeyboardInterrupt
+
+        def waits() -> None:
+            queue.zero(block.address, size)
+            queue.wait()
+
+        said = ""
+        for work, expected in ((own, ZeroDivisionError), (stopped, KeyboardInterrupt), (waits, BackendError)):
+            try:
+                queue.capture(work)
+            except expected as error:
+                said = str(error)
+            else:
+                raise CheckError(f"a record whose work raises {expected.__name__} was made")
+            given[...] = self._bytes(size)
+            back[...] = 0
+            queue.send(block.address, host_address(given), size)
+            queue.fetch(host_address(back), block.address, size)
+            queue.wait()
+            require(np.array_equal(given, back), f"after {expected.__name__} in a record the queue does not work")
+        replay = queue.capture(lambda: queue.zero(block.address, size))
+        replay()
+        queue.wait()
+        return {"said of a wait": said}
+
+    def threads(self) -> Figures:
+        """Queues, copies and records of several threads at once, each with bytes of its own."""
+        wrong: list[str] = []
+
+        def run(number: int) -> None:
+            try:
+                draws, device = np.random.default_rng(number), self._device
+                with device.current():
+                    queue, size = device.queue(), 1 << 14
+                    given, back, block = device.staging(size), device.staging(size), device.allocate(size)
+
+                    def work() -> None:
+                        queue.send(block.address, host_address(given), size)
+                        queue.fetch(host_address(back), block.address, size)
+
+                    for turn in range(TURNS):
+                        given[...] = draws.integers(0, 256, size, np.uint8)
+                        launch = queue.capture(work) if turn % 5 == 4 else work
+                        launch()
+                        queue.wait()  # a record is kept until its work is done
+                        if not np.array_equal(given, back):
+                            wrong.append(f"thread {number}, turn {turn}: other bytes")
+                        if turn % 7 == 0:
+                            block = device.allocate(size)
+            except Exception as error:  # told to the thread that waits
+                wrong.append(f"thread {number}: {error!r}")
+
+        running = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        require(not wrong, "; ".join(wrong[:3]))
+        return {"threads": THREADS, "turns": TURNS}
+
+    def context(self) -> Figures:
+        """What was current in a thread is so again, nothing too, whether or not something failed inside."""
+        seen: list[tuple[int | None, int | None]] = []
+
+        def run() -> None:
+            before = self._current()
+            self._device.allocate(16)
+            with self._device.current():
+                self._device.queue()
+            try:
+                with self._device.current():
+                    raise ZeroDivisionError
+            except ZeroDivisionError:
+                seen.append((before, self._current()))
+
+        run()  # within the device's context, which these checks are in
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        require(len(seen) == 2, "a check of the context ended early")
+        require(all(before == after for before, after in seen), f"another context is current afterwards: {seen}")
+        require(seen[1][0] is None, "a new thread has a context already")
+        return None
+
+    def host_time(self) -> Figures:
+        """Send, launch of a record, fetch, event: the driver's share of a step of a small model."""
+        queue, device, event = self._device.queue(), self._device, self._device.event()
+        given, back, block = device.staging(4096), device.staging(4096), device.allocate(4096)
+
+        def work() -> None:
+            queue.send(block.address, host_address(given), 4096)
+            queue.fetch(host_address(back), block.address, 4096)
+
+        replay, found = queue.capture(work), {}
+        for name, step in (("calls", work), ("replay", replay)):
+            times = []
+            for _ in range(200):
+                started = time.perf_counter()
+                step()
+                queue.record(event)
+                event.wait()
+                times.append(1e6 * (time.perf_counter() - started))
+            found[f"{name} µs"] = float(np.median(times))
+        return found
+
+    def forked(self) -> Figures:
+        """A child is told by name, and what the parent has is left alone."""
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                self._device.allocate(16)
+            except BackendError as error:
+                code = 0 if "forked" in str(error) else 2
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        require(code == 0, f"the child ended with {code}, expected it to be refused by name")
+        with self._device.current():
+            given = self._bytes(4096)
+            require(np.array_equal(self._round_trip(self._device.queue(), given), given), "the parent is hurt")
+        return None
+
+    def _current(self) -> int | None:
+        found = ctypes.c_void_p()
+        self._driver.cuCtxGetCurrent(ctypes.byref(found))
+        return found.value
