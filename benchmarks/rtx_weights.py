@@ -148,7 +148,7 @@ def on_paper() -> Table:
         need = room(values, memory, length)
         large = values["vocab_size"] > 1024
         every = 5 if large else 4
-        for count, what in ((every, "one a program"), (2, "--programs logprobs"), (1, "one, with profiles")):
+        for count, what in ((every, "one a program"), (2, "--programs logprobs"), (1, "if all shared their weights")):
             engines = f"{count}: {what}"
             weights = count * need.weights
             total = weights + need.memory + need.working

@@ -19,6 +19,7 @@ from txl_engines import building
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.checking import load_graph
+from txl_engines.messages import explain_build
 from txl_engines.worker import check_engine
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
@@ -111,11 +112,6 @@ ROWS = {
     "dynamic": (_dynamic(), r"one of its inputs is a float32\[n, 2\], expected a float32\[1, 2\]"),
     "mixed layer norm": (_mixed_norm(), r"'the_norm' \(LayerNormalization\): .*identical types.*cast one of the two"),
     "no output": (_no_output(), r"a graph without outputs"),
-    "attention in fp32": (
-        _attention(FLOAT, 64),
-        r"cannot build it: .*not supported by a dedicated kernel.*expected attention as products and a softmax",
-    ),
-    "attention too wide": (_attention(HALF, 512), r"cannot build it: .*not supported by a dedicated kernel"),
     "missing weights": (_external(), r"gone\.bin: missing, expected the weights of small\.onnx; copy the bundle again"),
     "weights elsewhere": (_external("../gone.bin"), r"b lies in '\.\./gone\.bin', expected a file beside the graph"),
     "short weights": (_external("short.bin"), r"short\.bin: 8 bytes, expected at least 64, which small\.onnx reads"),
@@ -143,11 +139,23 @@ def build(tmp_path: Path) -> Callable[..., None]:
 def test_a_bad_graph_is_named(row: str, tmp_path, build):
     graph, message = ROWS[row]
     (tmp_path / "short.bin").write_bytes(b"too few.")
-    precision = "fp16" if row in ("mixed types", "mixed layer norm", "attention too wide") else "fp32"
+    precision = "fp16" if row in ("mixed types", "mixed layer norm") else "fp32"
     with pytest.raises(TxlError, match=message) as caught:
         build(graph.SerializeToString(), small_graphs.program(graph), precision)
     assert caught.value.exit_code == 2
     assert "/_src/" not in str(caught.value), "no places in other people's sources"
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(FLOAT, 64), (HALF, 512)])
+def test_attention_that_has_no_kernel_becomes_several(dtype: int, width: int, tmp_path):
+    graph = _attention(dtype, width)
+    described = small_graphs.program(graph)
+    maker = CompiledEngines(load_library("rtx"), "fp16" if dtype == HALF else "fp32")
+    checked = maker.read(graph.SerializeToString(), described, tmp_path)
+    made = maker.make(checked, described, tmp_path / "small.engine", Silent())
+    assert (made.failure, made.layers.fused_attention, checked.attention_layers) == ("", 0, 1)
+    said = "Attention operation was not supported by a dedicated kernel."  # by a TensorRT that is not asked for this
+    assert "expected attention as products and a softmax" in explain_build(said, checked, "tensorrt 10.16")
 
 
 @pytest.mark.parametrize(
