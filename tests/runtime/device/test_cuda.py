@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_ins.driver import FakeDriver
-from txl_runtime.device.cuda import WIDEST, Block, Device, Queue
+from txl_runtime.device.cuda import WIDEST, Block, Device
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.interface import host_address
 from txl_runtime.errors import BackendError
@@ -362,6 +362,8 @@ def test_two_devices_work_side_by_side():
         with second.turn():
             assert machine.current() == machine.fake.contexts[1] != first
             second.allocate(8)
+            with machine.turn:
+                assert machine.current() == first
         assert machine.current() == first
     assert machine.current() is None
     assert machine.fake.retained == {0: 1, 1: 1}
@@ -471,14 +473,15 @@ def test_memory_is_made_and_given_back_while_another_thread_records(machine):
 
 def test_a_replay_keeps_what_it_needs(machine):
     """The queue, and whatever the work refers to: an engine's own memory."""
-    queue, block = machine.device.queue(), machine.device.allocate(8)
+    block, queues = machine.device.allocate(8), [machine.device.queue()]
 
-    def work(block: Block = block, queue: Queue = queue) -> None:
-        queue.zero(block.address, 8)
+    def work(block: Block = block) -> None:
+        queues[0].zero(block.address, 8)
 
     with machine.turn:
-        replay = queue.capture(work)
-    del queue, block, work
+        replay = queues[0].capture(work)
+    queues.clear()
+    del block, work
     with machine.turn:
         replay()
     machine.fake.drain()

@@ -229,6 +229,15 @@ def test_an_error_has_cudas_name_and_words_for_it_and_what_to_do(native):
         native.driver.cuStreamSynchronize(1)
 
 
+def test_functions_of_every_step_take_what_ctypes_has_ready_and_return_their_status(native):
+    found = ctypes.c_void_p()
+    assert native.driver.instant("cuCtxGetCurrent")(ctypes.byref(found)) == 0
+    assert found.value == BIG
+    native.library.fail_with(201)
+    assert native.driver.instant("cuCtxPushCurrent_v2")(ctypes.c_void_p(BIG)) == 201
+    assert native.seen == f"cuCtxPushCurrent_v2 {BIG:x}"
+
+
 def test_giving_back_quietly_tells_nobody(native):
     native.library.fail_with(4)
     native.driver.quietly("cuMemFree_v2", BIG)
