@@ -37,7 +37,7 @@ def test_a_device_says_what_the_cpu_says(cases, name, update):
 @every
 def test_a_device_says_what_the_cpu_says_for_every_seed(cases, name, update):
     for seed in range(100, 100 + (LONGER if name == "plain" else SEEDS)):
-        play(cases(name, update), seed)
+        play(cases(name, update), seed, turns=16)
 
 
 @pytest.mark.parametrize(("name", "update"), [("plain", "ring"), ("recurrent", "replace")], ids=lambda value: value)
