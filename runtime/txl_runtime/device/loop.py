@@ -248,7 +248,7 @@ class DeviceLoop(LoopState, Loop):
         given = {name: tuple(map(slice, value.shape)) for name, value in inputs.items() if value is not there}
         reads = tuple((name, host[name][cut]) for name, cut in given.items() if name in host)
         rows, counts = step.arrived.get(first), self._staged(call)
-        best = Parts(self.manifest.clusters, step.arrived) if kind == "next" else None
+        best = Parts(self.manifest.clusters, step.arrived) if kind == "next" and parts else None
         return _Route(kind, reads, self.valid[:b], counts, step, rows, part, best, call)
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
