@@ -267,7 +267,7 @@ def main() -> None:
     options.add_argument("--precision", action="append", choices=PRECISIONS, help="one of them (default all)")
     arguments = options.parse_args()
     models = {"tiny": (TINY, 16, 2)} if arguments.quick else MODELS
-    tables = []
+    tables: list[Table] = []
     with tempfile.TemporaryDirectory() as folder:
         for title, (values, rows, batch) in models.items():
             for precision in arguments.precision or (PRECISIONS[:1] if arguments.quick else PRECISIONS):

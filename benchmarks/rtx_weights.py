@@ -48,9 +48,14 @@ class Built(NamedTuple):
 def build(model: Any, folder: Path, lengths: Sequence[int], batch: int) -> Built:
     """Build for SM 86, with a profile for each length where there are several; the rest is as `build` does it."""
     library = load_library("rtx")
-    trt, said = library.module, []
-    keep = library.journal.add
-    library.journal.add = lambda severity, text: (said.append(text), keep(severity, text))[1]  # type: ignore[method-assign]
+    trt, keep = library.module, library.journal.add
+    said: list[str] = []
+
+    def hear(severity: int, text: str) -> None:
+        said.append(text)
+        keep(severity, text)
+
+    library.journal.add = hear  # type: ignore[method-assign]
     parsed = Compiler(library).parse(model.SerializeToString(), str(folder / "tried.onnx"))
     config = parsed.builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
@@ -65,9 +70,12 @@ def build(model: Any, folder: Path, lengths: Sequence[int], batch: int) -> Built
     values = [value.name for value in (*model.graph.input, *model.graph.output) if "memory." in value.name]
     names = [f"{name}{end}" for name in values for end in ("", " [profile 1]")]
     text = "\n".join(said)
-    sizes = [int(max(re.findall(f"Total {what} Memory: (\\d+)", text), key=int)) for what in ("Weights", "Activation")]
     library.journal.add = keep  # type: ignore[method-assign]
-    return Built(memoryview(plan).nbytes, *sizes, read_layers(library.journal.layers, names))
+    weights, activations = (
+        max(int(size) for size in re.findall(f"Total {what} Memory: (\\d+)", text))
+        for what in ("Weights", "Activation")
+    )
+    return Built(memoryview(plan).nbytes, weights, activations, read_layers(library.journal.layers, names))
 
 
 def measured(values: dict[str, Any], rows: int, batch: int, precision: str) -> Table:

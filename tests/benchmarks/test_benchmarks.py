@@ -19,6 +19,7 @@ QUICK = {
     "load_and_memory": (),
     "soak": (),
 }
+OF_RTX = {"rtx_layouts": "ring, one operator", "rtx_weights": "one of two profiles"}
 
 
 def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
@@ -38,6 +39,16 @@ def test_a_benchmark_runs_and_writes_its_tables(name: str, tmp_path: Path) -> No
     document = json.loads((tmp_path / f"{name}.json").read_text())
     assert document["results"]
     assert document["options"]["quick"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_RTX)
+def test_a_benchmark_of_engines_builds_every_form(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
+    done = run(name, "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert OF_RTX[name] in (tmp_path / f"{name}.md").read_text()
+    assert json.loads((tmp_path / f"{name}.json").read_text())["results"]
 
 
 @pytest.mark.slow
