@@ -12,6 +12,7 @@ One process per side works in turns with the others, and who goes first changes 
 over rounds of each round's median, the ratio to the old side's round with its quartiles, and calls of the driver.
 """
 
+# ruff: noqa: N802, N815 - names are CUDA's
 from __future__ import annotations
 
 import argparse
