@@ -151,7 +151,7 @@ class Driver:
         Other threads do not run meanwhile, because to let them takes longer than such a function.
         """
         if isinstance(self._library, ctypes.CDLL):
-            return ctypes.PyDLL(None, handle=self._library._handle)[name]
+            return ctypes.PyDLL(LIBRARY, handle=self._library._handle)[name]
         return self._functions[name]
 
     def failure(self, name: str, status: int) -> BackendError:

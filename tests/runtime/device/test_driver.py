@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
@@ -238,6 +239,16 @@ def test_functions_of_every_step_take_what_ctypes_has_ready_and_return_their_sta
     assert native.seen == f"cuCtxPushCurrent_v2 {BIG:x}"
 
 
+def test_functions_of_every_step_are_found_where_windows_loads_libraries(native, monkeypatch):
+    """There ctypes looks into a library's name before it looks whether the library is loaded already."""
+    names = ("_LOAD_LIBRARY_SEARCH_DEFAULT_DIRS", "_LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR")
+    monkeypatch.setitem(sys.modules, "nt", SimpleNamespace(**dict.fromkeys(names, 0), _getfullpathname=str))
+    monkeypatch.setattr(ctypes, "_os", SimpleNamespace(**{**vars(os), "name": "nt"}))
+    monkeypatch.setattr(module, "LIBRARY", "nvcuda.dll")
+    assert native.driver.instant("cuCtxPushCurrent_v2")(ctypes.c_void_p(BIG)) == 0
+    assert native.seen == f"cuCtxPushCurrent_v2 {BIG:x}"
+
+
 def test_giving_back_quietly_tells_nobody(native):
     native.library.fail_with(4)
     native.driver.quietly("cuMemFree_v2", BIG)
@@ -332,7 +343,7 @@ fake.check()
 
 
 def test_a_forked_child_is_refused_by_name_and_the_parent_goes_on():
-    if not hasattr(__import__("os"), "fork"):
+    if not hasattr(os, "fork"):
         pytest.skip("no fork here")
     root = Path(__file__).parents[3]
     script = FORKING.format(paths=[str(Path(module.__file__).parents[2]), str(root / "export"), str(root / "tests")])
