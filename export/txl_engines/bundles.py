@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import UPDATE_RULES, Program
 from txl_runtime.device.choosing import precision_problem
+from txl_runtime.device.engines.files import engine_names
 from txl_runtime.device.engines.sidecar import (
     FLAVOURS,
     Identity,
@@ -70,7 +72,8 @@ def build_bundle(
             has one that is neither.
         force: build again what is there.
         kinds: of programs, e.g. ("logprobs",); None for all. Each engine holds the weights, and the runtime does with
-            log-probabilities what it has no engine for. Engines of other kinds that are there already stay.
+            log-probabilities what it has no engine for. Engines of the same target and rule that are not among them
+            are removed.
         listener: hears of progress and warnings.
 
     Raises:
@@ -96,6 +99,10 @@ def build_bundle(
                 _list_again(stage, bundle, name)
             sidecar = there or _make(stage, name, program, graph, identity, maker, listener)
             engines.append(EngineResult(program.name, name, sidecar, there is not None))
+        for name in _others(bundle, target, rule, [engine.file for engine in engines]):
+            listener.warn(f"{name} is not among the programs of this build; removed")
+            stage.drop(name)
+            stage.drop(sidecar_path(name))
         stage.publish()
     return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines))
 
@@ -189,6 +196,18 @@ def _reusable(bundle: Bundle, name: str, identity: Identity, listener: Listener)
     for reason in reasons:
         listener.warn(f"{name} {reason}; built again")
     return None if reasons else sidecar
+
+
+def _others(bundle: Bundle, target: str, rule: str, built: Collection[str]) -> list[str]:
+    """Engines of a target and rule that were not built now. Nobody builds them again, and a stale one is refused."""
+    found = []
+    for name in engine_names(bundle):
+        if name.startswith(f"engines/{target}/") and name not in built:
+            with contextlib.suppress(BundleError):
+                if read_sidecar(bundle.file(sidecar_path(name))).identity.update != rule:
+                    continue
+            found.append(name)
+    return found
 
 
 def _list_again(stage: Staging, bundle: Bundle, name: str) -> None:

@@ -32,6 +32,7 @@ class Staging:
     def __init__(self, bundle: Path, folder: Path, manifest: bytes) -> None:
         self._bundle, self._folder, self._manifest = bundle, folder, manifest
         self._files: dict[str, Path] = {}
+        self._dropped: set[str] = set()
 
     def reserve(self, name: str) -> Path:
         """Where to write a file that will be `name` in the bundle."""
@@ -43,13 +44,17 @@ class Staging:
         """Write a file that will be `name` in the bundle."""
         write_file(self.reserve(name), data)
 
+    def drop(self, name: str) -> None:
+        """Take a file out of the bundle."""
+        self._dropped.add(name)
+
     def publish(self) -> None:
-        """Give every file its name, and list them in the manifest.
+        """Give every file its name, and list them in the manifest; remove those that are dropped.
 
         Raises:
             BundleError: somebody else changed the bundle in the meantime.
         """
-        if not self._files:
+        if not self._files and not self._dropped:
             return
         target = self._bundle / MANIFEST
         if target.read_bytes() != self._manifest:
@@ -62,14 +67,17 @@ class Staging:
         document = msgspec.json.decode(self._manifest)
         listed: dict[str, Any] = document["files"]
         with _undisturbed():
-            if listed.keys() & records.keys():
-                document["files"] = {name: record for name, record in listed.items() if name not in records}
+            kept = {name: record for name, record in listed.items() if name not in {*records, *self._dropped}}
+            if len(kept) < len(listed):
+                document["files"] = kept
                 self._write_manifest(document)
             for name, path in self._files.items():
                 final = self._bundle / name
                 final.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(final)
-            document["files"] = dict(sorted((listed | records).items()))
+            for name in self._dropped:
+                (self._bundle / name).unlink(missing_ok=True)
+            document["files"] = dict(sorted((kept | records).items()))
             self._write_manifest(document)
 
     def _write_manifest(self, document: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import onnx
 import pytest
 from support import cli
+from txl_engines import composing
 from txl_engines.building import ComposedEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.composing import compose, whole_programs
@@ -133,6 +134,31 @@ def test_kinds_of_programs_can_be_left_out(bundle: Path):
     assert wanted == {"rows": "logprobs", "last": "logprobs", "next": "logprobs", "nll": "score"}
     whole = build_bundle(bundle, "cuda")
     assert [engine.reused for engine in whole.engines].count(True) == 3, "the others can be added later"
+    heard = Warned()
+    build_bundle(bundle, "cuda", kinds=("logprobs",), listener=heard)
+    assert [message.split(" ", 1)[1] for message in heard.warnings] == [
+        "is not among the programs of this build; removed"
+    ] * 2
+    kinds = [sidecar.identity.kind for _, sidecar in bundle_engines(open_bundle(bundle))]
+    assert kinds == ["logprobs", "logprobs"]
+    assert len(list((bundle / "engines" / "cuda").iterdir())) == 4
+    assert build_bundle(bundle, "cuda", update="rolled").engines
+    assert len(bundle_engines(open_bundle(bundle))) > 2, "engines of the other rule stay"
+
+
+def test_engines_that_this_version_has_no_program_for_go(bundle: Path, monkeypatch):
+    """Nobody would build them again: the bundle would be refused for them after every change of the library."""
+    with monkeypatch.context() as patch:
+        patch.setattr(composing, "SHORT_ROW", 1)
+        build_bundle(bundle, "cuda")
+    kinds = {sidecar.identity.kind for _, sidecar in bundle_engines(open_bundle(bundle))}
+    assert kinds == {"logprobs", "next", "score"}
+    build_bundle(bundle, "cuda")
+    kinds = {sidecar.identity.kind for _, sidecar in bundle_engines(open_bundle(bundle))}
+    assert kinds == {"logprobs", "last", "score"}
+
+
+def test_kinds_of_programs_are_checked(bundle: Path):
     with pytest.raises(UsageError, match="--programs holds rows, the bundle has logprobs, last, score; name some"):
         build_bundle(bundle, "cuda", kinds=("rows",))
     with pytest.raises(UsageError, match="--programs is score, expected logprobs among them"):

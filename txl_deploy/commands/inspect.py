@@ -51,9 +51,7 @@ def run(
             raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
         bundle = open_bundle(path)
         manifest, (engines, broken) = bundle.manifest, _engines(bundle)
-        document = describe_bundle(manifest) | {
-            "backends": {name: missing(name, bundle) for name in DEVICES}
-        }
+        document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
         if json:
             print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
         else:

@@ -19,7 +19,8 @@ def bound_by_max_and_min(graph: ir.Graph) -> None:
         assert value is not None
         bounds = [(kind, bound) for kind, bound in (("Max", least), ("Min", most)) if bound is not None]
         made: list[ir.Node] = []
-        for kind, bound in bounds or [("Identity", None)]:
+        nothing: list[tuple[str, ir.Value | None]] = [("Identity", None)]
+        for kind, bound in bounds or nothing:
             part = ir.node(kind, [value, *([] if bound is None else [bound])], name=f"{node.name}.{kind}")
             value = part.outputs[0]
             value.name, value.type, value.shape = f"{result.name}.{kind}", result.type, result.shape
