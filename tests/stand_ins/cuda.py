@@ -64,19 +64,21 @@ def run_engines(
         return returned
 
     def deserialize(runtime: Any, data: Any) -> Any:
+        made_in = driver.here("an engine's memory")
         program = programs.get(hashlib.sha256(bytes(data)).hexdigest())
         if program is None:
             runtime._logger.log(1, "Serialization assertion failed")
             return None
         states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
-        return engine(GraphRun(bundle, program), {state.output: state.input for state in states})
+        return engine(GraphRun(bundle, program), {state.output: state.input for state in states}, made_in)
 
-    def engine(graph: GraphRun, in_place: dict[str, str]) -> Any:
+    def engine(graph: GraphRun, in_place: dict[str, str], made_in: int) -> Any:
         program = graph.program
         specs = {spec.name: spec for spec in (*program.outputs, *program.inputs)}
         inputs, names = {spec.name for spec in program.inputs}, sorted(specs)
 
         def context(*given: Any) -> Any:
+            driver.here("an execution context", made_in)
             if "no context" in faults:
                 return None
             wrong("no context", None)
@@ -85,6 +87,7 @@ def run_engines(
             tied: list[tuple[int, Launch]] = []
 
             def execute(handle: int) -> bool:
+                driver.here("an engine's run", made_in)
                 wrong("run", None)
                 if "run refused" in faults:
                     return False
@@ -108,10 +111,12 @@ def run_engines(
 
         def runtime_config() -> Any:
             def serialize() -> bytes:
+                driver.here("kernels", made_in)
                 seen.serialized += 1
                 return b"kernels of " + program.name.encode() + b"!" * seen.contexts
 
             def accept(blob: bytes) -> bool:
+                driver.here("kernels", made_in)
                 wrong("cache", None)
                 if "cache refused" in faults:
                     return False
@@ -135,6 +140,13 @@ def run_engines(
             **({"get_aliased_input_tensor": in_place.get} if _has_aliases(trt) else {}),
         )
 
+    start = trt.Runtime.__init__
+
+    def started(runtime: Any, logger: Any) -> None:
+        driver.here("a runtime")
+        start(runtime, logger)
+
+    trt.Runtime.__init__ = started
     trt.Runtime.deserialize_cuda_engine = deserialize
     if "no runtime" in faults:
         trt.Runtime = lambda logger: None

@@ -35,6 +35,7 @@ class Block:
     Attributes:
         kind: "device" or "pinned".
         pending: pieces of work not yet done that use it.
+        context: in which it was made.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Block:
     data: Bytes = field(repr=False)
     freed: bool = False
     pending: int = 0
+    context: int = 0
 
     @property
     def end(self) -> int:

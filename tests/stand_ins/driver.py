@@ -21,7 +21,7 @@ from txl_runtime.device.driver import SIGNATURES
 from txl_runtime.device.interface import ALIGNMENT
 
 from stand_ins.device_memory import Bytes, Memory, ViolationError
-from stand_ins.device_work import Scheduler, Task
+from stand_ins.device_work import Scheduler, Stream, Task
 from stand_ins.driver_functions import Functions
 from stand_ins.driver_statuses import ILLEGAL_ADDRESS, NOT_INITIALIZED, Refused, Status
 
@@ -131,6 +131,7 @@ class FakeDriver(Functions):
         writes: Sequence[tuple[int, int]] = (),
         name: str = "run",
         refused: str = "",
+        made_in: int | None = None,
     ) -> None:
         """Put an engine's work into a stream.
 
@@ -139,14 +140,16 @@ class FakeDriver(Functions):
             reads, writes: address and size.
             name: for the log.
             refused: why this cannot be recorded, where it cannot.
+            made_in: the engine's context, from `here`.
         """
         with self._lock:
             told = next((item for item in self._told if item.due("engine")), None)
             if told is not None:
                 told.happen()
             try:
-                self.need_context()
-                blocks = [self.memory.block(address, size, "device") for address, size in (*reads, *writes)]
+                self.check_context(self.need_context() if made_in is None else made_in, "the engine")
+                into = self._find(stream, Stream)
+                blocks = [self.block(address, size) for address, size in (*reads, *writes)]
                 if any(address % ALIGNMENT for address, _ in (*reads, *writes)):
                     raise ViolationError(f"tensors that do not start at multiples of {ALIGNMENT}")
             except (ViolationError, Refused) as error:
@@ -158,7 +161,17 @@ class FakeDriver(Functions):
                 for place, result in zip(writes, results, strict=True):
                     self.memory.view(*place)[...] = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
 
-            self.scheduler.push(self.handles[stream], Task(name, run, blocks, refused))
+            self.scheduler.push(into, Task(name, run, blocks, refused))
+
+    def here(self, what: str, made_in: int | None = None) -> int:
+        """The context in which a library makes or uses something; one that is missing or another is a violation."""
+        try:
+            found = self.need_context()
+            self.check_context(found if made_in is None else made_in, what)
+        except (ViolationError, Refused) as error:
+            self.violations.append(f"{what}: {error!r}")
+            return 0
+        return found
 
     def drain(self) -> None:
         """Do everything that was asked for."""

@@ -49,6 +49,7 @@ class Functions:
         self.memory, self.scheduler, self.capacity, self.devices = memory, scheduler, capacity, devices
         self.bytes_copied = self.captured = self.replayed = 0
         self.handles: dict[int, Any] = {}
+        self._made_in: dict[int, int] = {}
         self.contexts: list[int] = [0x1000 + device for device in range(devices)]
         self.retained: Counter[int] = Counter()
         self.begun, self._next = False, 0x5000
@@ -64,10 +65,26 @@ class Functions:
         for stack in self._all_stacks:
             stack.clear()
 
-    def need_context(self) -> None:
-        """Refuse what needs a context in a thread that has none."""
+    def need_context(self) -> int:
+        """The context of this thread; what needs one is refused where there is none."""
         if not self._stack or not self._stack[-1]:
             raise Refused(INVALID_CONTEXT)
+        return self._stack[-1]
+
+    def set_device(self, ordinal: int) -> None:
+        """As the runtime's cudaSetDevice: the device's own context takes the place of what this thread has."""
+        self._stack[-1:] = [self.contexts[ordinal]]
+
+    def check_context(self, made_in: int, what: str) -> None:
+        """What was made in one context is used in that one: the driver notices some of it, and not what it breaks."""
+        if made_in != (here := self.need_context()):
+            raise ViolationError(f"{what} was made in context {made_in:#x} and used in {here:#x}")
+
+    def block(self, address: int, size: int) -> Block:
+        """The block of the device that holds a range, see `Memory.block`."""
+        found = self.memory.block(address, size, "device")
+        self.check_context(found.context, "a block")
+        return found
 
     @property
     def _stack(self) -> list[int]:
@@ -79,13 +96,14 @@ class Functions:
 
     def _new(self, thing: Any) -> int:
         self._next += 0x10
-        self.handles[self._next] = thing
+        self.handles[self._next], self._made_in[self._next] = thing, self.need_context()
         return self._next
 
     def _find(self, handle: int, kind: type) -> Any:
         thing = self.handles.get(handle)
         if not isinstance(thing, kind):
             raise ViolationError(f"{handle:#x} is no {kind.__name__.lower()} that lives")
+        self.check_context(self._made_in[handle], f"a {kind.__name__.lower()}")
         return thing
 
     def _refuse_while_capturing(self) -> None:
@@ -175,7 +193,9 @@ class Functions:
             raise Refused(INVALID_VALUE)
         if self.memory.used(kind) + size > self.capacity:
             raise Refused(OUT_OF_MEMORY)
-        return self.memory.allocate(size, kind)
+        made = self.memory.allocate(size, kind)
+        made.context = self.need_context()
+        return made
 
     def cuMemFree_v2(self, address: int) -> None:
         self._refuse_while_capturing()
@@ -225,7 +245,7 @@ class Functions:
             size = (rows - 1) * pitch + width
             if kind == DEVICE or self.memory.pinned(address, size):
                 where = "device" if kind == DEVICE else "pinned"
-                blocks.append(self.memory.block(address, size, where))
+                blocks.append(self.block(address, size) if kind == DEVICE else self.memory.block(address, size, where))
                 views.append(rows_of(self.memory.view(address, size, where), width, rows, pitch))
             else:
                 pageable = True
@@ -259,7 +279,7 @@ class Functions:
         if not 0 < width <= pitch or rows <= 0:
             raise ViolationError(f"{rows} rows of {width} bytes with a pitch of {pitch}")
         size = (rows - 1) * pitch + width
-        block, view = self.memory.block(to, size, "device"), self.memory.view(to, size)
+        block, view = self.block(to, size), self.memory.view(to, size)
 
         def work() -> None:
             rows_of(view, width, rows, pitch)[...] = value

@@ -94,6 +94,7 @@ class StandInExecutable(Executable):
 
     def prepare(self, addresses: Mapping[str, int], queue: Any) -> Launch:
         self.prepared += 1
+        self._driver.here(self.program.name)
         return place_work(self._driver, self._graph, self.in_place, addresses, queue.handle)
 
 
@@ -115,10 +116,10 @@ def place_work(
         for given, (begin, length) in zip(program.inputs, reads, strict=True):
             apart = start + size <= begin or begin + length <= start
             assert apart or in_place.get(output.name) == given.name, f"{output.name} overlaps {given.name}"
-    work = graph.bind()
+    work, made_in = graph.bind(), driver.here(program.name)
 
     def launch() -> None:
-        driver.launch(stream, work, reads, writes, f"run {program.name}", refused)
+        driver.launch(stream, work, reads, writes, f"run {program.name}", refused, made_in)
 
     return launch
 

@@ -62,6 +62,9 @@ class Session:
     def __init__(self, ort: StandInOrt, graph: bytes, options: Any, settings: Mapping[str, str]) -> None:
         assert ort.preloaded, "the provider does not start: libcublasLt.so.13: cannot open shared object file"
         self.ort, self.stream = ort, int(settings["user_compute_stream"])
+        # The provider makes the device's own context current, and leaves that to whoever called.
+        self.made_in, self.device = ort.driver.here("a session"), int(settings["device_id"])
+        ort.driver.set_device(self.device)
         self.real = onnxruntime.InferenceSession(graph, options, providers=[CPU])
         self.get_inputs, self.get_outputs = self.real.get_inputs, self.real.get_outputs
         model = onnx.load_model_from_string(graph)
@@ -129,6 +132,7 @@ class Binding:
             self._session.real.run_with_iobinding(self._binding)
             return [buffer for _, buffer in made]
 
+        self._driver.set_device(self._session.device)
         places = ([(address, len(buffer)) for address, buffer in side] for side in (given, made))
-        self._driver.launch(self._session.stream, work, *places)
+        self._driver.launch(self._session.stream, work, *places, made_in=self._session.made_in)
         self._driver.cuStreamSynchronize(self._session.stream)

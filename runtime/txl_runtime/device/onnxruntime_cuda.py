@@ -197,7 +197,8 @@ def load_onnxruntime(
 ) -> DeviceBackend:
     """As `open_onnxruntime_cuda`, with sessions and a device that are open."""
     found = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
-    executables = [sessions.executable(engine.program, bundle.file(engine.name).read_bytes()) for engine in found]
+    with device.current():  # the provider takes a device for the thread, and leaves it so
+        executables = [sessions.executable(engine.program, bundle.file(engine.name).read_bytes()) for engine in found]
     said = ""
     if elsewhere := sessions.elsewhere(provider):
         names = [node for nodes in elsewhere.values() for node in nodes]

@@ -51,9 +51,14 @@ def built(make_bundle, tmp_path_factory):
     return build
 
 
-def opened(path: Path, update: str | None = None, change: Callable[[StandInOrt], object] = id) -> DeviceBackend:
+def opened(
+    path: Path,
+    update: str | None = None,
+    change: Callable[[StandInOrt], object] = id,
+    driver: FakeDriver | None = None,
+) -> DeviceBackend:
     """As on a machine with a GPU; `change` is shown what stands in for the package onnxruntime."""
-    driver = FakeDriver()
+    driver = driver or FakeDriver()
     ort = StandInOrt(driver)
     change(ort)
     with pytest.MonkeyPatch.context() as patch:
@@ -83,6 +88,17 @@ def test_onnx_runtime_streams_by_address(built, monkeypatch, update):
         np.testing.assert_allclose(ours.score(tokens), theirs.score(tokens), rtol=0, atol=1e-5)
         drawn = [list(stream.generate(tokens, 3, temperature=0)) for stream in (ours, theirs)]
         assert np.array_equal(*drawn)
+
+
+def test_opening_and_running_leave_the_application_on_its_device(built, monkeypatch):
+    driver = FakeDriver(devices=2)
+    driver.cuInit(0)
+    driver.cuCtxPushCurrent_v2(driver.contexts[1])
+    backend = opened(built("ring"), driver=driver)
+    stream = load_with(built("ring"), backend, monkeypatch).stream()
+    stream.feed(np.zeros((B, 3), int))
+    assert driver.here("the application") == driver.contexts[1]
+    driver.unwind()
 
 
 def test_graphs_that_pass_the_self_test_say_where(built, tmp_path, monkeypatch):

@@ -37,15 +37,17 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
 
 def load_engines(bundle: Bundle, library: Library, device: Device, update: str | None = None) -> DeviceBackend:
     """As `open_engines`, with a library and a device that are open."""
-    runtime, executables = EngineRuntime(library), []
+    executables: list[EngineExecutable] = []
     unsaved: dict[str, tuple[EngineExecutable, _Cache]] = {}
-    for engine in checked_engines(bundle, library.target, library.version, update):
-        path, cache = bundle.file(engine.name), _Cache(bundle, engine)
-        kernels = cache.read() if library.facts.portable else None
-        executable = runtime.load(str(path), path.read_bytes(), engine.program, kernels)
-        executables.append(executable)
-        if library.facts.portable:
-            unsaved[engine.program.name] = executable, cache
+    with device.current():  # libraries load to whichever device is current
+        runtime = EngineRuntime(library)
+        for engine in checked_engines(bundle, library.target, library.version, update):
+            path = bundle.file(engine.name)
+            cache = _Cache(bundle, engine) if library.facts.portable else None
+            kernels = None if cache is None else cache.read()
+            executables.append(runtime.load(str(path), path.read_bytes(), engine.program, kernels))
+            if cache is not None:
+                unsaved[engine.program.name] = executables[-1], cache
 
     def settled(program: str, turn: AbstractContextManager[object]) -> None:
         """Keep what a program has compiled, once, whatever the number of its streams."""
@@ -68,7 +70,8 @@ class _Cache:
     """The file of one engine's compiled kernels. The engine's key is in its name, so that no other's are read."""
 
     def __init__(self, bundle: Bundle, engine: EngineFile) -> None:
-        folder = bundle.path.with_name(f"{bundle.path.name}.rtx-cache")
+        path = bundle.path.resolve()  # "." has no name
+        folder = path.with_name(f"{path.name}.rtx-cache")
         self._path = folder / f"{engine.program.name}-{engine.sidecar.key[:16]}.cache"
         self._size = 0
 

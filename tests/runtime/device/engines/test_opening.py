@@ -332,21 +332,23 @@ def test_a_damaged_engine_is_refused_before_a_library_reads_it(built, here, tmp_
 def test_a_header_that_does_not_fit_says_why(built, here, monkeypatch, bits, words):
     bundle = open_bundle(built("ring"))
     trt = fake("rtx171", SimpleNamespace(data=b""))
-    run_engines(trt, bundle, {}, FakeDriver())
+    cuda = FakeDriver()
+    run_engines(trt, bundle, {}, cuda)
     flags = 0 if bits is None else int(trt.EngineInvalidityDiagnostics[bits])
     # The stand-in's numbers are plain; bit 0 cannot be asked for among them.
     monkeypatch.setattr(trt.Runtime, "get_engine_validity", lambda *_: (trt.EngineValidity.INVALID, flags))
     with pytest.raises(BundleError, match="cannot run it") as caught:
-        load_engines(bundle, Library("rtx", trt), open_fake_device(FakeDriver()))
+        load_engines(bundle, Library("rtx", trt), open_fake_device(cuda))
     assert words in str(caught.value) or flags == 0
 
 
 def test_an_engine_that_is_not_loaded_says_what_the_library_said(built, here):
     bundle = open_bundle(built("ring"))
     trt = fake("rtx171", SimpleNamespace(data=b""))
-    run_engines(trt, bundle, {}, FakeDriver())
+    cuda = FakeDriver()
+    run_engines(trt, bundle, {}, cuda)
     with pytest.raises(BundleError, match=r"cannot load it \(.*Serialization assertion failed.*build it again"):
-        load_engines(bundle, Library("rtx", trt), open_fake_device(FakeDriver()))
+        load_engines(bundle, Library("rtx", trt), open_fake_device(cuda))
 
 
 # --- packages that are not there ----------------------------------------------------------------------------------
@@ -362,3 +364,33 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(BackendError, match=r"onnxruntime is not installed, backend cuda needs it; pip install"):
         onnxruntime_cuda.import_onnxruntime()
+
+
+# --- where it is loaded -------------------------------------------------------------------------------------------
+
+
+def test_engines_lie_on_the_device_whatever_the_application_works_on(built, here):
+    """And the application works on that afterwards."""
+    bundle, cuda = open_bundle(built("ring")), FakeDriver(devices=2)
+    trt = fake("rtx171", SimpleNamespace(data=b""))
+    programs = {engine.sidecar.sha256: engine.program for engine in find_engines(bundle, "rtx")}
+    run_engines(trt, bundle, programs, cuda)
+    asked: list[int] = []
+    load_one = trt.Runtime.deserialize_cuda_engine
+    trt.Runtime.deserialize_cuda_engine = lambda *given: (asked.append(cuda.here("an engine")), load_one(*given))[1]
+    device = open_fake_device(cuda)
+    cuda.cuCtxPushCurrent_v2(cuda.contexts[1])
+    load_engines(bundle, Library("rtx", trt), device)
+    assert set(asked) == {cuda.contexts[0]}
+    assert cuda.here("the application") == cuda.contexts[1]
+    cuda.unwind()
+
+
+def test_a_bundle_that_is_the_folder_one_is_in_keeps_its_kernels_beside_it(built, here, tmp_path, monkeypatch):
+    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    monkeypatch.chdir(path)
+    stream = load_with(Path("."), opened(Path("."))[0], monkeypatch).stream()
+    for _ in range(3):
+        stream.step(np.zeros((B, 1), int))
+    assert list((tmp_path / "a.txl.rtx-cache").iterdir())
+    assert not list(path.glob("*.rtx-cache"))
