@@ -21,7 +21,7 @@ from gpu_smoke_memory import Figures, MemoryChecks, require
 from gpu_smoke_work import WorkChecks
 from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.cuda import Device, open_cuda
-from txl_runtime.device.dlpack import device_tokens, fetch_tokens
+from txl_runtime.device.dlpack import device_tokens, fetch_tokens, lie_on
 from txl_runtime.device.driver import Driver, open_driver
 from txl_runtime.device.gpu import gpu_name
 
@@ -81,13 +81,12 @@ def with_torch(device: Device, journal: Journal) -> None:
         for shape in ((1, 1), (4, 64), (32, 7)):
             made = torch.arange(shape[0] * shape[1], device="cuda").reshape(shape).int()
             for given in (made, made[:, : max(shape[1] // 2, 1)]):
+                require(lie_on(given, device.dlpack), "tokens of PyTorch on this device are not seen there")
                 with device.current():
                     queue = device.queue()
-                    found = device_tokens(given, device.dlpack, queue.handle)
-                    require(found is not None, "tokens of PyTorch on this device are not seen there")
-                    assert found is not None
+                    found = device_tokens(given, queue.handle)
                     require(np.array_equal(fetch_tokens(found, queue), given.cpu().numpy()), f"other tokens of {shape}")
-        require(device_tokens(torch.zeros(1, 1), device.dlpack, 0) is None, "tokens on the host are taken for others")
+        require(not lie_on(torch.zeros(1, 1), device.dlpack), "tokens on the host are taken for others")
         return None
 
     def current() -> Figures:

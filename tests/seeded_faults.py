@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from txl_runtime.device import blocks, call, context, cuda, loop, memory, staging, step_loop, step_memory, tail
+from txl_runtime.device import (
+    backend,
+    blocks,
+    call,
+    context,
+    cuda,
+    loop,
+    memory,
+    on_device,
+    staging,
+    step_loop,
+    step_memory,
+    tail,
+)
 
 RING = (("plain", "ring"), ("short", "ring"))
 ROLLED = (("plain", "rolled"),)
@@ -40,32 +54,31 @@ def _around(patch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[.
 @fault("a result is read before its step is done")
 def _(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Any) -> None:
-        self._open = self._marked = False
+        self._marked = self._unmarked = False
 
     patch.setattr(tail.Tail, "wait", forget)
 
 
 @fault("an event is recorded before the work that it ends")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def begin(self: Any) -> None:
-        self._queue.record(self._event)
-        self._open = True
+    record = tail.Tail._mark
 
-    def mark(self: Any) -> None:
-        self._marked, self._open = True, False
+    def enter(before: Any, self: Any) -> None:
+        before(self)
+        record(self)
 
-    patch.setattr(tail.Tail, "begin", begin)
-    patch.setattr(tail.Tail, "mark", mark)
+    _around(patch, tail.Tail, "__enter__", enter)
+    patch.setattr(tail.Tail, "_mark", lambda self: None)
 
 
 @fault("an event is recorded once and never again")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def mark(self: Any) -> None:
+    def mark(before: Any, self: Any) -> None:
         if not hasattr(self, "once"):
-            self.once = self._queue.record(self._event)
-        self._marked, self._open = True, False
+            self.once = before(self)
+        self._marked, self._unmarked = True, False
 
-    patch.setattr(tail.Tail, "mark", mark)
+    _around(patch, tail.Tail, "_mark", mark)
 
 
 @fault("inputs are staged while the step before still reads them")
@@ -95,13 +108,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("tokens on the device are let go of before they are read", (("plain", "ring"), ("counting", "replace")))
 def _(patch: pytest.MonkeyPatch) -> None:
-    for owner in (loop.DeviceLoop, step_loop.DeviceStepLoop):
+    def send(before: Any, self: Any, *arguments: Any) -> None:
+        before(self, *arguments)
+        self._resident = None
 
-        def send(before: Any, self: Any, *arguments: Any) -> None:
-            before(self, *arguments)
-            self._resident = None
-
-        _around(patch, owner, "_send", send)
+    _around(patch, on_device.OnDevice, "_send", send)
 
 
 @fault("a piece of a result is read before it is there", STEPS)
@@ -383,20 +394,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("two threads put work in at once", (("plain", "ring"),))
 def _(patch: pytest.MonkeyPatch) -> None:
-    class Open:
-        """A lock that is never shut."""
-
-        def acquire(self) -> None:
-            pass
-
-        def release(self) -> None:
-            pass
-
-    def forget(before: Any, self: Any, *arguments: Any) -> None:
-        before(self, *arguments)
-        self._lock = Open()
-
-    _around(patch, context.Turn, "__init__", forget)
+    patch.setattr(backend, "open_lock", contextlib.nullcontext)
 
 
 THREADED = "two threads put work in at once"

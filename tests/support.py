@@ -81,11 +81,20 @@ def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subproce
     )
 
 
+def _leaves(frame: FrameType) -> bool:
+    """Whether a line is traced because the `with` that it begins ends."""
+    code, line = frame.f_code, frame.f_lineno
+    if not linecache.getline(code.co_filename, line).lstrip().startswith("with "):
+        return False
+    return frame.f_lasti > min(start for start, _, number in code.co_lines() if number == line)
+
+
 def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
     """Run a call and interrupt it before the n-th line of the runtime that it runs; whether it came that far.
 
-    Only lines of the rooms or modules named count, where some are: "streaming", "device/loop". Those that begin a
-    `with` do not: they are traced once more where it ends, and there, before anything is left, no signal is looked at.
+    Only lines of the rooms or modules named count, where some are: "streaming", "device/loop". A line that begins a
+    `with` counts where it begins. It is traced once more where the block ends; there the interpreter looks at no signal
+    before it is in what leaves the block, whose own lines count.
     """
     left = line
     runtime = Path(txl_runtime.__file__).parent
@@ -95,8 +104,7 @@ def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
         nonlocal left
         if not frame.f_code.co_filename.startswith(inside):
             return None
-        said = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not said.startswith("with "):
+        if event == "line" and not _leaves(frame):
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt

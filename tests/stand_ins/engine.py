@@ -176,8 +176,8 @@ class DeviceArray:
     def __init__(self, device: Device, values: NDArray[Any]) -> None:
         with device.current():
             self.block = device.allocate(max(values.nbytes, 1))
-        found = (driver.memory.around(self.block.address) for driver in FakeDriver.made)
-        self._bytes = next(block for block in found if block is not None).data
+        self._driver = next(driver for driver in FakeDriver.made if driver.memory.around(self.block.address))
+        self._bytes = self._driver.memory.view(self.block.address, self.block.size)
         self.array = self._bytes[: values.nbytes].view(values.dtype).reshape(values.shape)
         self.array[...] = values
         self._where = device.dlpack
@@ -188,6 +188,8 @@ class DeviceArray:
 
     def __dlpack__(self, stream: int | None = None) -> Any:
         self.asked_for.append(stream)
+        if stream is not None:
+            self._driver.wait_for_others(stream)
         capsule = self.array.__dlpack__()
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)

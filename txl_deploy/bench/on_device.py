@@ -43,7 +43,7 @@ class DeviceBandwidth(Bandwidth):
 
     def _best(self) -> float:
         device, queue, best = self._backend.device, self._backend.queue, 0.0
-        with self._backend.lock:
+        with self._backend.lock, self._backend.device.current():
             source, to = device.allocate(COPIED_BYTES), device.allocate(COPIED_BYTES)
             queue.wait()
             until = time.perf_counter() + PASSES_SECONDS

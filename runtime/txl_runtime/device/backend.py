@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.device.context import Turn
+from txl_runtime.device.context import open_lock
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.loop import DeviceLoop, Programs
@@ -29,10 +29,10 @@ class DeviceBackend(Backend):
         device: Device,
         queue: Queue,
         executables: Sequence[Executable],
-        settled: Callable[[str, Turn], None] | None = None,
+        settled: Callable[[str], None] | None = None,
     ) -> None:
         self.name, self.description, self.device, self.queue = name, description, device, queue
-        self.lock = device.turn()
+        self.lock = open_lock()
         self.executables: Mapping[str, Executable] = {item.program.name: item for item in executables}
         rules = {item.program.update for item in executables}
         kinds = {item.program.kind for item in executables}
@@ -56,7 +56,8 @@ class DeviceBackend(Backend):
     def settled(self, program: str) -> None:
         """A program has run often enough for its engine to have compiled what it compiles at first use."""
         if self._settled is not None:
-            self._settled(program, self.lock)
+            with self.lock, self.device.current():  # another stream may run it just now
+                self._settled(program)
 
     def release_pages(self) -> None:
         """See `Backend`; the weights of engines are no mapped pages."""

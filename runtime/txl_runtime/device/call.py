@@ -7,7 +7,6 @@ once, or in ever other sizes, are fetched behind a record that has no copies of 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,13 +14,8 @@ from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.device.blocks import Inputs, Part, Raw, Results
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.interface import Executable, Launch, aligned, check_addresses, host_address
-from txl_runtime.errors import BackendError
+from txl_runtime.device.recording import MOST_RECORDS, Recording
 from txl_runtime.types import Array
-
-logger = logging.getLogger(__name__)
-
-MOST_RECORDS = 4
-"""Sets of results that a program and side of the memory has records for. Each takes memory, and time to be made."""
 
 
 class DeviceCall:
@@ -34,9 +28,7 @@ class DeviceCall:
         memory: where the states are that it reads and writes, by the names of its inputs and of its outputs.
 
     Attributes:
-        recordable: whether its work can be recorded, as far as is known.
-        recorded: "not yet", "recorded", "by the engine", or why it cannot be.
-        records: how many sets of results it has a record for.
+        recording: how far recording its work has come.
         runs: how often it ran, as far as that matters: less than twice, or more.
         settling: whether it has just run for the second time; who sees that sets it back.
     """
@@ -53,10 +45,8 @@ class DeviceCall:
         check_addresses(executable, addresses)
         self.name, self.queue, self.inputs, self.results = executable.program.name, queue, inputs, results
         self.engine: Launch = executable.prepare(addresses, queue)
-        self.recordable = executable.recordable
-        self.recorded = "not yet" if executable.recordable else "by the engine"
-        self.records = self.runs = 0
-        self.settling = False
+        self.recording = Recording(executable.recordable)
+        self.runs, self.settling = 0, False
 
 
 class _Work(NamedTuple):
@@ -117,10 +107,10 @@ class Step:
     def _begin(self) -> None:
         """A step as long as nothing quicker is known."""
         call, bare = self._call, self._bare
-        if not call.recordable or not call.runs:
+        if not call.recording.possible or not call.runs:
             self._work.put()
-        elif bare is None or (self._again and call.records < MOST_RECORDS):
-            self._record()()
+        elif bare is None or (self._again and call.recording.records < MOST_RECORDS):
+            self._record()
         else:
             bare()
             self._work.fetch()
@@ -128,19 +118,18 @@ class Step:
         call.runs += 1
         if call.runs == 2:
             call.settling = True
-        if not call.recordable and call.runs > 1:
+        if not call.recording.possible and call.runs > 1:
             self._quick = self._work.put
 
-    def _record(self) -> Launch:
-        call = self._call
-        try:
-            self._quick, call.recorded = call.queue.capture(self._work.put), "recorded"
-        except BackendError as error:
-            self._quick, call.recordable, call.recorded = self._work.put, False, str(error)
-            logger.warning("%s runs without being recorded: %s", call.name, call.recorded)
-        else:
-            call.records += bool(self._work.fetches)
-        return self._quick
+    def _record(self) -> None:
+        """Record the step and replay it; where that fails, it is done as it is."""
+        recording = self._call.recording
+        self._quick = recording.record(self._call.name, self._call.queue, self._work.put)
+        if self._quick is None:
+            self._work.put()
+            return
+        recording.records += bool(self._work.fetches)
+        self._quick()
 
 
 class Steps:
@@ -160,7 +149,7 @@ class Steps:
     def forget(self) -> None:
         """Let go of all of them: results will arrive elsewhere."""
         for call, _, _ in self._made:
-            call.records = 0
+            call.recording.records = 0
         self._made.clear()
 
 

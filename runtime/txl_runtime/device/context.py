@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import weakref
+from contextlib import AbstractContextManager
 from typing import Any
 
 from txl_runtime.device.driver import Driver
@@ -79,8 +81,8 @@ class Context:
         if found.value == self._handle:
             self.driver.quietly("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
-    def give_back(self, name: str, handle: int) -> None:
-        """Free or destroy something, from a finalizer: it tells nobody of a failure and leaves a forked child alone."""
+    def quietly(self, name: str, handle: int) -> None:
+        """Call a function on the device where nobody is left to hear of a failure; a forked child is left alone."""
         with contextlib.suppress(Exception), Current(self):
             self.driver.quietly(name, handle)
 
@@ -102,34 +104,25 @@ class Current:
             self._context.leave(kind is not None)
 
 
-class Turn:
-    """The lock of those who put work into a queue, and the context to do it in. The thread that has it may enter again.
+Lock = AbstractContextManager[object]
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    The device is made current once the lock is there, and left before the lock goes. A forked child is refused before
-    it waits for a lock whose owner may not exist there.
+
+def open_lock() -> Lock:
+    """The lock of those who put work into a queue. The thread that has it may take it again.
+
+    It is the interpreter's own, and taken by `with` alone: no interrupt comes between taking it and what gives it back.
+    In a forked child it is free, because the thread that had it may not exist there; the device refuses to be entered.
     """
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
 
-    __slots__ = ("_context", "_entered", "_found", "_lock", "_reference")
 
-    def __init__(self, context: Context) -> None:
-        self._context, self._lock, self._found = context, threading.RLock(), ctypes.c_void_p()
-        self._reference = ctypes.byref(self._found)
-        self._entered: list[bool] = []  # by whoever has the lock, the innermost last
+def _after_fork() -> None:
+    for lock in _locks:
+        lock._at_fork_reinit()  # as the interpreter does with the locks of its own modules
 
-    def __enter__(self) -> None:
-        driver = self._context.driver
-        if driver.forked:
-            driver.refuse_forked()
-        self._lock.acquire()
-        try:
-            self._entered.append(self._context.enter(self._found, self._reference))
-        except BaseException:
-            self._lock.release()
-            raise
 
-    def __exit__(self, kind: object, *_: Any) -> None:
-        try:
-            if self._entered.pop():
-                self._context.leave(kind is not None)
-        finally:
-            self._lock.release()
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -2,7 +2,7 @@
 
 Addresses are plain integers. Work of one queue is done in the order in which it was asked for, while the host goes on;
 only `Event.wait`, `Queue.wait` and the making of memory wait for it. Whoever calls a queue or an event has entered the
-device, by `Device.turn` or `Device.current`; the device's own methods enter it themselves.
+device, by `Device.current`; the device's own methods enter it themselves.
 
 Host memory that is given to `send` and `fetch` has to be left alone until the copy is done: page-locked memory
 (`Device.staging`) is read and written when the copy's turn comes, all other memory may be read before `send` returns.
@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.device.context import Context, Current, Turn
+from txl_runtime.device.context import Context, Current
 from txl_runtime.device.driver import DEVICE, DISABLE_TIMING, HOST, NON_BLOCKING, RELAXED, Driver, Memcpy2D, open_driver
 from txl_runtime.device.gpu import device_title
 from txl_runtime.errors import BackendError
@@ -46,7 +46,7 @@ class Block:
             queue.zero(self.address, self.size)
             queue.wait()
         except BaseException:
-            queue.finish()  # an interrupt: the memory goes back now, and may not be written any more
+            queue.settle()  # an interrupt: the memory goes back now, and may not be written any more
             raise
 
 
@@ -144,9 +144,15 @@ class Queue:
         """Return when everything is done."""
         self._synchronize(self.handle)
 
-    def finish(self) -> None:
-        """Wait for everything, from a finalizer: tells nobody of a failure, and leaves a forked child alone."""
-        self._context.give_back("cuStreamSynchronize", self.handle)
+    def settle(self) -> None:
+        """Wait for everything where something failed already: of a further failure nobody is told."""
+        self._context.quietly("cuStreamSynchronize", self.handle)
+
+    def recording(self) -> bool:
+        """Whether what is asked for now is recorded and not done; false where CUDA does not say."""
+        state = ctypes.c_int()
+        self._driver.quietly("cuStreamIsCapturing", self.handle, ctypes.byref(state))
+        return bool(state.value)
 
     def capture(self, work: Work) -> Work:
         """Record what `work` would put into the queue, without doing it; the result does all of it at once.
@@ -172,9 +178,7 @@ class Queue:
 
     def _stop_recording(self, graph: ctypes.c_void_p) -> None:
         """End a record that failed on the way, if it has not ended; what it holds so far goes into `graph`."""
-        state = ctypes.c_int()
-        self._driver.quietly("cuStreamIsCapturing", self.handle, ctypes.byref(state))
-        if state.value:
+        if self.recording():
             self._driver.quietly("cuStreamEndCapture", self.handle, ctypes.byref(graph))
 
 
@@ -220,10 +224,6 @@ class Device:
             BackendError: on entry, in a process that was forked from the one that opened the device.
         """
         return Current(self._context)
-
-    def turn(self) -> Turn:
-        """A new lock for those who share a queue; who has it is on the device, as by `current`."""
-        return Turn(self._context)
 
     def allocate(self, size: int) -> Block:
         """Memory on the device, zeroed and aligned.
@@ -277,7 +277,7 @@ def _own(
         getattr(context.driver, create)(ctypes.byref(made), *arguments)
     finally:
         if made.value:  # an interrupt comes after the call, too
-            weakref.finalize(owner, context.give_back, destroy, made.value).atexit = False
+            weakref.finalize(owner, context.quietly, destroy, made.value).atexit = False
     return made.value or 0
 
 

@@ -63,18 +63,22 @@ class DeviceTokens:
         return DeviceTokens(self.address + WIDTH * first, (self.shape[0], last - first), self.pitch, self.owner)
 
 
-def device_tokens(tokens: Any, device: tuple[int, int], queue: int) -> DeviceTokens | None:
-    """Tokens that lie in the memory of this very device (kind and number are DLPack's); None for everything else.
+def lie_on(tokens: Any, device: tuple[int, int]) -> bool:
+    """Whether tokens lie in the memory of this very device; kind and number are DLPack's."""
+    where = getattr(tokens, "__dlpack_device__", None)
+    return where is not None and hasattr(tokens, "__dlpack__") and tuple(map(int, where())) == device
 
-    `queue` is the handle of the queue that will read them: whoever writes them has to be done before that.
+
+def device_tokens(tokens: Any, queue: int) -> DeviceTokens:
+    """Tokens that lie on the device.
+
+    `queue` is the handle of the queue that will read them. Whoever owns them makes it wait until they are written, so
+    this is for whoever has its lock.
 
     Raises:
-        UsageError: they lie there, but not as int32 [b, T].
+        UsageError: they are not int32 [b, T].
     """
-    where, export = getattr(tokens, "__dlpack_device__", None), getattr(tokens, "__dlpack__", None)
-    if where is None or export is None or tuple(map(int, where())) != device:
-        return None
-    capsule = export(stream=queue)
+    capsule = tokens.__dlpack__(stream=queue)
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     tensor = _Tensor.from_address(get(capsule, b"dltensor"))

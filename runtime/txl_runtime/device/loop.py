@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.blocks import Inputs, Part, Results
-from txl_runtime.device.call import DeviceCall, Step, Steps, open_blocks, room_for
-from txl_runtime.device.context import Turn
+from txl_runtime.device.blocks import Part
+from txl_runtime.device.call import DeviceCall, Step, room_for
+from txl_runtime.device.context import Lock
 from txl_runtime.device.cuda import Device, Queue
-from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens
+from txl_runtime.device.dlpack import DeviceTokens
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.memory import DeviceMemory, DeviceRing, DeviceRolled
-from txl_runtime.device.staging import Staging
-from txl_runtime.device.tail import Tail
+from txl_runtime.device.on_device import OnDevice
 from txl_runtime.errors import BackendError
-from txl_runtime.streaming.loop import Loop, Resident, Want
+from txl_runtime.streaming.loop import Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
-from txl_runtime.streaming.outputs import Output, RowsResult, WholeOutput
+from txl_runtime.streaming.outputs import RowsResult
 from txl_runtime.streaming.parts import Parts
 from txl_runtime.types import Array, Floats, Ids
 
@@ -120,70 +118,28 @@ class _Pending(RowsResult):
         return self.rows() if self._route.kind == "score" else super().nll()
 
 
-class DeviceLoop(LoopState, Loop):
-    """See `streaming.loop.Loop`.
-
-    All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
-    for, so streams in different threads keep each other waiting no longer than the device itself does.
-
-    `settled` is called when a program has run twice: engines compile what they compile at first use by then.
-    """
-
-    piecewise = False
+class DeviceLoop(LoopState, OnDevice):
+    """See `streaming.loop.Loop` and `OnDevice`: the programs return log-probabilities, or what is made of them."""
 
     def __init__(
         self,
         manifest: Manifest,
         device: Device,
         queue: Queue,
-        lock: Turn,
+        lock: Lock,
         programs: Programs,
         initial: Initial,
         settled: Callable[[str], None],
     ) -> None:
         update = programs.all[0].update
-        super().__init__(update, manifest, lock)
-        self._device, self._queue, self._programs, self._settled = device, queue, programs, settled
-        self.manifest = manifest
-        self.output: Output = WholeOutput(manifest)
-        self._tail = Tail(device, queue, lock)
-        self.staging = Staging(device, queue, self._tail)
-        self._blocks: dict[str, tuple[Inputs, Results]] = {}
-        self._calls: dict[tuple[str, int], DeviceCall] = {}
-        self._steps = Steps()
+        OnDevice.__init__(self, manifest, device, queue, lock, settled)
+        LoopState.__init__(self, update, manifest, lock)
+        self._programs = programs
         self._routes: dict[tuple[str, tuple[int, int], int, bool], _Route] = {}
-        self._settling: str | None = None
-        self._resident: DeviceTokens | None = None  # what a step on its way reads
+        kind = DeviceRing if update == "ring" else DeviceRolled
         with lock:
-            kind = DeviceRing if update == "ring" else DeviceRolled
             self.memory: DeviceMemory = kind(device, queue, manifest, initial, self.counters, self._tail)
         self.clear(np.arange(manifest.batch_size))
-        weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
-
-    @property
-    def recorded(self) -> dict[str, str]:
-        """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
-        return {f"{name}, side {side}": call.recorded for (name, side), call in self._calls.items()}
-
-    def resident(self, tokens: Any) -> DeviceTokens | None:
-        """See `Loop`."""
-        if type(tokens) is np.ndarray:
-            return None
-        return device_tokens(tokens, self._device.dlpack, self._queue.handle)
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`."""
-        assert isinstance(tokens, DeviceTokens)
-        with self._lock:
-            return fetch_tokens(tokens, self._queue)
-
-    def finish(self) -> None:
-        """Return when everything that this loop put into the queue is done."""
-        self._tail.wait()
-        self._resident = None
-        if self._settling is not None:
-            program, self._settling = self._settling, None
-            self._settled(program)
 
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
@@ -201,13 +157,13 @@ class DeviceLoop(LoopState, Loop):
         route.valid[...] = counts
         for staged, count in route.counts:
             staged[...] = count
-        tail, call = self._tail, route.call
+        call = route.call
         with self._lock:
-            tail.begin()
-            if there is not None:
-                self._send(call.inputs, there)
-            route.step()
-            tail.mark()
+            with self._tail:
+                if there is not None:
+                    assert self.manifest.tokens is not None
+                    self._send(call.inputs, self.manifest.tokens.name, there)
+                route.step()
             if commit:
                 self.advance()
         if call.settling:
@@ -216,15 +172,6 @@ class DeviceLoop(LoopState, Loop):
         assert targets is None or isinstance(targets, np.ndarray)
         return _Pending(self, route, counts, targets)
 
-    def _send(self, inputs: Inputs, tokens: DeviceTokens) -> None:
-        """Send what is staged, and then put ids that are on the device in their place."""
-        self._resident = tokens
-        inputs.send(self._queue)
-        assert self.manifest.tokens is not None
-        name = self.manifest.tokens.name
-        (rows, columns), pitch = tokens.shape, 4 * inputs.host[name].shape[1]
-        self._queue.copy(inputs.addresses[name], tokens.address, 4 * columns, rows, pitch, tokens.pitch)
-
     def _open_route(
         self, inputs: Mapping[str, Array | Resident], b: int, want: Want, there: DeviceTokens | None
     ) -> _Route:
@@ -232,7 +179,8 @@ class DeviceLoop(LoopState, Loop):
         tokens = next(iter(inputs.values()))
         length = tokens.shape[1]
         executable = self._programs.find(want, length)
-        kind, call = executable.program.kind, self._call(executable)
+        side, kind = self.counters.side, executable.program.kind
+        call = self._tie(executable, side, self.memory.addresses(side), executable.program.name, tuple(self.counts))
         first, *others = (s.name for s in executable.program.outputs if s.name in call.results.addresses)
         part = call.results.part(first, (b,) if kind in ("last", "next") else (b, length))
         parts = {name: call.results.part(name, ()) for name in others} if kind == "next" else {first: part}
@@ -257,14 +205,3 @@ class DeviceLoop(LoopState, Loop):
         if len(read) == len(self.counts):
             return ((call.inputs.rows(read[0], len(read)), self.counters.read),)
         return tuple((call.inputs.host[name], self.counts[name]) for name in read)
-
-    def _call(self, executable: Executable) -> DeviceCall:
-        """The program tied to this side of the memory, for the first time or again."""
-        name, side = executable.program.name, self.counters.side
-        if (name, side) not in self._calls:
-            with self._lock:
-                memory = self.memory.addresses(side)
-                if name not in self._blocks:
-                    self._blocks[name] = open_blocks(self._device, executable, memory, tuple(self.counts))
-                self._calls[name, side] = DeviceCall(executable, self._queue, *self._blocks[name], memory)
-        return self._calls[name, side]

@@ -25,7 +25,7 @@ Addresses = Mapping[str, int]
 class DeviceMemory(Tensors):
     """What both forms have in common: blocks of states, and moving whole sequences between blocks and the host.
 
-    Everything is for whoever has the turn. `tail` is told of all that is put into the queue.
+    Everything is for whoever has the lock. All that is put into the queue is put in by `with tail`.
     """
 
     update: str
@@ -50,8 +50,8 @@ class DeviceMemory(Tensors):
         # What a sequence is before anything was seen, where that is not zeros: kept on the device, to be copied.
         self._template = device.allocate(max(self._fresh.nbytes, 1)) if self._fresh.any() else None
         if self._template is not None:
-            tail.begin()
-            queue.send(self._template.address, host_address(self._fresh), self._fresh.nbytes)
+            with tail:
+                queue.send(self._template.address, host_address(self._fresh), self._fresh.nbytes)
             tail.wait()
         self._blocks = tuple(self._allocate() for _ in range(self.blocks))
 
@@ -66,8 +66,8 @@ class DeviceMemory(Tensors):
         host = np.zeros_like(self._fresh)
         if host.size:
             at, states = self._at(self._now, row), len(self._states)
-            self._tail.begin()
-            self._queue.fetch(host_address(host), at, self._row_bytes, states, self._row_bytes, self._pitch)
+            with self._tail:
+                self._queue.fetch(host_address(host), at, self._row_bytes, states, self._row_bytes, self._pitch)
             self._tail.wait()
         newest = self._rows(host)[:, self._slots(row, count)]
         return {
@@ -83,15 +83,17 @@ class DeviceMemory(Tensors):
             slots[self._slots(row, len(given))] = from_float32(given, self._dtype)
         if host.size:
             at, states = self._at(self._now, row), len(self._states)
-            self._tail.begin()
-            self._queue.send(at, host_address(host), self._row_bytes, states, self._pitch, self._row_bytes)
+            with self._tail:
+                self._queue.send(at, host_address(host), self._row_bytes, states, self._pitch, self._row_bytes)
             self._tail.wait()  # before the array on the host goes
 
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen; another side is written by the next step."""
-        if not self._states:
-            return
-        self._tail.begin()
+        if self._states:
+            with self._tail:
+                self._clear(rows)
+
+    def _clear(self, rows: Indices) -> None:
         if self._template is None and len(rows) == self._batch:
             self._queue.zero(self._now.address, self._pitch * len(self._states))
             rows = rows[:0]
@@ -101,7 +103,6 @@ class DeviceMemory(Tensors):
                 self._queue.zero(place, self._row_bytes, len(self._states), self._pitch)
             else:
                 self._copy(place, self._pitch, self._template.address, self._row_bytes)
-        self._tail.mark()
 
     @property
     def _now(self) -> Block:
@@ -140,9 +141,9 @@ class DeviceRolled(DeviceMemory):
     def reorder(self, rows: Indices) -> None:
         """Sequence i becomes what sequence rows[i] was, on the other side; those behind the last are cleared."""
         now, after = self._now, self._blocks[1 - self._counters.side]
-        self._tail.begin()
-        for row, old in enumerate(rows.tolist()):
-            self._copy(self._at(after, row), self._pitch, self._at(now, old), self._pitch)
+        with self._tail:
+            for row, old in enumerate(rows.tolist()):
+                self._copy(self._at(after, row), self._pitch, self._at(now, old), self._pitch)
         self._counters.turn()
         self.clear(np.arange(len(rows), self._batch))
 
@@ -169,20 +170,23 @@ class DeviceRing(DeviceMemory):
             return
         heads, slots, *rest = self._row_shape
         slot = int(np.prod(rest)) * stored_type(self._dtype).itemsize
-        self._tail.begin()
-        for index in range(len(self._states)):
-            front = self._at(self._now, row) + index * self._pitch
-            self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
-        self._tail.mark()
+        with self._tail:
+            for index in range(len(self._states)):
+                front = self._at(self._now, row) + index * self._pitch
+                self._queue.copy(front, front + self._ring * slot, count * slot, heads, slots * slot, slots * slot)
+
+    def prepare_reorder(self, rows: Indices) -> None:
+        if self._spare is None and (rows != np.arange(len(rows))).any():
+            self._spare = self._allocate()
 
     def reorder(self, rows: Indices) -> None:
         """As `DeviceRolled.reorder`; what moves is set aside first, since sequences may change places."""
         moving = [(row, old) for row, old in enumerate(rows.tolist()) if row != old]
-        if moving:
-            self._spare = self._spare or self._allocate()
-            self._tail.begin()
-            for old in {old for _, old in moving}:
-                self._copy(self._at(self._spare, old), self._pitch, self._at(self._now, old), self._pitch)
-            for row, old in moving:
-                self._copy(self._at(self._now, row), self._pitch, self._at(self._spare, old), self._pitch)
+        self.prepare_reorder(rows)
+        if (spare := self._spare) is not None:
+            with self._tail:
+                for old in {old for _, old in moving}:
+                    self._copy(self._at(spare, old), self._pitch, self._at(self._now, old), self._pitch)
+                for row, old in moving:
+                    self._copy(self._at(self._now, row), self._pitch, self._at(spare, old), self._pitch)
         self.clear(np.arange(len(rows), self._batch))

@@ -65,11 +65,9 @@ class Staging:
         before: tuple[int, int, int] | None = None
         for number, (start, address, width, rows) in enumerate(part.pieces(PIECE)):
             which = number % 2
-            with self._tail.turn:
-                self._tail.begin()
+            with self._tail.lock, self._tail:
                 self._queue.fetch(host_address(self._buffers[which]), address, width, rows, width, part.pitch)
                 self._queue.record(self._events[which])
-                self._tail.mark()
             if before is not None:
                 self._take(found, *before)
             before = which, start, width * rows

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Program, TensorSpec
-from txl_runtime.device.blocks import Inputs, Part, Results
-from txl_runtime.device.call import DeviceCall, Step, Steps, open_blocks, room_for
-from txl_runtime.device.context import Turn
+from txl_runtime.bundle.tables import Program
+from txl_runtime.device.blocks import Part
+from txl_runtime.device.call import DeviceCall, Step, room_for
+from txl_runtime.device.context import Lock
 from txl_runtime.device.cuda import Device, Queue
-from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens
+from txl_runtime.device.dlpack import DeviceTokens
 from txl_runtime.device.interface import Executable
-from txl_runtime.device.staging import Staging
+from txl_runtime.device.on_device import OnDevice
 from txl_runtime.device.step_memory import StepMemory
-from txl_runtime.device.tail import Tail
-from txl_runtime.streaming.loop import Loop, Resident, Want
+from txl_runtime.streaming.loop import Resident, Want
 from txl_runtime.streaming.memory import Initial, RowState
-from txl_runtime.streaming.outputs import Output, WholeOutput
+from txl_runtime.streaming.outputs import Output
 from txl_runtime.streaming.steps import (
     Shapes,
     StepPrograms,
@@ -118,72 +116,35 @@ class _Pending(StepResult):
         return super().outputs()
 
 
-class DeviceStepLoop(StepState, Loop):
-    """See `streaming.loop.Loop` and `device.loop.DeviceLoop`: the queue, its lock and `settled` are the same.
+class DeviceStepLoop(StepState, OnDevice):
+    """See `streaming.loop.Loop` and `OnDevice`.
 
     The program is chosen by the segment's length and the shapes that are held. Whatever it is, it reads one block and
     writes the other, so each program is tied to memory twice.
     """
-
-    piecewise = False
 
     def __init__(
         self,
         manifest: Manifest,
         device: Device,
         queue: Queue,
-        lock: Turn,
+        lock: Lock,
         executables: Mapping[str, Executable],
         initial: Initial,
         settled: Callable[[str], None],
     ) -> None:
-        super().__init__(manifest, initial, lock)
-        self._manifest, self._device, self._queue, self._settled = manifest, device, queue, settled
+        OnDevice.__init__(self, manifest, device, queue, lock, settled)
+        StepState.__init__(self, manifest, initial, lock)
         self._executables = executables
         self._programs = StepPrograms(manifest, [item.program for item in executables.values()])
         self._independent = manifest.streams == "independent"
-        self.output: Output = WholeOutput(manifest)
-        self._tail = Tail(device, queue, lock)
-        self.staging = Staging(device, queue, self._tail)
-        self._blocks: dict[tuple[TensorSpec, ...], tuple[Inputs, Results]] = {}
-        self._calls: dict[tuple[str, int], DeviceCall] = {}
-        self._steps = Steps()
         self._kinds: dict[tuple[int, Shapes], _Held] = {}
         self._routes: dict[tuple[_Held, int, int, str], _Route] = {}
-        self._settling: str | None = None
-        self._resident: DeviceTokens | None = None  # what a step on its way reads
         self._fresh: Shapes = tuple(start_shape(state) for state in self.states)
         with lock:
             self.memory = StepMemory(device, queue, self._tail, self.states, self._starts, manifest.batch_size)
         self._now = self._kind(0, self._fresh)
         self.clear(np.arange(manifest.batch_size))
-        weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
-
-    @property
-    def recorded(self) -> dict[str, str]:
-        """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
-        return {f"{name}, side {side}": call.recorded for (name, side), call in self._calls.items()}
-
-    def resident(self, tokens: Any) -> DeviceTokens | None:
-        """See `Loop`."""
-        entry = self._manifest.tokens
-        if type(tokens) is np.ndarray or entry is None or entry.shape != ("B", "L"):
-            return None
-        return device_tokens(tokens, self._device.dlpack, self._queue.handle)
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`."""
-        assert isinstance(tokens, DeviceTokens)
-        with self._lock:
-            return fetch_tokens(tokens, self._queue)
-
-    def finish(self) -> None:
-        """Return when everything that this loop put into the queue is done."""
-        self._tail.wait()
-        self._resident = None
-        if self._settling is not None:
-            program, self._settling = self._settling, None
-            self._settled(program)
 
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
@@ -192,7 +153,7 @@ class DeviceStepLoop(StepState, Loop):
         self.finish()  # what is on its way reads and writes what this step will
         length, targets = self._programs.length_of(inputs), inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
-        b, manifest, most = len(counts), self._manifest, max(counts.tolist())
+        b, manifest, most = len(counts), self.manifest, max(counts.tolist())
         if not most:
             return StepResult(manifest, empty_outputs(manifest, b, length), counts, length, targets, self.output)
         name, there = next(((n, v) for n, v in inputs.items() if isinstance(v, DeviceTokens)), ("", None))
@@ -208,13 +169,12 @@ class DeviceStepLoop(StepState, Loop):
         if route.valid is not None:
             route.valid[:b] = counts
             route.valid[b:] = 0 if self._independent else most
-        tail, call = self._tail, route.call
+        call = route.call
         with self._lock:
-            tail.begin()
-            if there is not None:
-                self._send(call.inputs, name, there)
-            step()
-            tail.mark()
+            with self._tail:
+                if there is not None:
+                    self._send(call.inputs, name, there)
+                step()
             if commit:
                 self._now = route.after
         if call.settling:
@@ -264,18 +224,9 @@ class DeviceStepLoop(StepState, Loop):
         """The one object that says so, so that it can be compared by what it is."""
         return self._kinds.setdefault((side, shapes), _Held(side, shapes))
 
-    def _send(self, inputs: Inputs, name: str, tokens: DeviceTokens) -> None:
-        """Send what is staged, and then put ids that are on the device in their place."""
-        self._resident = tokens
-        (rows, columns), host = tokens.shape, inputs.host[name]
-        if host.shape != tokens.shape:
-            host.fill(0)
-        inputs.send(self._queue)
-        self._queue.copy(inputs.addresses[name], tokens.address, 4 * columns, rows, 4 * host.shape[1], tokens.pitch)
-
     def _open_route(self, inputs: Mapping[str, Array | Resident], b: int, length: int, resident: str) -> _Route:
         """The way of segments like this one; nothing may be on its way."""
-        now, manifest = self._now, self._manifest
+        now, manifest = self._now, self.manifest
         program = self._programs.find(length, now.shapes)
         call = self._call(program, now.side)
         host = call.inputs.host
@@ -307,14 +258,7 @@ class DeviceStepLoop(StepState, Loop):
 
     def _call(self, program: Program, side: int) -> DeviceCall:
         """The program tied to memory of which one side is held, for the first time or again."""
-        name = program.name
-        if (name, side) not in self._calls:
-            with self._lock:
-                executable = self._executables[name]
-                memory = self.memory.addresses(program, side)
-                sides = (*program.inputs, *program.outputs)
-                key = tuple(spec for spec in sides if spec.name not in memory[0] and spec.name not in memory[1])
-                if key not in self._blocks:  # programs of one length read and return the same
-                    self._blocks[key] = open_blocks(self._device, executable, memory)
-                self._calls[name, side] = DeviceCall(executable, self._queue, *self._blocks[key], memory)
-        return self._calls[name, side]
+        memory, specs = self.memory.addresses(program, side), (*program.inputs, *program.outputs)
+        # Programs of one length read and return the same.
+        key = tuple(spec for spec in specs if spec.name not in memory[0] and spec.name not in memory[1])
+        return self._tie(self._executables[program.name], side, memory, key)

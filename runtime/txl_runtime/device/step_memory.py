@@ -38,7 +38,7 @@ class StepMemory:
 
     Args:
         device, queue: where the blocks lie, and the order of all work on them.
-        tail: is told of all that is put into the queue. Everything is for whoever has the turn.
+        tail: all that is put into the queue is put in by `with tail`. Everything is for whoever has the lock.
         states: the table.
         starts: what each state is before anything was seen, of all sequences; None for one that is absent.
         batch_size: B.
@@ -72,88 +72,92 @@ class StepMemory:
 
     def begin(self, side: int) -> None:
         """Make all states what they are before anything was seen."""
-        self._tail.begin()
-        for index, shape in enumerate(self._starts):
-            if shape is None:
-                continue
-            if self._templates[index] is None:
-                self._queue.zero(self._at(side, index), self._bytes(index, shape))
-                continue
-            for row in range(1 if self._states[index].batch_axis is None else self._batch):
-                self._start(side, index, row, shape)
-        self._tail.mark()
+        with self._tail:
+            for index, shape in enumerate(self._starts):
+                if shape is None:
+                    continue
+                if self._templates[index] is None:
+                    self._queue.zero(self._at(side, index), self._bytes(index, shape))
+                    continue
+                for row in range(1 if self._states[index].batch_axis is None else self._batch):
+                    self._start(side, index, row, shape)
 
     def clear(self, side: int, row: int, shapes: Shapes) -> None:
         """Make one sequence what it is before anything was seen; zeros in states that have other shapes by now."""
-        self._tail.begin()
+        with self._tail:
+            self._clear(side, row, shapes)
+
+    def _clear(self, side: int, row: int, shapes: Shapes) -> None:
         for index, shape in enumerate(shapes):
             if shape is not None and self._states[index].batch_axis is not None:
                 self._start(side, index, row, shape)
-        self._tail.mark()
 
     def reorder(self, side: int, rows: Sequence[int], shapes: Shapes) -> None:
         """Write to the other side: sequence i becomes what rows[i] was, those behind the last are cleared."""
-        self._tail.begin()
-        for index, shape in enumerate(shapes):
-            if shape is None:
-                continue
-            if self._states[index].batch_axis is None:
-                self._copy(self._at(1 - side, index), self._at(side, index), self._pieces(index, shape))
-                continue
-            for row, old in enumerate(rows):
-                pieces = self._pieces(index, shape)
-                after, now = (self._at(1 - side, index, shape, row), self._at(side, index, shape, old))
-                self._copy(after, now, pieces, pieces.pitch, pieces.pitch)
-        for row in range(len(rows), self._batch):
-            self.clear(1 - side, row, shapes)
-        self._tail.mark()
+        with self._tail:
+            for index, shape in enumerate(shapes):
+                if shape is None:
+                    continue
+                if self._states[index].batch_axis is None:
+                    self._copy(self._at(1 - side, index), self._at(side, index), self._pieces(index, shape))
+                    continue
+                for row, old in enumerate(rows):
+                    pieces = self._pieces(index, shape)
+                    after, now = (self._at(1 - side, index, shape, row), self._at(side, index, shape, old))
+                    self._copy(after, now, pieces, pieces.pitch, pieces.pitch)
+            for row in range(len(rows), self._batch):
+                self._clear(1 - side, row, shapes)
 
     def take(self, side: int, row: int, shapes: Shapes, names: Collection[str] | None = None) -> dict[str, Array]:
         """Copies of one sequence's tensors, and of those that are shared; of all that there are, or of those named."""
         taken = {}
-        self._tail.begin()
-        for index, shape in enumerate(shapes):
-            state = self._states[index]
-            if shape is not None and (names is None or state.name in names):
-                pieces, host = self._pieces(index, shape), self._host(index, self.sequence_shape(index, shape))
-                place = self._at(side, index, shape, row)
-                self._queue.fetch(host_address(host), place, pieces.width, pieces.number, pieces.width, pieces.pitch)
-                taken[state.name] = host
+        with self._tail:
+            for index, shape in enumerate(shapes):
+                state = self._states[index]
+                if shape is not None and (names is None or state.name in names):
+                    pieces, host = self._pieces(index, shape), self._host(index, self.sequence_shape(index, shape))
+                    place = self._at(side, index, shape, row)
+                    self._queue.fetch(
+                        host_address(host), place, pieces.width, pieces.number, pieces.width, pieces.pitch
+                    )
+                    taken[state.name] = host
         self._tail.wait()
         return taken
 
     def put(self, side: int, row: int, shapes: Shapes, tensors: Mapping[str, Array]) -> None:
         """Write tensors that were taken; they have to be of the shapes that are held."""
         kept = []
-        self._tail.begin()
-        for index, shape in enumerate(shapes):
-            if shape is not None:
-                host = np.ascontiguousarray(tensors[self._states[index].name], self._types[index])
-                kept.append(host)
-                pieces, place = self._pieces(index, shape), self._at(side, index, shape, row)
-                self._queue.send(place, host_address(host), pieces.width, pieces.number, pieces.pitch, pieces.width)
+        with self._tail:
+            for index, shape in enumerate(shapes):
+                if shape is not None:
+                    host = np.ascontiguousarray(tensors[self._states[index].name], self._types[index])
+                    kept.append(host)
+                    pieces, place = self._pieces(index, shape), self._at(side, index, shape, row)
+                    self._queue.send(place, host_address(host), pieces.width, pieces.number, pieces.pitch, pieces.width)
         self._tail.wait()  # before the arrays on the host go
 
     def read(self, side: int, shapes: Shapes) -> list[Array | None]:
         """Copies of all states, whole."""
         arrays = [None if shape is None else self._host(index, shape) for index, shape in enumerate(shapes)]
-        self._tail.begin()
-        for index, array in enumerate(arrays):
-            if array is not None and array.size:
-                self._queue.fetch(host_address(array), self._at(side, index), array.nbytes)
+        with self._tail:
+            for index, array in enumerate(arrays):
+                if array is not None and array.size:
+                    self._queue.fetch(host_address(array), self._at(side, index), array.nbytes)
         self._tail.wait()
         return arrays
 
     def write(self, side: int, arrays: Sequence[Array | None]) -> None:
         """Write all states, whole."""
         kept = []
-        self._tail.begin()
-        for index, array in enumerate(arrays):
-            if array is not None and array.size:
-                host = np.ascontiguousarray(array, self._types[index])
-                assert host.nbytes <= self._offsets[index + 1] - self._offsets[index], "more rows than the state has"
-                kept.append(host)
-                self._queue.send(self._at(side, index), host_address(host), host.nbytes)
+        with self._tail:
+            for index, array in enumerate(arrays):
+                if array is not None and array.size:
+                    host = np.ascontiguousarray(array, self._types[index])
+                    assert host.nbytes <= self._offsets[index + 1] - self._offsets[index], (
+                        "more rows than the state has"
+                    )
+                    kept.append(host)
+                    self._queue.send(self._at(side, index), host_address(host), host.nbytes)
         self._tail.wait()  # before the arrays on the host go
 
     def sequence_shape(self, index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -169,8 +173,8 @@ class StepMemory:
         if not any(one.tobytes()):
             return None
         block = device.allocate(one.nbytes)
-        self._tail.begin()
-        self._queue.send(block.address, host_address(one), one.nbytes)
+        with self._tail:
+            self._queue.send(block.address, host_address(one), one.nbytes)
         self._tail.wait()
         return block
 

@@ -145,6 +145,7 @@ class CarriedState:
                 f"rows name {len(which)} sequences, expected {self._manifest.batch_size}, because this model's "
                 "sequences influence one another"
             )
+        self.loop.prepare_reorder(which)
         with self._changing():
             self.loop.reorder(which)
             self._b = len(which)

@@ -104,6 +104,13 @@ class Loop(Protocol):
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen."""
 
+    def prepare_reorder(self, rows: Indices) -> None:
+        """Make the room that `reorder` needs for these rows. Nothing is changed yet.
+
+        Raises:
+            BackendError: there is none.
+        """
+
     def reorder(self, rows: Indices) -> None:
         """Make sequence i what sequence rows[i] was; those behind the last are cleared."""
 

@@ -94,7 +94,7 @@ class Sampler:
 
     Attributes:
         temperature: as given.
-        heat: the same as a program takes it, who knows float32 alone.
+        heat: the same as a program takes it, which knows float32 alone; 1 where the best word is all that is asked for.
 
     Raises:
         UsageError: an option is out of its range.
@@ -113,7 +113,7 @@ class Sampler:
         if seed is not None and (not is_whole(seed) or seed < 0):
             raise UsageError(f"seed is {seed}, expected a whole number of at least 0, or None for a fresh one")
         self.temperature, self.top_k, self.top_p = float(temperature), top_k, top_p
-        self.heat = min(self.temperature, float(np.finfo(np.float32).max))
+        self.heat = min(self.temperature, float(np.finfo(np.float32).max)) or 1.0
         self._draws = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(streams)]
 
     def draw_from(

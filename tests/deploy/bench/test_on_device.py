@@ -115,7 +115,9 @@ def test_c8_copies_are_of_memory_on_the_device(model: Model) -> None:
         return blocks[-1]
 
     queue = SimpleNamespace(copy=lambda *given: copied.append(given), wait=backend.queue.wait)
-    spied = SimpleNamespace(device=SimpleNamespace(allocate=allocate), queue=queue, lock=backend.lock)
+    spied = SimpleNamespace(
+        device=SimpleNamespace(allocate=allocate, current=backend.device.current), queue=queue, lock=backend.lock
+    )
     DeviceBandwidth(spied).measure()
     assert set(copied) == {(blocks[1].address, blocks[0].address, on_device.COPIED_BYTES)}
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_ins.driver import FakeDriver
+from txl_runtime.device.context import open_lock
 from txl_runtime.device.cuda import WIDEST, Block, Device
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.interface import host_address
@@ -26,12 +27,12 @@ class Machine:
         self.fake = FakeDriver(**options)
         self.driver = Driver(self.fake)
         self.device = Device(self.driver)
-        self.queue, self.turn = self.device.queue(), self.device.turn()
+        self.queue, self.lock = self.device.queue(), open_lock()
 
     def put(self, values: Any) -> Block:
         """A block with an array's bytes."""
         block, host = self.device.allocate(values.nbytes), np.ascontiguousarray(values)
-        with self.turn:
+        with self.device.current():
             self.queue.send(block.address, host_address(host), host.nbytes)
             self.queue.wait()
         return block
@@ -39,7 +40,7 @@ class Machine:
     def get(self, block: Block) -> Any:
         """A block's bytes."""
         host = np.zeros(block.size, np.uint8)
-        with self.turn:
+        with self.device.current():
             self.queue.fetch(host_address(host), block.address, block.size)
             self.queue.wait()
         return host
@@ -86,7 +87,7 @@ def test_rows_are_copied_with_their_pitches_in_every_direction(machine, width, r
     sent, copied, fetched = machine.device.allocate(128), machine.device.allocate(128), np.zeros(128, np.uint8)
     block = machine.put(source)
     shape = (width, rows, to_pitch, from_pitch)
-    with machine.turn:
+    with machine.device.current():
         machine.queue.send(sent.address, host_address(source), *shape)
         machine.queue.copy(copied.address, block.address, *shape)
         machine.queue.fetch(host_address(fetched), block.address, *shape)
@@ -112,7 +113,7 @@ def test_rows_are_zeroed_alone_and_one_piece_by_the_function_for_any_size(machin
         (16, 4, 16, "cuMemsetD8Async"),
     ):
         block, before = machine.put(ones), machine.fake.calls[function]
-        with machine.turn:
+        with machine.device.current():
             machine.queue.zero(block.address, width, rows, pitch)
             machine.queue.wait()
         assert machine.fake.calls[function] == before + 1
@@ -148,7 +149,7 @@ def test_what_is_too_large_for_functions_with_a_pitch_is_done_without():
 def test_an_event_is_set_again_and_again_and_waits_for_the_work_before_it(machine):
     event, staged = machine.device.event(), machine.device.staging(8)
     block = machine.device.allocate(8)
-    with machine.turn:
+    with machine.device.current():
         event.wait()  # which was not recorded yet
         for value in range(1, 5):
             staged[:] = value
@@ -166,28 +167,23 @@ def test_an_event_is_set_again_and_again_and_waits_for_the_work_before_it(machin
 def entries(machine: Machine) -> dict[str, Callable[[], object]]:
     """Everything that enters the device by itself, and what enters it for others."""
 
-    def turn() -> None:
-        with machine.turn, machine.turn, machine.device.current():
-            machine.queue.wait()
-
     def current() -> None:
-        with machine.device.current():
+        with machine.device.current(), machine.device.current():
             machine.queue.wait()
 
     device = machine.device
     return {
-        "turn": turn,
         "current": current,
         "allocate": lambda: device.allocate(100),
         "staging": lambda: device.staging(100),
         "queue": device.queue,
         "event": device.event,
         "open": lambda: Device(machine.driver),
-        "finish": machine.queue.finish,
+        "settle": machine.queue.settle,
     }
 
 
-NAMES = ("turn", "current", "allocate", "staging", "queue", "event", "open", "finish")
+NAMES = ("current", "allocate", "staging", "queue", "event", "open", "settle")
 
 
 @pytest.mark.parametrize("before", [None, 0, 1])
@@ -204,7 +200,7 @@ def test_the_applications_context_is_as_it_was(name, before):
 
 @pytest.mark.parametrize(("outcome", "done"), [(2, False), (KeyboardInterrupt, False), (KeyboardInterrupt, True)])
 @pytest.mark.parametrize("name", NAMES)
-def test_whatever_fails_at_every_call_leaves_context_lock_and_memory_as_they_were(name, outcome, done):
+def test_whatever_fails_at_every_call_leaves_context_and_memory_as_they_were(name, outcome, done):
     """The n-th call of the driver fails, for every n: as a status, or as an interrupt before or after it was done."""
     machine = Machine(seed=1, devices=2)
     others = machine.push(1)
@@ -222,22 +218,8 @@ def test_whatever_fails_at_every_call_leaves_context_lock_and_memory_as_they_wer
         machine.fake.forgive()
         kept.clear()
         assert machine.current() == others, f"call {n}"
-        assert not _locked(machine.turn), f"call {n}"
         assert sorted(machine.fake.held()) == held, f"call {n}"
     machine.pop()
-
-
-def _locked(turn: Any) -> bool:
-    """Whether another thread would wait for its turn."""
-    free = threading.Event()
-
-    def other() -> None:
-        with turn:
-            free.set()
-
-    thread = threading.Thread(target=other, daemon=True)
-    thread.start()
-    return not free.wait(5)
 
 
 def test_contexts_are_a_matter_of_each_thread():
@@ -256,7 +238,7 @@ def test_contexts_are_a_matter_of_each_thread():
 
     thread = threading.Thread(target=other)
     thread.start()
-    with machine.turn:
+    with machine.device.current():
         assert machine.current() == machine.fake.contexts[0]
     assert machine.current() is None
     go.set()
@@ -267,13 +249,16 @@ def test_contexts_are_a_matter_of_each_thread():
 
 def test_an_exception_inside_comes_out_as_it_is_even_where_leaving_fails(machine):
     for error in (ValueError("inside"), KeyboardInterrupt()):
-        for enter in (machine.turn, machine.device.current()):
+        for _ in range(2):
             machine.fake.tell("cuCtxPopCurrent", 700)
-            with pytest.raises(type(error)), enter:
+            with pytest.raises(type(error)), machine.device.current():
                 raise error
             assert machine.current() is None
     machine.fake.tell("cuCtxPopCurrent", 201)
-    with pytest.raises(BackendError, match="cuCtxPopCurrent_v2 returned CUDA_ERROR_INVALID_CONTEXT"), machine.turn:
+    with (
+        pytest.raises(BackendError, match="cuCtxPopCurrent_v2 returned CUDA_ERROR_INVALID_CONTEXT"),
+        machine.device.current(),
+    ):
         pass
     assert machine.current() is None
 
@@ -281,7 +266,7 @@ def test_an_exception_inside_comes_out_as_it_is_even_where_leaving_fails(machine
 def test_nothing_is_pushed_where_the_device_is_current_already(machine):
     machine.push(0)
     before = machine.fake.calls["cuCtxPushCurrent_v2"]
-    with machine.turn, machine.device.current():
+    with machine.device.current(), machine.device.current():
         machine.queue.wait()
     assert machine.fake.calls["cuCtxPushCurrent_v2"] == before
     machine.pop()
@@ -290,7 +275,7 @@ def test_nothing_is_pushed_where_the_device_is_current_already(machine):
 def test_a_library_that_makes_another_device_current_inside_is_put_right(machine):
     machine = Machine(seed=1, devices=2)
     others = machine.push(1)
-    with machine.turn:  # cudaSetDevice replaces what is current
+    with machine.device.current():  # cudaSetDevice replaces what is current
         machine.pop()
         machine.push(1)
     assert machine.current() == others
@@ -298,17 +283,17 @@ def test_a_library_that_makes_another_device_current_inside_is_put_right(machine
     assert machine.current() is None
 
 
-def test_the_lock_keeps_others_out_until_the_outermost_turn_ends(machine):
+def test_the_lock_keeps_others_out_until_it_is_given_back_as_often_as_taken(machine):
     order: list[str] = []
 
     def other() -> None:
-        with machine.turn:
+        with machine.lock:
             order.append("other")
 
-    with machine.turn:
+    with machine.lock:
         thread = threading.Thread(target=other)
         thread.start()
-        with machine.turn:
+        with machine.lock:
             pass
         thread.join(0.05)
         order.append("first")
@@ -326,7 +311,7 @@ def test_threads_that_share_a_queue_and_threads_that_do_not_compute_what_each_co
         for _ in range(10):
             block, staged, event = machine.device.allocate(64), machine.device.staging(64), machine.device.event()
             staged[:] = values
-            with machine.turn:
+            with machine.lock, machine.device.current():
                 queue.send(block.address, host_address(staged), 64)
                 queue.fetch(host_address(staged), block.address, 64)
                 queue.record(event)
@@ -357,12 +342,12 @@ def test_the_first_of_several_devices_is_taken_and_said():
 def test_two_devices_work_side_by_side():
     machine = Machine(seed=2, devices=2)
     second = Device(machine.driver, 1)
-    with machine.turn:
+    with machine.device.current():
         first = machine.current()
-        with second.turn():
+        with second.current():
             assert machine.current() == machine.fake.contexts[1] != first
             second.allocate(8)
-            with machine.turn:
+            with machine.device.current():
                 assert machine.current() == first
         assert machine.current() == first
     assert machine.current() is None
@@ -386,12 +371,12 @@ def test_recorded_work_is_not_done_before_it_is_replayed_and_then_each_time(mach
     def work() -> None:
         machine.queue.send(block.address, host_address(staged), 4)
 
-    with machine.turn:
+    with machine.device.current():
         replay = machine.queue.capture(work)
     assert not machine.get(block).any()
     for value in (3, 9):
         staged[:] = value
-        with machine.turn:
+        with machine.device.current():
             replay()
         assert (machine.get(block) == value).all()
     assert machine.fake.captured == 1
@@ -411,11 +396,11 @@ def test_a_record_ends_with_whatever_its_work_raises(machine, error):
         machine.queue.zero(block.address, 8)
         raise error
 
-    with machine.turn, pytest.raises(type(error)) as caught:
+    with machine.device.current(), pytest.raises(type(error)) as caught:
         machine.queue.capture(work)
     assert caught.value is error
     assert machine.fake.calls["cuStreamEndCapture"] == 1
-    with machine.turn:
+    with machine.device.current():
         replay = machine.queue.capture(lambda: machine.queue.zero(block.address, 8))
         replay()
         machine.queue.wait()
@@ -432,11 +417,11 @@ def test_a_record_ends_whichever_call_fails(name, outcome, done):
     block = machine.device.allocate(8)
     machine.fake.tell(name, outcome, done=done)
     expected, said = (BackendError, f"^{name} returned ") if outcome == 901 else (KeyboardInterrupt, None)
-    with machine.turn, pytest.raises(expected, match=said):
+    with machine.device.current(), pytest.raises(expected, match=said):
         machine.queue.capture(lambda: machine.queue.zero(block.address, 8))
     machine.fake.check()
     assert not [held for held in machine.fake.held() if "graph" in held]
-    with machine.turn:
+    with machine.device.current():
         replay = machine.queue.capture(lambda: machine.queue.zero(block.address, 8))
         replay()
         machine.queue.wait()
@@ -449,7 +434,7 @@ def test_what_cannot_be_recorded_is_an_error_and_the_queue_works_on(machine):
         machine.queue.record(event)
         event.wait()
 
-    with machine.turn:
+    with machine.device.current():
         for work in (machine.queue.wait, waiting):
             with pytest.raises(BackendError, match=r"return.*recorded"):
                 machine.queue.capture(work)
@@ -465,7 +450,7 @@ def test_memory_is_made_and_given_back_while_another_thread_records(machine):
         thread.start()
         thread.join()
 
-    with machine.turn:
+    with machine.device.current():
         replay = machine.queue.capture(work)
         replay()
         machine.queue.wait()
@@ -478,11 +463,11 @@ def test_a_replay_keeps_what_it_needs(machine):
     def work(block: Block = block) -> None:
         queues[0].zero(block.address, 8)
 
-    with machine.turn:
+    with machine.device.current():
         replay = queues[0].capture(work)
     queues.clear()
     del block, work
-    with machine.turn:
+    with machine.device.current():
         replay()
     machine.fake.drain()
 
@@ -520,7 +505,7 @@ def test_finalizers_enter_the_device_in_a_thread_that_never_saw_it():
 def test_finalizers_are_silent_where_the_driver_is_gone(machine, capfd):
     kept = [machine.device.allocate(8), machine.device.staging(8), machine.device.event(), machine.device.queue()]
     machine.fake.tell("cu", 4, times=10**6)
-    machine.queue.finish()
+    machine.queue.settle()
     kept.clear()
     machine.fake.forgive()
     assert machine.fake.failures

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from stand_ins.engine import DeviceArray
@@ -46,6 +50,39 @@ def test_scores_and_prompts_take_them_too(opened, update):
     assert ours.stream().score(there).tobytes() == theirs.stream().score(host).tobytes()
     drawn = [list(m.stream().generate(t, 4, seed=1)) for m, t in ((ours, there), (theirs, host))]
     assert np.array_equal(*drawn)
+
+
+@both
+def test_owners_of_arrays_put_nothing_into_what_another_thread_records(opened, update):
+    model = opened(update)
+    one, other, there = model.stream(), model.stream(), DeviceArray(model.backend.device, tokens_of(2))
+    taking: list[threading.Thread] = []
+    for executable in model.backend.executables.values():
+        _before_each_run(executable, lambda: _start(taking, lambda: other.loop.resident(there)))
+    for seed in range(3):  # as it is, recorded, replayed
+        one.step(tokens_of(4, seed))
+    for thread in taking:
+        thread.join(60)
+    assert len(taking) == len(there.asked_for) > 1
+    assert model.backend.driver.captured
+
+
+def _before_each_run(executable: Any, hook: Callable[[], None]) -> None:
+    """Have something done whenever an engine puts in its work."""
+    prepare = executable.prepare
+
+    def tied(*arguments: Any) -> Any:
+        launch = prepare(*arguments)
+        return lambda: (hook(), launch())
+
+    executable.prepare = tied
+
+
+def _start(started: list[threading.Thread], work: Callable[[], Any]) -> None:
+    """Begin something in another thread, and leave it some time."""
+    started.append(threading.Thread(target=work))
+    started[-1].start()
+    started[-1].join(0.05)
 
 
 @pytest.mark.parametrize("values", [np.zeros((B, 2), np.int64), np.zeros(B, np.int32), np.zeros((B, 2), np.float32)])

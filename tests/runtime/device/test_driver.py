@@ -286,23 +286,29 @@ FORKING = """
 import gc, os, signal, sys, threading
 sys.path[:0] = {paths!r}
 from stand_ins.driver import FakeDriver
+from txl_runtime.device.context import open_lock
 from txl_runtime.device.cuda import Device
 from txl_runtime.device.driver import Driver
 from txl_runtime.errors import BackendError
 
 fake = FakeDriver(seed=1)
 device = Device(Driver(fake))
-turn, queue, event = device.turn(), device.queue(), device.event()
+queue, event = device.queue(), device.event()
 block, pinned = device.allocate(64), device.staging(64)
-with turn:
+with device.current():
     replay = queue.capture(lambda: queue.zero(block.address, 64))
-busy, entered, over = Device(Driver(fake)).turn(), threading.Event(), threading.Event()
+busy, entered, over = open_lock(), threading.Event(), threading.Event()
 
 
 def at_work():
     with busy:
         entered.set()
         over.wait()
+
+
+def in_turn():
+    with busy, device.current():
+        pass
 
 
 other = threading.Thread(target=at_work)  # in the child this thread is not there, and what it holds is never let go
@@ -314,7 +320,7 @@ if child == 0:
     signal.alarm(30)
     try:
         for enter in (
-            busy.__enter__, turn.__enter__, device.current().__enter__, device.queue, device.event,
+            in_turn, device.current().__enter__, device.queue, device.event,
             lambda: device.allocate(8), lambda: device.staging(8), lambda: Device(Driver(fake)),
         ):
             try:
@@ -325,8 +331,8 @@ if child == 0:
                 raise SystemExit("not refused")
         called = []
         fake.call = lambda name, *_: called.append(name) or 3
-        queue.finish()
-        del enter, block, pinned, event, replay, queue, device, turn
+        queue.settle()
+        del enter, block, pinned, event, replay, queue, device
         gc.collect()
         assert not called, f"finalizers called {{called}} in a child"
         code = 0
@@ -335,7 +341,7 @@ if child == 0:
 over.set()
 other.join()
 assert os.waitpid(child, 0)[1] == 0, "see above"
-with turn:
+with device.current():
     queue.zero(block.address, 64)
     queue.wait()
 fake.check()

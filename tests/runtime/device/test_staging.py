@@ -13,6 +13,7 @@ from stand_ins.engine import open_fake_device
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.device import staging
 from txl_runtime.device.blocks import Results
+from txl_runtime.device.context import open_lock
 from txl_runtime.device.staging import LARGEST, PIECE, Staging
 from txl_runtime.device.tail import Tail
 
@@ -46,8 +47,8 @@ def test_l5_results_that_do_not_fit_come_in_pieces_and_are_the_same(opened, upda
 def test_l5_a_stream_takes_at_most_64_mib_for_results_of_any_size():
     driver = FakeDriver(capacity=2**40)
     device = open_fake_device(driver)
-    queue, turn = device.queue(), device.turn()
-    found = Staging(device, queue, Tail(device, queue, turn))
+    queue, lock = device.queue(), open_lock()
+    found = Staging(device, queue, Tail(device, queue, lock))
     row = 32 * 267_735 * 4
     assert found.fits(row), "a token of 32 sequences arrives with its step"
     assert not found.fits(64 * row), "a segment of 64 does not: 2.2 GB"
@@ -63,14 +64,14 @@ def test_a_part_in_pieces_is_what_one_copy_brings(data):
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=0, max_size=4)))
     sizes = tuple(data.draw(st.integers(1, size)) for size in shape)
     device = open_fake_device(FakeDriver())
-    queue, turn = device.queue(), device.turn()
+    queue, lock = device.queue(), open_lock()
     results = Results(device, [TensorSpec(name="x", dtype="float32", shape=shape)])
     whole = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
     part = results.part("x", sizes)
-    with turn:
+    with lock, device.current():
         queue.send(part.address, whole.ctypes.data, whole.nbytes)
         queue.wait()
-    brought = Staging(device, queue, Tail(device, queue, turn))
+    brought = Staging(device, queue, Tail(device, queue, lock))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "PIECE", 4 * data.draw(st.integers(1, 40)))
         patch.setattr(staging, "SMALLEST", 4)

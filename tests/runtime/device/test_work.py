@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support import interrupted
 from txl_runtime import BackendError, Model, UsageError
-from txl_runtime.device.call import MOST_RECORDS
 from txl_runtime.device.memory import DeviceRing
+from txl_runtime.device.recording import MOST_FAILURES, MOST_RECORDS
 
 B, V = 3, 60
-INTERRUPTED = ("streaming", "device/loop", "device/call", "device/tail")
+INTERRUPTED = ("streaming", *(f"device/{name}" for name in ("loop", "on_device", "call", "tail", "context", "cuda")))
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
@@ -42,14 +42,38 @@ def test_a_program_is_recorded_once_per_side_of_the_memory(opened, update):
 
 
 @both
-def test_what_cannot_be_recorded_runs_as_it_is_and_says_so(opened, update):
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("cuStreamEndCapture", 901), ("engine", BackendError("900 (operation not permitted)"))]
+)
+def test_one_record_that_somebody_spoils_is_made_again(opened, update, name, outcome):
+    model, theirs = opened(update), opened(update).stream()
+    ours, driver = model.stream(), model.backend.driver
+    sides = 1 if update == "ring" else 2
+    for seed in range(8 * sides):
+        if seed == sides:
+            driver.tell(name, outcome, done=name != "engine")
+        elif seed == 2 * sides:
+            driver.forgive()
+        tokens = tokens_of(1, seed)
+        assert ours.step(tokens).tobytes() == theirs.step(tokens).tobytes()
+    assert set(ours.loop.recorded.values()) == {"recorded"}
+    assert driver.captured == sides
+
+
+@both
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_so(opened, update, caplog):
     model = opened(update)
     other = opened(update)
     ours, theirs = model.stream(), other.stream()
-    model.backend.driver.tell("cuStreamEndCapture", 900, times=2, done=True)
-    for seed in range(6):
+    model.backend.driver.tell("cuStreamEndCapture", 900, times=100, done=True)
+    for seed in range(12):
         assert ours.step(tokens_of(2, seed)).tobytes() == theirs.step(tokens_of(2, seed)).tobytes()
     assert all("not permitted" in said for said in ours.loop.recorded.values())
+    sides = 1 if update == "ring" else 2
+    assert model.backend.driver.calls["cuStreamBeginCapture_v2"] == sides * MOST_FAILURES
+    assert [record.message for record in caplog.records if "without being recorded" in record.message] == [
+        f"{name.partition(',')[0]} runs without being recorded: {said}" for name, said in ours.loop.recorded.items()
+    ]
 
 
 # --- what is moved ------------------------------------------------------------------------------------------------
@@ -324,6 +348,21 @@ def test_a_stream_that_goes_leaves_no_work_on_its_memory(opened, update):
     model.stream().feed(tokens_of(3))
 
 
+def taken(lock: Any) -> bool:
+    """Whether another thread would wait for a lock."""
+    free: list[bool] = []
+
+    def other() -> None:
+        free.append(lock.acquire(blocking=False))
+        if free[0]:
+            lock.release()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    return not free[0]
+
+
 @both
 def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, update):
     """The stand-in does nothing before somebody waits: what is overwritten too early is found out."""
@@ -339,7 +378,10 @@ def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, update):
     while True:
         line += 1
         stream.restore(start)
-        if not interrupted(lambda: stream.step(tokens), line, *INTERRUPTED):
+        reached = interrupted(lambda: stream.step(tokens), line, *INTERRUPTED)
+        assert not taken(model.backend.lock), f"the lock is held for ever, interrupted at line {line}"
+        model.backend.driver.unwind()  # a signal may come before the first line of what leaves a context
+        if not reached:
             break
         found = stream.step(further).tobytes()
         assert found in (before, after), f"neither before nor after the step, interrupted at line {line}"

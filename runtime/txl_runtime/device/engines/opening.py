@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from contextlib import AbstractContextManager
 
 from txl_runtime.bundle.encoding import write_whole
 from txl_runtime.bundle.reading import Bundle
@@ -49,14 +48,13 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             if cache is not None:
                 unsaved[engine.program.name] = executables[-1], cache
 
-    def settled(program: str, turn: AbstractContextManager[object]) -> None:
+    def settled(program: str) -> None:
         """Keep what a program has compiled, once, whatever the number of its streams."""
         executable, cache = unsaved.pop(program, (None, None))
         if executable is None or cache is None:
             return
         try:
-            with turn:  # another stream may run it just now
-                kernels = executable.cache()
+            kernels = executable.cache()
         except BackendError as error:  # the step was done: the next start is slower, no more
             logger.warning("the kernels of %s are not kept: %s", program, error)
         else:

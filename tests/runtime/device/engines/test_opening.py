@@ -389,7 +389,7 @@ def test_engines_lie_on_the_device_whatever_the_application_works_on(built, here
 def test_a_bundle_that_is_the_folder_one_is_in_keeps_its_kernels_beside_it(built, here, tmp_path, monkeypatch):
     path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
     monkeypatch.chdir(path)
-    stream = load_with(Path("."), opened(Path("."))[0], monkeypatch).stream()
+    stream = load_with(Path(), opened(Path())[0], monkeypatch).stream()
     for _ in range(3):
         stream.step(np.zeros((B, 1), int))
     assert list((tmp_path / "a.txl.rtx-cache").iterdir())
