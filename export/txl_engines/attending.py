@@ -5,8 +5,10 @@ another order: two kernels more in every layer, and three times the traffic. Of 
 ONNX's Attention, its kernel reads the buffers where they are. With more positions than one it copies in either form,
 and then the products build into fewer kernels; so they stay (docs/measurements/rtx.md has the table).
 
-The mask is added here, while the products replace scores that are not visible. That comes to the same: the exponential
-of -1e4 is 0 in every precision, and the rows of the ring are finite, since a sequence that is reset is zeroed.
+The mask is added here, while the products replace scores that are not visible by -1e4. What is added is so low that no
+score of a row that nobody may see comes through: none below 1e30 in float32 and bfloat16, and in float16 none up to
+65504. Only keys that are no numbers themselves do, which the products keep out. Values that are none come through in
+both forms.
 """
 
 from __future__ import annotations
@@ -48,6 +50,11 @@ def unite_attention(graph: Graph, program: Program) -> Graph:
     found = [each for each in find_attentions(model.graph) if _fits(sizes.get(each.key, ())) and each.value in sizes]
     if not found:
         return graph
+    types = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    if any(each.unseen not in types for each in found):
+        return graph
+    lowest = {kind: f"attend.lowest.{kind}" for kind in sorted({types[each.unseen] for each in found})}
+    model.graph.initializer.extend(_lowest(kind, name) for kind, name in lowest.items())
     gone = {id(node) for each in found for node in each.nodes}
     last = {id(each.nodes[-1]): each for each in found}
     nodes = []
@@ -56,7 +63,8 @@ def unite_attention(graph: Graph, program: Program) -> Graph:
             nodes.append(deepcopy(node))
         elif each := last.get(id(node)):
             mask = f"attend.mask.{each.out}"
-            hides = onnx.helper.make_node("Where", [each.visible, each.bias, each.unseen], [mask], name=mask)
+            masked = [each.visible, each.bias, lowest[types[each.unseen]]]
+            hides = onnx.helper.make_node("Where", masked, [mask], name=mask)
             inputs = [each.query, each.key, each.value, mask]
             attends = onnx.helper.make_node("Attention", inputs, [each.out], name=f"attend.{each.out}", scale=1.0)
             nodes += hides, attends
@@ -64,6 +72,12 @@ def unite_attention(graph: Graph, program: Program) -> Graph:
     model.graph.node.extend(nodes)
     data: bytes = model.SerializeToString(deterministic=True)
     return dataclasses.replace(graph, data=data, nodes=tuple((node.name, node.op_type) for node in model.graph.node))
+
+
+def _lowest(kind: int, name: str) -> Any:
+    """What hides a row, as a constant of a type of floats: low, but no factor of a kernel makes it infinite."""
+    onnx = import_onnx()
+    return onnx.helper.make_tensor(name, kind, [], [-65504.0 if kind == onnx.TensorProto.FLOAT16 else -1e30])
 
 
 def _fits(shape: tuple[int, ...]) -> bool:

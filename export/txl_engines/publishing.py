@@ -75,10 +75,11 @@ class Staging:
                 final = self._bundle / name
                 final.parent.mkdir(parents=True, exist_ok=True)
                 path.replace(final)
-            for name in self._dropped:
-                (self._bundle / name).unlink(missing_ok=True)
             document["files"] = dict(sorted((kept | records).items()))
             self._write_manifest(document)
+            for name in self._dropped:
+                with contextlib.suppress(OSError):  # unlisted, it is nobody's; Windows keeps what a process has open
+                    (self._bundle / name).unlink()
 
     def _write_manifest(self, document: Mapping[str, Any]) -> None:
         data = msgspec.json.format(msgspec.json.encode(document))
