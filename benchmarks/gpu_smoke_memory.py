@@ -73,6 +73,7 @@ class MemoryChecks(Checks):
             "pinned memory": self.pinned,
             "pageable memory": self.pageable,
             "rows with pitches": self.rows,
+            "rows within the device": self.rows_within,
             "rows set to zero": self.zeroed_rows,
             "more than 2 GiB set to zero": self.big_zero,
             "out of memory, and again": self.out_of_memory,
@@ -120,6 +121,23 @@ class MemoryChecks(Checks):
             queue.wait()
             found, expected = returned.reshape(count, -1), given.reshape(count, -1)
             require(np.array_equal(found[:, :width], expected[:, :width]), f"{count} rows of {width} came back changed")
+            require(bool((found[:, width:] == 7).all()), f"{count} rows of {width}: what lies between them was written")
+            checked += count
+        return {"rows": checked}
+
+    def rows_within(self) -> Figures:
+        """From one pitch to another, and what lies between the rows stays; so loops move the memory of sequences."""
+        queue, device, checked = self._device.queue(), self._device, 0
+        for count, width, pitch, other in ((2, 1, 5, 3), (3, 512, 512, 1024), (8, 100, 356, 101), (65, 4, 260, 4)):
+            given, back = self._bytes(count * pitch), np.zeros(count * other, np.uint8)
+            sevens, source, to = np.full_like(back, 7), device.allocate(len(given)), device.allocate(len(back))
+            queue.send(source.address, host_address(given), len(given))
+            queue.send(to.address, host_address(sevens), len(back))
+            queue.copy(to.address, source.address, width, count, other, pitch)
+            queue.fetch(host_address(back), to.address, len(back))
+            queue.wait()
+            found, expected = back.reshape(count, -1), given.reshape(count, -1)
+            require(np.array_equal(found[:, :width], expected[:, :width]), f"{count} rows of {width} were not copied")
             require(bool((found[:, width:] == 7).all()), f"{count} rows of {width}: what lies between them was written")
             checked += count
         return {"rows": checked}

@@ -70,9 +70,14 @@ FAULTS: dict[str, tuple[Any, str, Any, set[str]]] = {
         Queue,
         "fetch",
         dropped,
-        {"pinned memory", "pageable memory", "rows with pitches", "events"},
+        {"pinned memory", "pageable memory", "rows with pitches", "rows within the device", "events"},
     ),
-    "copy moves one row": (Queue, "copy", first_row(Queue.copy), {"rows with pitches", "record and replay"}),
+    "copy moves one row": (
+        Queue,
+        "copy",
+        first_row(Queue.copy),
+        {"rows with pitches", "rows within the device", "record and replay"},
+    ),
     "zero does nothing": (Queue, "zero", dropped, {"rows set to zero", "more than 2 GiB set to zero"}),
     "zero of 31 bits": (Queue, "zero", not_far, {"more than 2 GiB set to zero"}),
     "capture does the work": (

@@ -25,7 +25,7 @@ from stand_ins.device_work import Scheduler, Stream, Task
 from stand_ins.driver_functions import Functions
 from stand_ins.driver_statuses import ILLEGAL_ADDRESS, NOT_INITIALIZED, Refused, Status
 
-WITHOUT_CONTEXT = ("cuInit", "cuDriver", "cuGetError", "cuDevice", "cuCtx")
+WITHOUT_CONTEXT = ("cuInit", "cuDriver", "cuGetError", "cuDevice", "cuCtx", "cuThread")
 
 
 class Function:
@@ -202,6 +202,7 @@ class FakeDriver(Functions):
         assert not self.violations, "; ".join(self.violations)
         assert not any(stream.recording is not None for stream in self.scheduler.streams), "a capture is open"
         assert not self.left_current, "a context was left current"
+        assert not self.relaxed, "this thread was left relaxed"
         if everything:
             assert not self.held(), f"not given back: {', '.join(self.held())}"
 

@@ -53,6 +53,7 @@ class Functions:
         self.contexts: list[int] = [0x1000 + device for device in range(devices)]
         self.retained: Counter[int] = Counter()
         self.begun, self._next = False, 0x5000
+        self._modes = threading.local()  # how strict each thread is with captures
         self._stacks, self._all_stacks = threading.local(), list[list[int]]()
 
     @property
@@ -107,10 +108,11 @@ class Functions:
         return thing
 
     def _refuse_while_capturing(self) -> None:
-        """What is unsafe is refused while a capture is open, unless that is relaxed."""
-        mine = threading.get_ident()
+        """What is unsafe is refused while a capture is open, unless that is relaxed, or this thread is."""
+        mine, strictness = threading.get_ident(), getattr(self._modes, "mode", 0)
         for stream in self.scheduler.streams:
-            if stream.recording is not None and (stream.mode == 0 or (stream.mode == 1 and stream.thread == mine)):
+            own = stream.thread == mine and stream.mode != RELAXED
+            if stream.recording is not None and strictness != RELAXED and (own or stream.mode == strictness == 0):
                 stream.invalid = "an unsafe call"
                 raise Refused(CAPTURE_UNSUPPORTED)
 
@@ -177,6 +179,15 @@ class Functions:
         popped = self._stack.pop()
         if context:
             context._obj.value = popped
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> None:
+        before, self._modes.mode = getattr(self._modes, "mode", 0), mode._obj.value
+        mode._obj.value = before
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether this thread was left so."""
+        return getattr(self._modes, "mode", 0) == RELAXED
 
     # --- memory ---------------------------------------------------------------------------------------------------
 

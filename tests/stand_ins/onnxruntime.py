@@ -3,7 +3,7 @@
 A node runs on the device where the table of kernels has a row for it, else on the CPU. An input lies where its first
 reader runs, one that nobody reads on the CPU, and an output where it is made. What is bound to an input of the CPU is
 copied when it is bound, and never again. Everything is computed by the real ONNX Runtime on copies, in the queue that
-the session was given, and `run_with_iobinding` returns when that queue is done.
+the session was given, and `run_with_iobinding` returns when that queue is done, unless it is told not to wait.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class StandInOrt:
     """
 
     SessionOptions = onnxruntime.SessionOptions
+    RunOptions = onnxruntime.RunOptions
     cuda_version = "13.0"
 
     def __init__(self, driver: FakeDriver, library: str = "onnxruntime-cuda 1.31.1") -> None:
@@ -92,8 +93,8 @@ class Session:
     def io_binding(self) -> Binding:
         return Binding(self)
 
-    def run_with_iobinding(self, binding: Binding) -> None:
-        binding.run()
+    def run_with_iobinding(self, binding: Binding, options: Any) -> None:
+        binding.run(options.get_run_config_entry("disable_synchronize_execution_providers") != "1")
 
 
 class Binding:
@@ -123,7 +124,7 @@ class Binding:
         bind(name, "cpu", 0, element, shape, buffer.ctypes.data)
         return buffer
 
-    def run(self) -> None:
+    def run(self, wait: bool) -> None:
         given, made = list(self._given.values()), list(self._made.values())
 
         def work(reads: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
@@ -135,4 +136,5 @@ class Binding:
         self._driver.set_device(self._session.device)
         places = ([(address, len(buffer)) for address, buffer in side] for side in (given, made))
         self._driver.launch(self._session.stream, work, *places, made_in=self._session.made_in)
-        self._driver.cuStreamSynchronize(self._session.stream)
+        if wait:
+            self._driver.cuStreamSynchronize(self._session.stream)

@@ -83,7 +83,7 @@ class Context:
 
     def quietly(self, name: str, handle: int) -> None:
         """Call a function on the device where nobody is left to hear of a failure; a forked child is left alone."""
-        with contextlib.suppress(Exception), Current(self):
+        with contextlib.suppress(Exception), Current(self), self.driver.beside_records():
             self.driver.quietly(name, handle)
 
 

@@ -43,8 +43,9 @@ class Block:
         self.address = _own(self, context, "cuMemAlloc_v2", "cuMemFree_v2", self.size, kind=ctypes.c_uint64)
         # Waiting for this queue alone: to wait for the device would break what another thread is recording.
         try:
-            queue.zero(self.address, self.size)
-            queue.wait()
+            with context.driver.beside_records():
+                queue.zero(self.address, self.size)
+                queue.wait()
         except BaseException:
             queue.settle()  # an interrupt: the memory goes back now, and may not be written any more
             raise
@@ -274,7 +275,8 @@ def _own(
     """
     made = kind()
     try:
-        getattr(context.driver, create)(ctypes.byref(made), *arguments)
+        with context.driver.beside_records():
+            getattr(context.driver, create)(ctypes.byref(made), *arguments)
     finally:
         if made.value:  # an interrupt comes after the call, too
             weakref.finalize(owner, context.quietly, destroy, made.value).atexit = False

@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (_HANDLES,),
     "cuCtxPushCurrent_v2": (_HANDLE,),
     "cuCtxPopCurrent_v2": (_HANDLES,),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
     "cuMemAlloc_v2": (POINTER(_ADDRESS), c_size_t),
     "cuMemFree_v2": (_ADDRESS,),
     "cuMemHostAlloc": (_HANDLES, c_size_t, c_uint),
@@ -95,19 +96,25 @@ NEWEST = "CUDA 11.4"
 """The version that brought the youngest of these functions, cuGraphInstantiateWithFlags."""
 SPAWN = "load models in the child only, or start children by multiprocessing's spawn instead of fork"
 REPORT = "open the model again; if it happens again, report it with the bundle's manifest"
+JETSON = "on a Jetson the user has to be in the group video, and a container needs --runtime nvidia"
 ADVICE = {
     2: "the device's memory is full: close what else uses it, or export smaller B, M or L",
     3: f"CUDA cannot be used in a process forked from one that uses it: {SPAWN}",
     34: "a stub of libcuda was found in place of the driver's own: take the folder of stubs out of LD_LIBRARY_PATH",
     46: "another process has the GPU for itself: end that, or use --backend cpu",
-    100: "no GPU is visible: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --backend cpu",
+    100: f"no GPU is visible: look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --backend cpu; {JETSON}",
     700: f"a kernel read or wrote where it must not, and nothing runs in this process any more: {REPORT}",
+    709: "the device was reset by something else in this process: open the model after that, and reset no device",
     719: f"a kernel failed, and nothing runs in this process any more: {REPORT}",
     802: "the system of GPUs is not ready: see whether NVIDIA's fabric manager runs",
     803: "the kernel's driver and libcuda are of different versions: restart the machine after the driver's update",
+    804: (
+        "a package of CUDA's forward compatibility is installed, which this GPU does not support: remove it "
+        "(cuda-compat), or take its folder out of LD_LIBRARY_PATH"
+    ),
     900: "this work cannot be recorded",
     901: "something in this work cannot be recorded",
-    999: "the driver is in a bad state: look at nvidia-smi, and restart the machine if it fails too",
+    999: f"the driver is in a bad state: look at nvidia-smi, and restart the machine if it fails too; {JETSON}",
 }
 
 Call = Callable[..., None]
@@ -173,6 +180,24 @@ class Driver:
         if not self.forked:
             with contextlib.suppress(Exception):
                 self._functions[name](*arguments)
+
+    @contextlib.contextmanager
+    def beside_records(self) -> Iterator[None]:
+        """What others record in this process, in whichever mode, neither refuses nor is spoilt by what is done here."""
+        mode = c_int(RELAXED)
+        try:
+            self.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            yield
+        finally:
+            try:
+                self._leave_relaxed(mode)
+            finally:  # an interrupt came before the call
+                self._leave_relaxed(mode)
+
+    def _leave_relaxed(self, before: c_int) -> None:
+        """Take the mode that was before, which is RELAXED where it was or is so again."""
+        if before.value != RELAXED:
+            self.quietly("cuThreadExchangeStreamCaptureMode", ctypes.byref(before))
 
     def refuse_forked(self) -> None:
         """Say what is wrong, instead of what a driver makes of it: it hangs, crashes, or says "not initialized".

@@ -28,6 +28,7 @@ from txl_runtime.update_rules import usable_updates
 PROVIDER = "CUDAExecutionProvider"
 BFLOAT16 = 16
 """ONNX's number of the type, which NumPy has no name for."""
+WITHOUT_WAITING = "disable_synchronize_execution_providers"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 ADVICE = "build it again with `txl-deploy build --target cuda`"
 UNFIT_FUSION = "SkipLayerNorm"
@@ -37,11 +38,11 @@ UNFIT_FUSION = "SkipLayerNorm"
 class OrtExecutable(Executable):
     """A segment program in a session. See `device.interface.Executable`."""
 
-    # ONNX Runtime waits for the device after each run, which cannot be recorded from outside.
+    # ONNX Runtime may allocate and wait in a run, which cannot be recorded from outside.
     recordable = False
 
-    def __init__(self, session: Any, program: Program, states: Mapping[str, str], place: str) -> None:
-        self._session, self.program, self._place = session, program, place
+    def __init__(self, session: Any, program: Program, states: Mapping[str, str], place: str, options: Any) -> None:
+        self._session, self.program, self._place, self._options = session, program, place, options
         # TensorScatter works in place wherever its output is its input, so a ring's memory has to be one buffer.
         self.in_place: Mapping[str, str] = dict(states) if program.update == "ring" else {}
 
@@ -54,7 +55,7 @@ class OrtExecutable(Executable):
 
         def launch() -> None:
             try:
-                self._session.run_with_iobinding(binding)
+                self._session.run_with_iobinding(binding, self._options)
             except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
                 raise BackendError(f"program {name} failed in ONNX Runtime: {one_line(error)}") from None
 
@@ -77,6 +78,9 @@ class OrtSessions:
         self._missed = missed
         self._sessions: dict[str, Any] = {}
         self.version = str(ort.__version__)
+        self._run_options = ort.RunOptions()
+        # The queue orders what comes before and after; who reads results waits for their place in it.
+        self._run_options.add_run_config_entry(WITHOUT_WAITING, "1")
 
     def executable(self, program: Program, graph: bytes) -> OrtExecutable:
         """A program, ready to be bound to addresses; `graph` is its ONNX file's bytes.
@@ -94,7 +98,8 @@ class OrtSessions:
         self._sessions[program.name] = session
         self._check_places(program.name, session, values_read(graph))
         states = self._bundle.manifest.states_of(program.update)
-        return OrtExecutable(session, program, {state.output: state.input for state in states}, self._place)
+        shared = {state.output: state.input for state in states}
+        return OrtExecutable(session, program, shared, self._place, self._run_options)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
         """Nodes of each program that a provider does not run, where this ONNX Runtime can tell."""

@@ -456,6 +456,30 @@ def test_memory_is_made_and_given_back_while_another_thread_records(machine):
         machine.queue.wait()
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_memory_is_made_and_given_back_whatever_somebody_else_records(machine, mode):
+    """PyTorch's graphs refuse, while they are recorded, what any thread allocates, and are spoilt by it."""
+    theirs, kept = machine.device.queue(), [machine.device.allocate(8), machine.device.staging(8)]
+    with machine.device.current():
+        machine.driver.cuStreamBeginCapture_v2(theirs.handle, mode)
+
+    def ours() -> None:
+        kept.clear()
+        kept.extend((machine.device.allocate(8), machine.device.staging(8), machine.device.queue()))
+        machine.fake.check_relaxed = machine.fake.relaxed
+
+    thread = threading.Thread(target=ours)
+    thread.start()
+    thread.join()
+    graph = ctypes.c_void_p()
+    with machine.device.current():
+        machine.driver.cuStreamEndCapture(theirs.handle, ctypes.byref(graph))
+        machine.driver.cuGraphDestroy(graph.value)
+    assert len(kept) == 3
+    assert not machine.fake.failures
+    assert not machine.fake.check_relaxed
+
+
 def test_a_replay_keeps_what_it_needs(machine):
     """The queue, and whatever the work refers to: an engine's own memory."""
     block, queues = machine.device.allocate(8), [machine.device.queue()]

@@ -61,6 +61,7 @@ cuDevicePrimaryCtxRelease_v2(CUdevice a)
 cuCtxGetCurrent(CUcontext *a)
 cuCtxPushCurrent_v2(CUcontext a)
 cuCtxPopCurrent_v2(CUcontext *a)
+cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *a)
 cuMemAlloc_v2(CUdeviceptr *a, size_t b)
 cuMemFree_v2(CUdeviceptr a)
 cuMemHostAlloc(void **a, size_t b, unsigned int c)
@@ -227,6 +228,16 @@ def test_an_error_has_cudas_name_and_words_for_it_and_what_to_do(native):
         )
     native.library.fail_with(999)  # one that this driver has no name for
     with pytest.raises(BackendError, match=r"returned a status that CUDA has no name for \(999\), expected success"):
+        native.driver.cuStreamSynchronize(1)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(804, "cuda-compat"), (709, "was reset"), (100, "group video"), (999, "--runtime nvidia"), (34, "stubs")],
+)
+def test_what_a_status_means_on_real_machines_is_said(native, status, words):
+    native.library.fail_with(status)
+    with pytest.raises(BackendError, match=rf"\({status}.*expected success; .*{words}"):
         native.driver.cuStreamSynchronize(1)
 
 

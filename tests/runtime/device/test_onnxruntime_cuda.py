@@ -101,6 +101,17 @@ def test_opening_and_running_leave_the_application_on_its_device(built, monkeypa
     driver.unwind()
 
 
+def test_a_step_is_waited_for_once(built, monkeypatch):
+    driver = FakeDriver()
+    backend = opened(built("ring"), driver=driver)
+    stream = load_with(built("ring"), backend, monkeypatch).stream()
+    stream.step(np.zeros((B, 1), int))
+    before = driver.calls.copy()
+    stream.step(np.zeros((B, 1), int))
+    waits = {name: count for name, count in (driver.calls - before).items() if name.endswith("Synchronize")}
+    assert waits == {"cuEventSynchronize": 1}
+
+
 def test_graphs_that_pass_the_self_test_say_where(built, tmp_path, monkeypatch):
     path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
     model = load_with(path, opened(path), monkeypatch)

@@ -11,6 +11,7 @@ that it was given.
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,14 +32,17 @@ DTYPES = {
 }
 """The libraries' names of types, and the manifest's."""
 ERROR = 1
-LONGEST = 400
+LONGEST, MOST_ERRORS = 400, 20
 
 
 @dataclass
 class Journal:
-    """What a library said through its logger, as far as it is used: errors, and the last list of layers it printed."""
+    """What a library said through its logger, as far as it is used: errors, and the last list of layers it printed.
 
-    errors: list[str] = field(default_factory=list)
+    Of errors these are the last ones since `forget`: each operation begins with it.
+    """
+
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ERRORS))
     layers: str = ""
 
     def add(self, severity: int, text: str) -> None:
@@ -47,6 +51,10 @@ class Journal:
             self.errors.append(text)
         elif "LayerType:" in text and "Name:" in text:
             self.layers = text
+
+    def forget(self) -> None:
+        """What follows is about something else."""
+        self.errors.clear()
 
     def complaints(self) -> str:
         """All errors in one line; of a long one its end, where the cause stands. Empty when there was none."""
@@ -80,6 +88,7 @@ class Library:
         Raises:
             BackendError: they raised something that is no error of ours.
         """
+        self.journal.forget()
         try:
             yield
         except TxlError:

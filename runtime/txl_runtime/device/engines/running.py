@@ -37,6 +37,7 @@ class EngineRuntime:
     def __init__(self, library: Library) -> None:
         trt = library.module
         self.library = library
+        library.journal.forget()
         try:
             runtime = trt.Runtime(library.logger)
         except Exception as error:  # a factory that gave nothing is a TypeError of the bindings
@@ -137,9 +138,10 @@ class EngineExecutable(Executable):
         for tensor, address in addresses.items():
             if not context.set_tensor_address(tensor, address):
                 raise BackendError(f"{name}: {library.title} took no address for {tensor}; build the engine again")
-        handle = queue.handle
+        handle, forget = queue.handle, library.journal.forget
 
         def launch() -> None:
+            forget()
             try:
                 done, said = context.execute_async_v3(handle), ""
             except Exception as error:  # of the bindings
