@@ -41,7 +41,7 @@ def test_every_check_passes_on_the_stand_in(seed: int | None, tmp_path: Path) ->
     found, library = smoke(tmp_path, seed)
     assert {name: item.reason for name, item in found.items() if item.state == FAILED} == {}
     assert {name for name, item in found.items() if item.state == NOT_RUN} == {"tokens of PyTorch", "PyTorch's device"}
-    assert len(found) == 17
+    assert len(found) == 18
     library.check()
     assert [item.name for item in read_found(tmp_path / "gpu_smoke.jsonl")] == list(found), "a line for each"
     assert f"{len(found) - 2} ok, 0 FAILED, 2 not run" in (tmp_path / "gpu_smoke.md").read_text()
@@ -103,7 +103,7 @@ def test_a_fault_is_found_and_the_other_checks_go_on(fault: str, monkeypatch: py
     library.violations.clear()
     failed = {key for key, item in found.items() if item.state == FAILED}
     assert expected <= failed
-    assert len(found) == 17, "every check has a line"
+    assert len(found) == 18, "every check has a line"
     assert found["device"].state == OK
 
 

@@ -34,8 +34,7 @@ def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
         BackendError: the backend is not installed, there is no GPU, or it cannot run the bundle.
         BundleError: a file is damaged.
     """
-    reason = missing(name, bundle)
-    if reason and not (reason == NO_GPU and gpu_name() is not None):  # who insists may have a GPU of an unknown kind
+    if reason := missing(name, bundle, insisting=True):
         raise BackendError(f"backend {name} cannot run here: {reason}; or use --backend cpu")
     with _errors_of(name):
         if name == "cuda":
@@ -79,10 +78,11 @@ def _errors_of(name: str) -> Iterator[None]:
         ) from error
 
 
-def missing(name: str, bundle: Bundle, built: bool = False) -> str:
+def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = False) -> str:
     """What a backend lacks, as far as can be told without loading anything; empty when it lacks nothing.
 
-    With `built`, engines are not missed: they will be there by then.
+    With `built`, engines are not missed: they will be there by then. Where the machine shows no GPU, who is `insisting`
+    may have one of an unknown kind, so that the driver is asked.
     """
     package = PACKAGES[name]
     if problem := precision_problem(bundle.manifest.precision):
@@ -91,7 +91,7 @@ def missing(name: str, bundle: Bundle, built: bool = False) -> str:
         return f"the bundle has no engines for it, expected those of: txl-deploy build {bundle.path} --target {name}"
     if find_spec(package) is None:
         return f"{package} is not installed, expected it; pip install 'txl-deploy[{name}]'"
-    if not _has_gpu():
+    if not shows_gpu() and not (insisting and gpu_name() is not None):
         return NO_GPU
     return _without_cuda() if name == "cuda" else ""
 
@@ -112,8 +112,3 @@ def precision_problem(precision: str) -> str:
     if precision in ("int8", "int4"):
         return f"the bundle's precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
     return ""
-
-
-def _has_gpu() -> bool:
-    """Whether the machine shows a GPU; CUDA is not asked."""
-    return shows_gpu()

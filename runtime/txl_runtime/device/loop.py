@@ -22,7 +22,7 @@ from txl_runtime.streaming.loop import Resident, Want
 from txl_runtime.streaming.memory import Initial, LoopState
 from txl_runtime.streaming.outputs import RowsResult
 from txl_runtime.streaming.parts import Parts
-from txl_runtime.types import Array, Floats, Ids
+from txl_runtime.types import Array, Floats, Ids, Indices
 
 KINDS: dict[Want, tuple[str, ...]] = {
     "rows": ("logprobs",),
@@ -171,6 +171,10 @@ class DeviceLoop(LoopState, OnDevice):
         targets = inputs.get("targets")
         assert targets is None or isinstance(targets, np.ndarray)
         return _Pending(self, route, counts, targets)
+
+    def prepare_reorder(self, rows: Indices) -> None:
+        """See `Loop`."""
+        self.memory.prepare_reorder(rows)
 
     def _open_route(
         self, inputs: Mapping[str, Array | Resident], b: int, want: Want, there: DeviceTokens | None

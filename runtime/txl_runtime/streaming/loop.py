@@ -105,11 +105,8 @@ class Loop(Protocol):
         """Make sequences what they are before anything was seen."""
 
     def prepare_reorder(self, rows: Indices) -> None:
-        """Make the room that `reorder` needs for these rows. Nothing is changed yet.
-
-        Raises:
-            BackendError: there is none.
-        """
+        """Make the room that `reorder` needs for these rows, or raise `BackendError`: nothing is changed yet."""
+        return
 
     def reorder(self, rows: Indices) -> None:
         """Make sequence i what sequence rows[i] was; those behind the last are cleared."""

@@ -129,10 +129,6 @@ class Tensors(Protocol):
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen."""
 
-    def prepare_reorder(self, rows: Indices) -> None:
-        """Make the room that `reorder` needs for these rows, where it needs any; nothing is changed yet."""
-        return
-
     def reorder(self, rows: Indices) -> None:
         """Make sequence i what sequence rows[i] was; those behind the last are cleared."""
 
@@ -181,11 +177,6 @@ class LoopState:
         with self._lock:
             self.memory.clear(rows)
             self.counters.clear(rows)
-
-    def prepare_reorder(self, rows: Indices) -> None:
-        """See `Loop`."""
-        with self._lock:
-            self.memory.prepare_reorder(rows)
 
     def reorder(self, rows: Indices) -> None:
         """See `Loop`."""

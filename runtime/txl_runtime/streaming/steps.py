@@ -150,9 +150,6 @@ class StepState:
                     array[key] = start[key] if start is not None and start.shape == array.shape else 0
             self.hold(arrays)
 
-    def prepare_reorder(self, rows: Indices) -> None:
-        """See `Loop`; there is room."""
-
     def reorder(self, rows: Indices) -> None:
         """See `Loop`."""
         with self._lock:

@@ -21,7 +21,7 @@ B = 2
 
 
 def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(make_bundle, monkeypatch):
-    monkeypatch.setattr(choosing, "_has_gpu", lambda: False)
+    monkeypatch.setattr(choosing, "shows_gpu", lambda: False)
     path = make_bundle(batch_size=B, config={})
     model = load(path)
     assert model.backend.name == "cpu"
@@ -33,7 +33,7 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(make_bundle
 def test_auto_takes_the_best_that_opens_and_says_why_not_the_others(make_bundle, monkeypatch):
     bundle = open_bundle(make_bundle(batch_size=B, config={}))
     monkeypatch.setattr(choosing, "DEVICES", ("rtx", "tensorrt", "next"))
-    monkeypatch.setattr(choosing, "missing", lambda name, bundle: "not installed" if name == "tensorrt" else "")
+    monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "not installed" if name == "tensorrt" else "")
 
     def opener(name: str, bundle: Any, update: str | None) -> Any:
         if name == "rtx":
@@ -48,7 +48,7 @@ def test_auto_takes_the_best_that_opens_and_says_why_not_the_others(make_bundle,
 
 def test_auto_takes_cuda_and_says_why_where_it_does_not_open(make_bundle, monkeypatch):
     path = make_bundle(batch_size=B, config={})
-    monkeypatch.setattr(choosing, "missing", lambda name, bundle: "" if name == "cuda" else "not installed")
+    monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "" if name == "cuda" else "not installed")
     found, notes = choosing.choose_device(
         open_bundle(path), None, lambda name, bundle, update: open_stand_in(bundle, update, name)
     )
@@ -190,7 +190,7 @@ ODD = [TypeError("factory function returned nullptr"), RuntimeError("CUDA\n  fai
 @pytest.mark.parametrize("error", ODD, ids=repr)
 def test_whatever_a_library_raises_while_it_is_opened_is_a_note_and_auto_goes_on(make_bundle, monkeypatch, error):
     bundle = open_bundle(make_bundle(batch_size=B, config={}))
-    monkeypatch.setattr(choosing, "missing", lambda name, bundle: "")
+    monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
 
     def opener(name: str, bundle: Any, update: str | None) -> Any:
         return raising(error)() if name == "rtx" else open_stand_in(bundle, update, name)
@@ -206,7 +206,7 @@ def test_whatever_a_library_raises_while_it_is_opened_is_a_note_and_auto_goes_on
 @pytest.mark.parametrize("name", choosing.DEVICES)
 def test_whatever_a_library_raises_is_an_error_of_the_backend_that_was_asked_for(make_bundle, monkeypatch, name, error):
     bundle = open_bundle(make_bundle(batch_size=B, config={}))
-    monkeypatch.setattr(choosing, "missing", lambda name, bundle: "")
+    monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
     monkeypatch.setattr(opening, "open_engines", raising(error))
     monkeypatch.setattr(onnxruntime_cuda, "open_onnxruntime_cuda", raising(error))
     with pytest.raises(BackendError, match=rf"^backend {name} could not be opened \({type(error).__name__}") as caught:
@@ -217,7 +217,7 @@ def test_whatever_a_library_raises_is_an_error_of_the_backend_that_was_asked_for
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), UsageError("update is no rule")], ids=repr)
 def test_an_interrupt_and_a_users_own_mistake_end_the_choice(make_bundle, monkeypatch, error):
     bundle = open_bundle(make_bundle(batch_size=B, config={}))
-    monkeypatch.setattr(choosing, "missing", lambda name, bundle: "")
+    monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
     with pytest.raises(type(error)) as caught:
         choosing.choose_device(bundle, None, raising(error))
     assert caught.value is error

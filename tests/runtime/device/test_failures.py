@@ -152,6 +152,7 @@ def try_everywhere(
                 work(case, stream)
             found = say(case, stream)
         except UsageError:  # it was left half replaced, and says so
+            assert not repeat, f"out of memory at call {number} was found in the middle of a change"
             stream.reset()
             assert say(case, stream) == fresh, f"not as new after a reset, failed at call {number}"
         else:

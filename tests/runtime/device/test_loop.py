@@ -61,7 +61,7 @@ def models(make_bundle, tmp_path_factory) -> Callable[..., Pair]:
 
     def open_pair(kind: str, update: str, engine: str = "stand-in") -> Pair:
         key = (kind, update, engine)
-        if not engine.startswith("stand-in") and not choosing._has_gpu():
+        if not engine.startswith("stand-in") and not choosing.shows_gpu():
             pytest.skip(choosing.NO_GPU)
         if key not in opened:
             path = make_bundle(**{"batch_size": B, **KINDS[kind]})

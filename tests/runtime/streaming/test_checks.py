@@ -255,7 +255,7 @@ def test_a_bad_number_of_threads_is_refused(path, threads):
 
 @pytest.mark.parametrize("backend", DEVICES)
 def test_a_device_that_is_not_there_is_refused_with_what_to_use_instead(path, backend, monkeypatch):
-    monkeypatch.setattr(choosing, "_has_gpu", lambda: False)
+    monkeypatch.setattr(choosing, "shows_gpu", lambda: False)
     message = refusal(BackendError, lambda: load(path, backend=backend))
     assert message.startswith(f"backend {backend} cannot run here: ")
     assert message.endswith("; or use --backend cpu")

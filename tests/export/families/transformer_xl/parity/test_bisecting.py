@@ -116,9 +116,10 @@ def test_sides_are_compared_in_order():
 @pytest.mark.gpu
 @pytest.mark.parametrize("target", ["rtx", "tensorrt"])
 def test_an_engine_agrees_with_onnx_runtime(make_bundle, target):
-    from txl_runtime.device.choosing import NO_GPU, _has_gpu
+    from txl_runtime.device.choosing import NO_GPU
+    from txl_runtime.device.gpu import shows_gpu
 
-    if not _has_gpu():
+    if not shows_gpu():
         pytest.skip(NO_GPU)
     pytest.importorskip("polygraphy")
     pytest.importorskip({"rtx": "tensorrt_rtx"}.get(target, target))
