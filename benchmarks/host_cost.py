@@ -75,6 +75,7 @@ int cuCtxPopCurrent_v2(size_t *out) { calls++; *out = current; current = 0; retu
 int cuMemAlloc_v2(size_t *out, size_t size) { calls++; *out = handle(); next += (size + 255) & ~(size_t)255; return 0; }
 int cuMemHostAlloc(void **out, size_t size, unsigned flags) {
     calls++; *out = aligned_alloc(256, (size + 255) & ~(size_t)255); memset(*out, 0, size); return 0; }
+static int relaxed;
 int cuMemFreeHost(void *block) { calls++; free(block); return 0; }
 int cuMemGetInfo_v2(size_t *left, size_t *all) { calls++; *left = *all = (size_t)1 << 34; return 0; }
 NOTHING(cuMemFree_v2) NOTHING(cuMemcpyHtoDAsync_v2) NOTHING(cuMemcpyDtoHAsync_v2) NOTHING(cuMemcpyDtoDAsync_v2)
@@ -82,6 +83,10 @@ NOTHING(cuMemcpy2DAsync_v2) NOTHING(cuMemsetD8Async) NOTHING(cuMemsetD2D8Async)
 HANDLE(cuStreamCreate) NOTHING(cuStreamDestroy_v2) NOTHING(cuStreamSynchronize) NOTHING(cuStreamBeginCapture_v2)
 int cuStreamEndCapture(size_t stream, size_t *out) { calls++; *out = handle(); return 0; }
 int cuStreamIsCapturing(size_t stream, int *out) { calls++; *out = 0; return 0; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    int before = relaxed;
+    calls++; relaxed = *mode; *mode = before; return 0;
+}
 HANDLE(cuGraphInstantiateWithFlags) NOTHING(cuGraphDestroy) NOTHING(cuGraphExecDestroy) NOTHING(cuGraphLaunch)
 HANDLE(cuEventCreate) NOTHING(cuEventDestroy_v2) NOTHING(cuEventRecord) NOTHING(cuEventSynchronize)
 """
