@@ -174,13 +174,14 @@ def _open(
     if name != "cpu":
         from txl_runtime.device import choosing
 
-        device, notes = (
-            choosing.choose_device(bundle, update)
-            if name == "auto"
-            else (choosing.open_device(name, bundle, update), notes)
-        )
+        if name != "auto":
+            return choosing.open_device(name, bundle, update), notes
+        device, notes = choosing.choose_device(bundle, update)
         if device is not None:
             return device, notes
     from txl_runtime.host.backend import open_host
 
-    return open_host(bundle, update, threads, lean), notes
+    try:
+        return open_host(bundle, update, threads, lean), notes
+    except BackendError as error:
+        raise BackendError("; ".join([str(error), *(f"{name}: {reason}" for name, reason in notes.items())])) from None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from txl_runtime import BundleError, load
+from txl_runtime import BackendError, BundleError, load
 from txl_runtime import model as models
 
 V = 60
@@ -122,3 +122,12 @@ def test_the_logger_is_silent_until_somebody_listens(make_bundle, capfd, caplog)
     said = [record.getMessage() for record in caplog.records if record.name.startswith("txl_runtime")]
     assert any(f"loaded {path}" in line and model.backend.description in line for line in said)
     assert any("backend rtx is not taken" in line for line in said)
+
+
+def test_why_better_backends_were_not_taken_is_said_where_none_runs(make_bundle, monkeypatch):
+    def without(*_: object) -> None:
+        raise BackendError("onnxruntime is not installed")
+
+    monkeypatch.setattr("txl_runtime.host.backend.open_host", without)
+    with pytest.raises(BackendError, match=r"onnxruntime is not installed; rtx: the bundle has no engines"):
+        load(make_bundle(verify=False))
