@@ -17,6 +17,7 @@ Engine `cpu` is run only when it is named: it takes all the same steps on the CP
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -45,21 +46,35 @@ def environment_of(site: Path | None) -> dict[str, str]:
     return found
 
 
+def count(text: str) -> int:
+    """A number of things of which there is at least one."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, expected at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A duration."""
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"is {text}, expected seconds from 0 on")
+    return float(text)
+
+
 def options() -> argparse.ArgumentParser:
     """What can be asked for."""
     made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
     made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
-    made.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="of the random models (default 1 8 32)")
+    made.add_argument("--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)")
     made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
     made.add_argument("--engine", nargs="+", choices=(*ENGINES, REHEARSAL), default=list(ENGINES), help="which to run")
     made.add_argument("--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)")
     made.add_argument(
-        "--vocabulary", type=int, default=204, help="of the random models; adaptive softmax from 20001 on"
+        "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"
     )
-    made.add_argument("--segments", type=int, default=12, help="of the verification's longest chain (default 12)")
-    made.add_argument("--seconds", type=float, default=2.0, help="of timing, per engine and kind of work (default 2)")
-    made.add_argument("--budget", type=float, metavar="SECONDS", help="what does not fit is listed as not run")
+    made.add_argument("--segments", type=count, default=12, help="of the verification's longest chain (default 12)")
+    made.add_argument("--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)")
+    made.add_argument("--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run")
     made.add_argument("--site", type=Path, metavar="FOLDER", help="packages and libraries that were carried here")
     made.add_argument("--bundles", type=Path, metavar="FOLDER", help="keep random models here (default OUT/bundles)")
     made.add_argument("--prepare", action="store_true", help="export the random models, and no more")
@@ -72,10 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options().parse_args(arguments)
     if given.site is not None and not given.site.is_dir():
         options().error(f"--site is {given.site}, expected a folder")
+    if given.prepare and given.bundle is not None:
+        options().error("--prepare exports random models and --bundle is exported already: leave out one of them")
     environment = environment_of(given.site)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     from gpu_items import Runner, plan
-    from gpu_journal import FAILED
+    from gpu_journal import FAILED, writing
     from gpu_page import write_page
     from txl_runtime.errors import TxlError
 
@@ -84,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TxlError as error:
         print(f"gpu_check: {error}", file=sys.stderr)
         return error.exit_code
+    with writing("gpu_check"):
+        write_page(runner.outcomes, given)
+        (given.out / "steps").mkdir(exist_ok=True)
     stopped = False
     try:
         for item in items:

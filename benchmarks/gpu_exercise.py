@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import txl_runtime
 from common import TINY, parser, random_bundle, shape
-from gpu_journal import Journal
+from gpu_journal import Journal, writing
 from numpy.typing import NDArray
 from torch_engine import CudaPlace, open_torch
 from txl_engines import build_bundle
@@ -182,7 +182,8 @@ def main() -> int:
     options.add_argument("--bundle", type=Path, help="take this fp32 bundle instead of a random model")
     options.add_argument("--steps", type=int, default=300, help="of work on one stream (default 300)")
     given = options.parse_args()
-    journal = Journal("gpu_exercise", given.out)
+    with writing("gpu_exercise"):
+        journal = Journal("gpu_exercise", given.out)
     without = given.backend == "torch" and not torch.cuda.is_available()
     if gpu_name() is None or without:
         journal.skip("device loop", NO_GPU if gpu_name() is None else "PyTorch was built without CUDA")

@@ -18,7 +18,7 @@ from txl_runtime.device.choosing import DEVICES, NO_GPU, missing
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import TxlError
 
-__all__ = ["Item", "Outcome", "Runner", "plan"]
+__all__ = ["PRESENT", "Item", "Outcome", "Runner", "plan"]
 
 WORKER = Path(__file__).with_name("gpu_worker.py")
 STEPS = {
@@ -27,6 +27,8 @@ STEPS = {
     "engine": ("build", "open", "self-test", "verify", "decode", "draw", "score"),
 }
 """What each kind of item does, in this order."""
+PRESENT = "it was there"
+"""Why a bundle is not exported."""
 STDERR = 2
 """Where processes write what people read."""
 PATIENCE, TOLD = 20.0, 2.0
@@ -83,7 +85,7 @@ def plan(given: argparse.Namespace) -> list[Item]:
     items: list[Item] = []
     for batch in [2] if given.quick else given.batch:
         for precision in given.precision:
-            size = "quick" if given.quick else f"v{given.vocabulary}"
+            size = f"{'quick-' if given.quick else ''}v{given.vocabulary}"
             rule = f"-{given.update}" if given.update else ""  # a bundle of its own, for verify takes the best there is
             bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"
             items.append(Item("export", "", precision, batch, bundle))
@@ -138,7 +140,7 @@ class Runner:
             return f"the budget of {self._given.budget:g} s was spent"
         if item.kind == "export":
             without = gpu_name() is None and set(self._given.engine).isdisjoint({"cpu"}) and not self._given.prepare
-            return NO_GPU if without else "" if not item.bundle.exists() else "it was there"
+            return NO_GPU if without else "" if not item.bundle.exists() else PRESENT
         if item.engine != "cpu" and gpu_name() is None:
             return NO_GPU
         exported = next(
@@ -156,7 +158,6 @@ class Runner:
     def _process(self, outcome: Outcome) -> None:
         item, given = outcome.item, self._given
         folder = given.out / "steps"
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{item.name}.jsonl").unlink(missing_ok=True)
         command: list[object] = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
         command += ["--engine", item.engine or "none", "--out", folder]
@@ -164,6 +165,8 @@ class Runner:
         if item.kind == "export":
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
             command += ["--vocabulary", given.vocabulary]
+        spent = "" if given.budget is None else f"stopped: the budget of {given.budget:g} s was spent"
+        command += ["--stopped", spent]
         ended = ""
         process = subprocess.Popen([str(part) for part in command], stdout=STDERR, env=self._environment)
         try:
@@ -171,12 +174,12 @@ class Runner:
             code = process.wait(rest)
             ended = "" if code == 0 else f"the process ended with {_said(code)}"
         except subprocess.TimeoutExpired:
-            _end(process)
-            ended = f"stopped, the budget of {given.budget:g} s was spent"
+            _end(process, signal.SIGTERM)
+            ended = spent
         except KeyboardInterrupt:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a terminal tells it too, and it has a step to note
                 process.wait(TOLD)
-            _end(process)
+            _end(process, signal.SIGINT)
             ended = "interrupted"
             raise
         finally:
@@ -199,12 +202,12 @@ def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
     return steps
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
     """Ask a process of this check to end, and end it where it does not."""
     if process.poll() is not None:
         return
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(request)
         process.wait(PATIENCE)
         return
     process.kill()

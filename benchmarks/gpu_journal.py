@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAILED", "NOT_RUN", "OK", "Found", "Journal", "read_found", "said_of"]
+__all__ = ["FAILED", "NOT_RUN", "OK", "Found", "Journal", "read_found", "said_of", "writing"]
 
 OK, FAILED, NOT_RUN = "ok", "FAILED", "not run"
 
@@ -48,6 +50,17 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+@contextmanager
+def writing(program: str) -> Iterator[None]:
+    """Begin a program's files: where they cannot be written, it ends with one line and status 2."""
+    try:
+        yield
+    except OSError as error:
+        said = f"{program}: cannot write {error.filename}: {error.strerror}, expected --out FOLDER that can be written"
+        print(said, file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 class Journal:
     """What a program of checks found so far.
 
@@ -67,13 +80,13 @@ class Journal:
         """Run a check, which returns figures and raises where it fails; whatever it raises, the next one can run.
 
         Raises:
-            KeyboardInterrupt: somebody stops the program. The check is noted as not run.
+            KeyboardInterrupt: somebody stops the program. The check is noted as not run, with what the interrupt says.
         """
         started = time.perf_counter()
         try:
             found = Found(name, OK, figures=dict(check() or {}))
-        except KeyboardInterrupt:
-            self.add(Found(name, NOT_RUN, time.perf_counter() - started, reason="interrupted"))
+        except KeyboardInterrupt as stop:
+            self.add(Found(name, NOT_RUN, time.perf_counter() - started, reason=str(stop) or "interrupted"))
             raise
         except Exception as error:  # one that cannot run must not keep the others from it
             found = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")

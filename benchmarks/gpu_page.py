@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gpu_items import Outcome
+from gpu_items import PRESENT, Outcome
 from gpu_journal import FAILED, NOT_RUN, OK, Found
 from tables import Table
 from txl_runtime.device.choosing import NO_GPU
@@ -31,7 +31,9 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
     gpu = gpu_name()
     ran = [outcome for outcome in outcomes if outcome.item.kind != "export" and outcome.found]
     timed = sum((step := outcome.step("decode")) is not None and step.state == OK for outcome in ran)
-    title = f"{gpu or 'no GPU'}: {timed} run" + ("" if final else ", not finished")
+    title = (prepared(outcomes) if given.prepare else f"{gpu or 'no GPU'}: {timed} run") + (
+        "" if final else ", not finished"
+    )
     parts = [f"**{title}**", _table(ran).markdown()] if ran else [f"**{title}**"]
     notes = left_out(outcomes, gpu)
     if notes:
@@ -57,13 +59,21 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
     return page
 
 
+def prepared(outcomes: Sequence[Outcome]) -> str:
+    """Which bundles are there now, and how many of them were before."""
+    made = [outcome.item.bundle for outcome in outcomes if any(found.state == OK for found in outcome.found)]
+    before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
+    said = f"prepared: {len(made)} exported, {len(before)} there already"
+    return f"{said}, in {(made + before)[0].parent}" if made or before else said
+
+
 def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
     """Every step that has no good result, and why; equal reasons of an item's steps are one line."""
     if gpu is None and outcomes and all(outcome.reason in (NO_GPU, "interrupted") for outcome in outcomes):
         return [NO_GPU]
     notes: list[str] = []
     for outcome in outcomes:
-        if outcome.reason and not (outcome.item.kind == "export" and outcome.reason == "it was there"):
+        if outcome.reason and not (outcome.item.kind == "export" and outcome.reason == PRESENT):
             notes.append(f"{outcome.item.name}: {NOT_RUN}: {outcome.reason}")
         for state in (FAILED, NOT_RUN):
             reasons: dict[str, list[str]] = {}

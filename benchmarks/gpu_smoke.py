@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from gpu_journal import OK, Journal
+from gpu_journal import OK, Journal, writing
 from gpu_smoke_memory import Figures, MemoryChecks, require
 from gpu_smoke_work import WorkChecks
 from txl_runtime.device.choosing import NO_GPU
@@ -110,7 +110,8 @@ def main() -> int:
     options.add_argument("--bytes", type=int, default=BIG, help=f"of the largest block (default {BIG})")
     options.add_argument("--out", type=Path, metavar="FOLDER", help="write the results here")
     given = options.parse_args()
-    journal = Journal("gpu_smoke", given.out)
+    with writing("gpu_smoke"):
+        journal = Journal("gpu_smoke", given.out)
     if gpu_name() is None:
         journal.skip("everything", NO_GPU)
         return journal.finish()

@@ -8,10 +8,16 @@ still run. A step that needs another one is not run where that failed.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports: no step to note, and a traceback of NumPy's
+
 import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,7 +60,7 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
 
     cutoffs = tuple(end for end in CUTOFFS if end < given.vocabulary)
     values, length, memory = (
-        (TINY, QUICK_LENGTH, QUICK_MEMORY)
+        (TINY | {"vocab_size": given.vocabulary, "cutoffs": cutoffs}, QUICK_LENGTH, QUICK_MEMORY)
         if given.quick
         else (shape(12, 512, 8, 64, 2048, given.vocabulary, cutoffs=cutoffs), LENGTH, MEMORY)
     )
@@ -65,6 +71,16 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
         random_bundle(given.bundle, values, (length, 1), memory, **more)
 
     journal.run("export", run)
+
+
+def not_verifiable() -> str:
+    """What verification needs and is not here; empty where it can run, which engines do without it as well."""
+    try:
+        import txl_export.verifying  # noqa: F401
+    except ModuleNotFoundError as error:
+        absent = [name.replace("_", "-") for name in ("torch", "onnx_ir") if find_spec(name) is None]
+        return f"verify needs {', '.join(absent) or error.name}; put what is missing into --site"
+    return ""
 
 
 def engine(journal: Journal, given: argparse.Namespace) -> None:
@@ -115,6 +131,8 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
         and (best := find_engines(open_bundle(path, verify_files=False), name)[0].program.update) != model.update
     ):
         journal.skip("verify", f"the bundle has engines of {best} memory too, and those would be verified")
+    elif absent := not_verifiable():
+        journal.skip("verify", absent)
     else:
         journal.run("verify", verified)
     stream = model.stream()
@@ -196,10 +214,17 @@ def main() -> int:
     options.add_argument("--update", default="none")
     options.add_argument("--vocabulary", type=int, default=204)
     options.add_argument("--quick", action="store_true")
+    options.add_argument("--stopped", default="", help="what a step says that SIGTERM ends")
     given = options.parse_args()
     print(f"--- {given.name}", flush=True)
     journal = Journal(given.name, given.out)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt(given.stopped)
+
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, stop)
         kinds[given.kind](journal, given)
     except KeyboardInterrupt:
         return 130

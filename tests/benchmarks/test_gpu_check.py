@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ import gpu_check  # noqa: E402
 import gpu_items  # noqa: E402
 import gpu_page  # noqa: E402
 import gpu_worker  # noqa: E402
-from gpu_journal import FAILED, NOT_RUN, OK, Found, Journal  # noqa: E402
+from gpu_journal import FAILED, NOT_RUN, OK, Found, Journal, read_found  # noqa: E402
 
 WORKER = """
 import os, signal, sys, time
@@ -47,7 +48,11 @@ if engine == "cuda":
 if engine == "tensorrt":
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(60)
+def stop(*_):
+    journal.skip("open", given["--stopped"])
+    sys.exit(130)
 if engine == "cpu":
+    signal.signal(signal.SIGTERM, stop)
     time.sleep(60)
 for name in ("open", "self-test", "verify"):
     journal.run(name, lambda: {{}})
@@ -106,9 +111,10 @@ def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> No
     assert states(document, "cpu")["build"] == OK
     assert states(document, "cpu")["open"] == NOT_RUN
     assert (
-        "cpu-fp32-b1: open, self-test, verify, decode, draw, score not run: stopped, the budget of 3 s was spent"
+        "cpu-fp32-b1: open, self-test, verify, decode, draw, score not run: stopped: the budget of 3 s was spent"
         in page
     )
+    assert "interrupted" not in page
     assert "rtx-fp32-b1: not run: the budget of 3 s was spent" in page
 
 
@@ -126,9 +132,10 @@ def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], mon
     write = gpu_page.write_page
     monkeypatch.setattr(gpu_page, "write_page", lambda *given, **more: pages.append(write(*given, **more)) or pages[-1])
     check("rtx", "torch")
-    assert len(pages) == 3, "after each engine, and at the end"
-    assert "1 run, not finished" in pages[0]
-    assert "| torch |" not in pages[0]
+    assert len(pages) == 4, "before anything runs, after each engine, and at the end"
+    assert "0 run, not finished" in pages[0]
+    assert "1 run, not finished" in pages[1]
+    assert "| torch |" not in pages[1]
 
 
 def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
@@ -143,6 +150,70 @@ def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
 def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_check.main(["--bundle", str(tmp_path / "none.txl"), "--out", str(tmp_path)]) == 2
     assert "none.txl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prepare", "--bundle", "m.txl"), "leave out one of them"),
+        (("--batch", "1", "0"), "is 0, expected at least 1"),
+        (("--vocabulary", "0"), "is 0, expected at least 1"),
+        (("--segments", "0"), "is 0, expected at least 1"),
+        (("--seconds", "-1"), "is -1, expected seconds from 0 on"),
+        (("--budget", "nan"), "is nan, expected seconds from 0 on"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_is_written(
+    options: Sequence[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main([*options, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "of_somebody"])
+def test_results_that_cannot_be_written_are_one_line_before_anything_runs(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "of_somebody" / "gpu_check.md").mkdir(parents=True)
+    monkeypatch.setattr(gpu_items.Runner, "run", lambda *_: pytest.fail("an item was run"))
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main(["--quick", "--out", str(tmp_path / place)])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu_check: cannot write ")
+    assert "expected --out FOLDER that can be written" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("state", [OK, FAILED])
+def test_the_page_says_what_was_prepared(state: str, tmp_path: Path) -> None:
+    given = gpu_check.options().parse_args(["--prepare", "--batch", "1", "8", "--out", str(tmp_path)])
+    first, second = gpu_items.plan(given)
+    outcomes = [
+        gpu_items.Outcome(first, [Found("export", state, reason="" if state == OK else "ValueError: odd")]),
+        gpu_items.Outcome(second, reason=gpu_items.PRESENT),
+    ]
+    page = gpu_page.write_page(outcomes, given, final=True)
+    exported = int(state == OK)
+    assert page.startswith(f"**prepared: {exported} exported, 1 there already, in {tmp_path / 'bundles'}**")
+    assert ("export FAILED: ValueError: odd" in page) == (state == FAILED)
+    assert "no GPU" not in page
+
+
+def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import common
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(common, "random_bundle", lambda path, values, *_, **__: made.append(values))
+    given = gpu_check.options().parse_args(["--quick", "--vocabulary", "30000"])
+    assert "v30000" in gpu_items.plan(given)[0].bundle.name
+    given.bundle, given.batch, given.precision = tmp_path / "m.txl", 1, "fp32"
+    gpu_worker.export(Journal("any", None), given)
+    assert (made[0]["vocab_size"], made[0]["cutoffs"], made[0]["d_model"]) == (30000, (20000,), common.TINY["d_model"])
 
 
 def test_every_bundle_is_exported_before_it_is_run() -> None:
@@ -172,6 +243,35 @@ def test_carried_packages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "LD_LIBRARY_PATH" not in gpu_check.environment_of(None)
 
 
+def test_a_step_that_the_budget_ends_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = "stopped: the budget of 3 s was spent"
+    ends = {"build": signal.SIGTERM, "open": signal.SIGINT}
+
+    def engine(journal: Journal, _: argparse.Namespace) -> None:
+        for name, number in ends.items():
+            with pytest.raises(KeyboardInterrupt):
+                journal.run(name, lambda number=number: signal.raise_signal(number))
+
+    monkeypatch.setattr(gpu_worker, "engine", engine)
+    arguments = ["gpu_worker.py", "engine", "--bundle", "m.txl", "--name", "any", "--out", tmp_path, "--stopped", spent]
+    monkeypatch.setattr(sys, "argv", [str(part) for part in arguments])
+    before = {number: signal.getsignal(number) for number in ends.values()}
+    try:
+        assert gpu_worker.main() == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [found.reason for found in read_found(tmp_path / "any.jsonl")] == [spent, "interrupted"]
+
+
+def test_an_interrupt_while_a_worker_imports_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+    command = [sys.executable, FOLDER / "gpu_worker.py", "--help"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def worked(path: Path, folder: Path, engine: str = "cpu", update: str = "none") -> dict[str, Found]:
     given = argparse.Namespace(bundle=path, engine=engine, update=update, segments=6, seconds=0.01)
     journal = Journal("any", folder)
@@ -195,6 +295,22 @@ def test_whatever_a_step_raises_the_next_ones_run(
         ("build", "open", "self-test", "decode", "draw", "score"), OK
     )
     assert found["decode"].figures["tokens/s"] > 0
+
+
+def test_verify_is_not_run_where_its_packages_are_not(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys; sys.modules |= {'torch': None, 'onnx_ir': None}; import gpu_worker as worker; "
+    command = [sys.executable, "-c", program + "print(worker.not_verifiable())"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FOLDER), *map(str, gpu_check.OWN)])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, env=environment)
+    reason = "verify needs torch, onnx-ir; put what is missing into --site"
+    assert done.stdout.strip() == reason
+    assert gpu_worker.not_verifiable() == "", "everything is here"
+    monkeypatch.setattr(gpu_worker, "not_verifiable", lambda: reason)
+    found = worked(make_bundle(verify=False), tmp_path)
+    assert (found["verify"].state, found["verify"].reason) == (NOT_RUN, reason)
+    assert found["decode"].state == OK
 
 
 @pytest.mark.parametrize("update", ["none", "rolled"])

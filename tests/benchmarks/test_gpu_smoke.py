@@ -18,6 +18,7 @@ from txl_runtime.device.gpu import gpu_name
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
+import gpu_exercise  # noqa: E402
 import gpu_smoke  # noqa: E402
 from gpu_journal import FAILED, NOT_RUN, OK, Journal, read_found  # noqa: E402
 from gpu_smoke import Smoke, with_torch  # noqa: E402
@@ -116,6 +117,20 @@ def test_without_a_gpu_it_says_so_and_ends_well(tmp_path: Path) -> None:
     assert "not run everything: no usable CUDA driver was found" in done.stdout
     (line,) = (tmp_path / "gpu_smoke.jsonl").read_text().splitlines()
     assert json.loads(line)["state"] == NOT_RUN
+
+
+@pytest.mark.parametrize("program", [gpu_smoke, gpu_exercise])
+@pytest.mark.parametrize("place", ["", "below"])
+def test_results_that_cannot_be_written_are_one_line(
+    program: Any, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["program", "--out", str(tmp_path / "file" / place)])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{program.__name__}: cannot write {tmp_path / 'file'}")
 
 
 def test_a_check_that_raises_anything_is_noted_and_an_interrupt_stops(tmp_path: Path) -> None:
