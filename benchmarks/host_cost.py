@@ -106,6 +106,9 @@ def main() -> int:
     if options.child is not None:
         _answer(options.old, options.files, options.child)
         return 0
+    for source in (options.old, options.new):
+        if not (source / "runtime" / "txl_runtime").is_dir():
+            parser.error(f"{source} has no runtime/txl_runtime, expected a checkout of this project")
     with tempfile.TemporaryDirectory() as folder:
         files = options.files or Path(folder)
         if not (files / "own.txl").exists():

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import host_cost  # noqa: E402
 
 
 @pytest.mark.slow
@@ -23,3 +26,15 @@ def test_a_checkout_against_itself_costs_what_it_costs():
         assert 0.4 < float(python) / float(old) < 2.5, f"{work}: both sides are the same"
         assert float(c) < 10_000
         assert calls == "9, 9", "launch, record, wait, and the context got, pushed and popped twice"
+
+
+def test_a_checkout_that_is_none_is_refused_before_bundles_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_cost, "_export", lambda *_: pytest.fail("bundles were exported"))
+    for sources in ([tmp_path / "nowhere"], [ROOT, "--new", tmp_path]):
+        monkeypatch.setattr(sys, "argv", ["host_cost.py", *map(str, sources)])
+        with pytest.raises(SystemExit) as ended:
+            host_cost.main()
+        assert ended.value.code == 2
+        assert f"{sources[-1]} has no runtime/txl_runtime, expected a checkout" in capsys.readouterr().err
