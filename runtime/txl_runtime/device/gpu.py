@@ -1,16 +1,21 @@
-"""The GPU of this machine: whether there is one, which asks nobody, and its name, which its driver says."""
+"""The GPU of this machine: whether there is one, which asks nobody, and its name, which its driver says.
+
+Every load on a CPU comes by here, so the driver's functions are imported when somebody asks for them.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import platform
 import sys
-from ctypes.util import find_library
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from txl_runtime.device.driver import Driver, open_driver
 from txl_runtime.errors import BackendError
+
+if TYPE_CHECKING:
+    from txl_runtime.device.driver import Driver
 
 MAJOR, MINOR = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
@@ -21,6 +26,8 @@ DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu", "dxg")
 def shows_gpu(devices: Path = Path("/dev")) -> bool:
     """Whether the machine shows a GPU, without a word to CUDA, which would not work in forked children afterwards."""
     if sys.platform == "win32":
+        from ctypes.util import find_library
+
         return find_library("nvcuda") is not None
     return any(True for pattern in DEVICE_FILES for _ in devices.glob(pattern))
 
@@ -28,6 +35,8 @@ def shows_gpu(devices: Path = Path("/dev")) -> bool:
 @cache
 def gpu_name() -> str | None:
     """The first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or a usable driver."""
+    from txl_runtime.device.driver import open_driver
+
     try:
         return device_title(open_driver(), 0)
     except BackendError:

@@ -165,7 +165,7 @@ def test_device_files_show_a_gpu(tmp_path, monkeypatch, opened, files, shown):
 @pytest.mark.parametrize(("found", "shown"), [(None, False), (r"C:\Windows\System32\nvcuda.dll", True)])
 def test_on_windows_the_drivers_library_shows_a_gpu(monkeypatch, found, shown):
     monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(gpu, "find_library", lambda name: found if name == "nvcuda" else None)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: found if name == "nvcuda" else None)
     assert gpu.shows_gpu(Path("/nowhere")) is shown
 
 
