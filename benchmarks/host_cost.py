@@ -25,8 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from enum import IntEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from bit_equality import environment_of, runtime_of
+from asking import Ask, asked
+from bit_equality import runtime_of
 
 SIDES = ("old Python", "new Python", "new C")
 """A checkout, and what its driver is made of."""
@@ -165,36 +166,10 @@ def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, li
     return found
 
 
-@contextmanager
-def _child(source: Path, files: Path, side: str) -> Iterator[Callable[[dict[str, Any]], dict[str, float]]]:
-    """A process with a checkout's packages; a function that sends a request and waits for its answer."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(source), "--files", str(files), "--child", side],
-        env=environment_of(source),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    requests, answers = process.stdin, process.stdout
-
-    def ask(request: dict[str, Any]) -> dict[str, float]:
-        with suppress(BrokenPipeError):
-            requests.write(json.dumps(request) + "\n")
-            requests.flush()
-        line = answers.readline()
-        if not line:
-            raise SystemExit(f"the process {side} ended with exit code {process.wait()}; its message is above")
-        return dict(json.loads(line))
-
-    try:
-        yield ask
-    finally:
-        with suppress(BrokenPipeError):
-            requests.close()  # the end of its requests ends it
-        answers.close()
-        process.wait()
+def _child(source: Path, files: Path, side: str) -> AbstractContextManager[Ask]:
+    """A process with a checkout's packages."""
+    command = [sys.executable, __file__, str(source), "--files", str(files), "--child", side]
+    return asked(command, source, side)
 
 
 def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:

@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bit_equality import environment_of, runtime_of
+from asking import Ask, asked
+from bit_equality import runtime_of
 
 WORKS = ("decode", "prefill", "score")
 PYTHON = ("outside the engine", "without an engine")
@@ -102,37 +102,12 @@ def _order(turn: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def _child(
-    source: Path, bundle: Path, options: argparse.Namespace, wrap: bool
-) -> Iterator[Callable[[dict[str, Any]], dict[str, float]]]:
-    """A process with a checkout's packages; a function that sends a request and waits for its answer."""
+def _child(source: Path, bundle: Path, options: argparse.Namespace, wrap: bool) -> Iterator[Ask]:
+    """A process with a checkout's packages and an open bundle."""
     command = [sys.executable, __file__, str(source), "--child", str(bundle), "--threads", str(options.threads)]
-    process = subprocess.Popen(
-        command + ["--wrap"] * wrap,
-        env=environment_of(source),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    requests, answers = process.stdin, process.stdout
-
-    def ask(request: dict[str, Any]) -> dict[str, float]:
-        requests.write(json.dumps(request) + "\n")
-        requests.flush()
-        line = answers.readline()
-        if not line:
-            raise SystemExit(f"the process of {source} ended with exit code {process.wait()}; its message is above")
-        return dict(json.loads(line))
-
-    try:
+    with asked(command + ["--wrap"] * wrap, source, f"of {source}") as ask:
         ask({"work": "load"})  # it is ready when it answers
         yield ask
-    finally:
-        requests.close()  # the end of its requests ends it
-        answers.close()
-        process.wait()
 
 
 def table(bundle: Path, found: Rounds) -> str:
