@@ -37,6 +37,7 @@ class OnDevice(Loop):
     """
 
     piecewise = False
+    output: Output
 
     def __init__(
         self, manifest: Manifest, device: Device, queue: Queue, lock: Lock, settled: Callable[[str], None]
@@ -51,8 +52,6 @@ class OnDevice(Loop):
         self._settling: str | None = None
         self._resident: DeviceTokens | None = None  # what a step on its way reads
         weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
-
-    output: Output
 
     @property
     def recorded(self) -> dict[str, str]:
