@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
 
-.PHONY: demo test sweep lint gpu-check wheel clean
+.PHONY: demo test sweep lint packages gpu-check wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
 	@echo "make test       lint, types and the tests"
 	@echo "make sweep      the tests that take minutes: every oracle case exported, engines of every kind, benchmarks"
+	@echo "make packages   the packages whose models some tests export, for these tests alone; they skip without"
 	@echo "make lint       ruff and mypy --strict"
 	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run (SITE=, OPTIONS=)"
 	@echo "make wheel      the package, as a file in dist/"
@@ -44,6 +45,15 @@ test: lint
 sweep: $(VENV)/ready
 	$(BIN)/python -m pytest -m slow
 
+# Without their dependencies, which want other versions of torch; into a folder that nothing else looks into.
+packages: .packages/ready
+
+.packages/ready: tests/packages.txt | $(VENV)/ready
+	rm -rf .packages
+	$(BIN)/python -m pip install --quiet --no-deps --target .packages -r tests/packages.txt
+	rm -f .packages/torchaudio/lib/*.so  # the extension wants CUDA's libraries; its models do without
+	@touch $@
+
 # SITE=FOLDER of carried packages: no pip, no network, and PYTHON runs it. OPTIONS: see benchmarks/gpu_check.py --help
 gpu-check: $(if $(SITE),,$(VENV)/ready)
 	$(if $(SITE),$(PYTHON),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
@@ -52,4 +62,4 @@ wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) $(DEMO) gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages $(DEMO) gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

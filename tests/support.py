@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import linecache
+import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 import txl_runtime
 from txl_export.checkpoints.txl import FORMAT, TxlConfig
@@ -20,6 +24,8 @@ from txl_runtime.bundle.format1 import ModelConfig
 
 FIXTURES = Path(__file__).parent / "fixtures"
 ORACLE = FIXTURES / "oracle"
+PACKAGES = Path(__file__).parents[1] / ".packages"
+"""What `make packages` installs: packages whose models tests export, and nothing else looks into."""
 
 SMALL = {
     "vocab_size": 60,
@@ -64,9 +70,43 @@ def save_checkpoint(
     return path
 
 
+def package(name: str) -> Any:
+    """Import a package whose models tests export, or skip the test: `package("x_transformers")`.
+
+    Its folder is the last on the path, so nothing that is installed is hidden. What an import changes in the process
+    is put back, and what it says of itself, such as that it is old, is no matter of these tests.
+    """
+    if str(PACKAGES) not in sys.path:
+        sys.path.append(str(PACKAGES))
+    environment, root = dict(os.environ), logging.getLogger()
+    handlers, level, threads, kind = [*root.handlers], root.level, torch.get_num_threads(), torch.get_default_dtype()
+    draws = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, SyntaxWarning):
+                warnings.simplefilter("ignore", category)
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed; make packages")
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(kind)
+        torch.set_rng_state(draws)
+
+
 def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run `txl-deploy` in a process of its own, as a user does; stdout and stderr as text."""
-    command = [sys.executable, "-m", "txl_deploy", *map(str, arguments)]
+    """Run `txl-deploy` in a process of its own, as a user does; stdout and stderr as text.
+
+    With packages=True what `make packages` installs can be imported there.
+    """
+    started = ["-m", "txl_deploy"]
+    if options.pop("packages", False):
+        started = ["-c", f"import sys; sys.path.append({str(PACKAGES)!r}); from txl_deploy.main import main; main()"]
+    command = [sys.executable, *started, *map(str, arguments)]
     environment = os.environ | {"COLUMNS": "200"} | options.pop("env", {})
     return subprocess.run(
         command,
