@@ -14,6 +14,7 @@ from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 from txl_export.options import ExportOptions
 
 if typing.TYPE_CHECKING:
+    from txl_export.adapters.registry import adapt
     from txl_export.checkpoints.plain_weights import read_weights
     from txl_export.exporting import ExportResult, export
     from txl_export.verifying import verify
@@ -26,6 +27,7 @@ __all__ = [
     "OutputSpec",
     "StateSpec",
     "StepSpec",
+    "adapt",
     "export",
     "read_weights",
     "verify",
@@ -36,6 +38,7 @@ _HOMES = {
     "export": "exporting",
     "verify": "verifying",
     "read_weights": "checkpoints.plain_weights",
+    "adapt": "adapters.registry",
 }
 """The modules that need torch, by what they offer."""
 

@@ -16,11 +16,13 @@ import txl_runtime
 from torch import Tensor
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import REPORT, SELFTEST
+from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.selftest import SelftestResult, run_selftest
 
 from txl_export.bundle.placing import check_destination, publishing
 from txl_export.bundle.sealing import seal
+from txl_export.families.own_module.sources import Adapted
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import Prepared, family_of_source
 from txl_export.graphs.emulation import runnable
@@ -63,7 +65,8 @@ def _taking(options: Callable[Options, ExportOptions]) -> _Export[Options]:
 
         Args:
             checkpoint_or_state: a Transformer-XL's checkpoint file, or its state dict in memory (which needs `config`);
-                or any other step with state: a `StepSpec`, or "FILE.py:FUNCTION" whose function returns one.
+                or any other step with state: a `StepSpec`, or "FILE.py:FUNCTION" whose function returns one; or with
+                `adapter` the checkpoint or state dict of that package's model.
             out: the bundle's folder; nothing stands under this name until everything has passed.
             positional: none; what follows are the fields of `txl_export.ExportOptions`, by name.
             named: the options:
@@ -89,7 +92,8 @@ export = _taking(ExportOptions)
 def _export(source: Source, target: Path, options: ExportOptions) -> ExportResult:
     heard = options.listener or Silent()
     check_destination(target, options.force)
-    prepared = family_of_source(source).prepare(source, options, heard)
+    chosen = source if options.adapter is None else _adapted(options.adapter, source, options)
+    prepared = family_of_source(chosen).prepare(chosen, options, heard)
     with publishing(target, options.force) as folder:
         manifest = prepared.write(folder, heard)
         if prepared.vocabulary:
@@ -110,6 +114,17 @@ def _export(source: Source, target: Path, options: ExportOptions) -> ExportResul
         heard.stage("self-test")
         _selftest(folder, manifest).require()
     return ExportResult(target, manifest, parity)
+
+
+def _adapted(name: str, source: Source, options: ExportOptions) -> Adapted:
+    if not isinstance(source, str | Path | Mapping):
+        raise UsageError(
+            f"adapter is given beside a {type(source).__name__}, expected a package's checkpoint or state dict; leave "
+            "it out"
+        )
+    if options.weights is not None:
+        raise UsageError("weights are given beside an adapter's checkpoint, which are its weights; leave them out")
+    return Adapted(name, source, options.config)
 
 
 def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: Listener) -> Manifest:

@@ -17,6 +17,8 @@ from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
+from txl_export.adapters.table import ADAPTERS
+
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
 MemoryStart = Literal["empty", "zeros"]
@@ -52,9 +54,13 @@ class ExportOptions:
     """
 
     family: Annotated[str, Flag("The code base it was trained with.", Family)] = "auto"
+    adapter: Annotated[
+        str | None,
+        Flag(f"In place of CHECKPOINT: the package whose model --weights is of: {' | '.join(ADAPTERS)}."),
+    ] = None
     config: Annotated[
         str | Path | Mapping[str, Any] | None,
-        Flag("JSON with the family's own constructor or config.json names.", _File),
+        Flag("JSON with the family's own constructor or config.json names; of --adapter, its constructor's.", _File),
     ] = None
     segment_length: Annotated[
         int | Sequence[int], Flag("L of a program; repeat for several. (default 64 and 1)", list[int] | None)
@@ -90,7 +96,10 @@ class ExportOptions:
         ClusterOrder | None, Flag("How the file orders the softmax's clusters. (default as the family's)")
     ] = None
     embedding_scale: Annotated[float | None, Flag("Factor on the embedding. (default as the family's)")] = None
-    weights: Annotated[str | Path | None, Flag("Of a model of your own: what its function is given.", _File)] = None
+    weights: Annotated[
+        str | Path | None,
+        Flag("Of a model of your own: what its function is given; of --adapter, the checkpoint.", _File),
+    ] = None
     inputs: Annotated[
         str | Path | None, Flag("Of a model of your own: real inputs to verify on, an .npz file by input name.", _File)
     ] = None

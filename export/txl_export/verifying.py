@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
 
+from txl_export.families.own_module.sources import asked_module
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import VerifyRequest, family_of_bundle
 from txl_export.families.transformer_xl.building import reference_for
@@ -25,6 +27,8 @@ def verify(
     checkpoint: str | Path | None = None,
     module: str | StepSpec | None = None,
     weights: str | Path | None = None,
+    adapter: str | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
     text: str | Path | None = None,
     tokens: str | Path | NDArray[np.integer[Any]] | None = None,
     segments: int | None = None,
@@ -40,6 +44,8 @@ def verify(
             rebuilt from the bundle's own weights.
         module, weights: of a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights; without it the
             bundle's stored vectors are replayed.
+        adapter, config: in place of module: the package whose model it is, and the arguments of its constructor;
+            `weights` is its checkpoint then.
         text, tokens: real text for the distribution and task gates.
         segments: of the longest chain.
         backend, threads: as `txl_runtime.load`.
@@ -54,8 +60,8 @@ def verify(
     request = VerifyRequest(
         bundle=open_bundle(bundle),
         checkpoint=None if checkpoint is None else Path(checkpoint),
-        module=module,
-        weights=weights,
+        module=asked_module(module, weights, adapter, config),
+        weights=weights if adapter is None else None,
         text=text,
         tokens=tokens,
         segments=segments,

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import txl_runtime
 import typer
+from txl_export.families.own_module.sources import Adapted, asked_module
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
@@ -45,6 +46,8 @@ def run(
     module: Annotated[
         str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
     ] = None,
+    adapter: Annotated[str | None, like_export("adapter")] = None,
+    config: Annotated[Path | None, like_export("config")] = None,
     weights: Annotated[Path | None, like_export("weights")] = None,
     backend: Backend = "auto",
     threads: Threads = None,
@@ -59,24 +62,25 @@ def run(
     Of a model of your own: its steps, segments of every length.
     """
     asked = None if against is None else _names(against)
-    if asked or module is not None:
+    source = asked_module(module, weights, adapter, config)
+    if asked or source is not None:
         require_export("bench --against")
-    if weights is not None and module is None:
-        raise UsageError("--weights is given without --module; give --module FILE.py:FUNCTION too")
+    if weights is not None and source is None:
+        raise UsageError("--weights is given without --module; give --module FILE.py:FUNCTION or --adapter NAME too")
     if plot is not None:
         check_plot(plot)
     cores = available_cores() if threads is None else threads
     model = txl_runtime.load(bundle, backend=backend, threads=cores)
     report: Report | StepReport
     if is_transformer_xl(model.manifest):
-        if module is not None:
+        if source is not None:
             raise UsageError(
-                f"{bundle}: is a Transformer-XL's, which is compared by its own weights, --module is for a model of "
-                "your own; leave it out"
+                f"{bundle}: is a Transformer-XL's, which is compared by its own weights, "
+                f"{'--module' if adapter is None else '--adapter'} is for a model of your own; leave it out"
             )
         report = _transformer_xl(model, asked, cores, seconds)
     else:
-        report = _own_module(model, asked, module, weights, cores, seconds)
+        report = _own_module(model, asked, source, None if adapter else weights, cores, seconds)
     if json:
         print_json(report_document(report))
     else:
@@ -96,11 +100,16 @@ def _transformer_xl(model: Model, asked: tuple[str, ...] | None, threads: int, s
 
 
 def _own_module(
-    model: Model, asked: tuple[str, ...] | None, module: str | None, weights: Path | None, threads: int, seconds: float
+    model: Model,
+    asked: tuple[str, ...] | None,
+    source: str | Adapted | None,
+    weights: Path | None,
+    threads: int,
+    seconds: float,
 ) -> StepReport:
-    """The bundle alone without --module. What the user's code prints goes to standard error."""
-    names = asked if asked is not None else () if module is None else OWN_DEFAULT
-    if names and module is None:
+    """The bundle alone without --module or --adapter. What the user's code prints goes to standard error."""
+    names = asked if asked is not None else () if source is None else OWN_DEFAULT
+    if names and source is None:
         raise UsageError(
             f"--against {names[0]} compares a model of your own with its module; give --module FILE.py:FUNCTION and "
             "--weights, or --against none"
@@ -109,11 +118,11 @@ def _own_module(
     agreement: dict[str, StepAgreement] = {}
     left_out: dict[str, str] = {}
     with Display() as display, own_frames(), redirect_stdout(sys.stderr):
-        if names and module is not None:
+        if names and source is not None:
             from txl_deploy.bench.competitors.own_module import make_competitors
 
             path = None if weights is None else str(weights)
-            others, agreement, left_out = make_competitors(names, module, path, model, ours, threads, display)
+            others, agreement, left_out = make_competitors(names, source, path, model, ours, threads, display)
             _refuse_none(names, left_out, asked is not None)
             _tell(display, left_out)
         return bench_steps(

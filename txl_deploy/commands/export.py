@@ -12,7 +12,7 @@ from txl_export.options import ExportOptions, flags_of_export
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, parse_aliases
-from txl_deploy.commands.own_modules import check_source, of_own_module, own_frames
+from txl_deploy.commands.own_modules import check_source, of_adapter, of_own_module, own_frames
 from txl_deploy.console import Display, print_json, quantity, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
@@ -35,13 +35,14 @@ def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
 @_with_export_options
 def run(
     checkpoint: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint file, a Hugging Face folder, or FILE.py:FUNCTION for a model of your own.",
+            help="A checkpoint file, a Hugging Face folder, or FILE.py:FUNCTION for a model of your own; "
+            "none with --adapter.",
             show_default=False,
         ),
-    ],
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT's file with suffix .txl without it.")
     ] = None,
@@ -50,8 +51,18 @@ def run(
 ) -> None:
     """Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle."""
     require_export("export")
-    target = output or _beside(checkpoint)
-    check_source(checkpoint)
+    given = {name: value for name, value in options.items() if value is not None}
+    given["aliases"] = parse_aliases(options["aliases"]) or None
+    if options["adapter"] is not None:
+        source: str | Path = of_adapter(options["adapter"], checkpoint, given.pop("weights", None))
+    elif checkpoint is None:
+        raise UsageError(
+            "no CHECKPOINT is given, expected a file, FILE.py:FUNCTION, or --adapter NAME; see txl-deploy export --help"
+        )
+    else:
+        source = of_own_module(checkpoint) or Path(checkpoint)
+        check_source(checkpoint)
+    target = output or _beside(source)
     lean_heap()
     from txl_export.bundle.placing import check_destination
 
@@ -59,9 +70,6 @@ def run(
     import txl_export
     from txl_export.parity.report import ParityError
 
-    source = of_own_module(checkpoint) or Path(checkpoint)
-    given = {name: value for name, value in options.items() if value is not None}
-    given["aliases"] = parse_aliases(options["aliases"]) or None
     try:
         with Display() as display, own_frames():
             result = txl_export.export(source, target, listener=display, **given)
@@ -80,9 +88,9 @@ def run(
     stdout.print(f"{result.path}: {quantity(size)}, {verified}", soft_wrap=True)
 
 
-def _beside(checkpoint: str) -> Path:
-    """The default name: CHECKPOINT with suffix .txl; of a model of your own, that of its file."""
-    path = Path(own.rpartition(":")[0] if (own := of_own_module(checkpoint)) else checkpoint)
+def _beside(source: str | Path) -> Path:
+    """The default name: the checkpoint with suffix .txl; of a model of your own, that of its file."""
+    path = source if isinstance(source, Path) else Path(source.rpartition(":")[0])
     if path.name in ("", ".."):
         raise UsageError(f"{path}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
     if path.is_dir():

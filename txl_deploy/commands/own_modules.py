@@ -33,6 +33,24 @@ def check_source(given: str) -> None:
         )
 
 
+def of_adapter(name: str, checkpoint: str | None, weights: Path | None) -> Path:
+    """The checkpoint of a package's model.
+
+    Raises:
+        UsageError: there is none, or two.
+    """
+    if checkpoint is not None:
+        raise UsageError(
+            f"{checkpoint} and --adapter are both given, and each names a model; leave one of them out, or give "
+            "--weights FILE for the adapter"
+        )
+    if weights is None:
+        raise UsageError(f"--adapter {name} is given without --weights; give the package's checkpoint too")
+    if not weights.exists():
+        raise UsageError(f"{weights}: no such file, expected the package's checkpoint; check --weights")
+    return weights
+
+
 @contextmanager
 def own_frames() -> Iterator[None]:
     """Show the user's part of a traceback, if there is one, before the error becomes one line."""

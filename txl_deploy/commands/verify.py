@@ -23,6 +23,8 @@ def run(
     module: Annotated[
         str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
     ] = None,
+    adapter: Annotated[str | None, like_export("adapter")] = None,
+    config: Annotated[Path | None, like_export("config")] = None,
     weights: Annotated[Path | None, like_export("weights")] = None,
     text: Annotated[Path | None, like_export("text")] = None,
     tokens: Annotated[Path | None, like_export("tokens")] = None,
@@ -47,6 +49,8 @@ def run(
     if bisect:
         given = {
             "--module": module,
+            "--adapter": adapter,
+            "--config": config,
             "--weights": weights,
             "--text": text,
             "--tokens": tokens,
@@ -63,6 +67,8 @@ def run(
             bundle,
             checkpoint=checkpoint,
             module=module,
+            adapter=adapter,
+            config=config,
             weights=weights,
             text=text,
             tokens=tokens,

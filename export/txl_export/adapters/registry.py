@@ -1,4 +1,4 @@
-"""Every adapter by its name, and the way from a config and a file of weights to a `StepSpec`.
+"""From a package's module, or from a config and a file of weights, to a `StepSpec`.
 
 Importing this module needs neither torch nor any package; an adapter's module is imported when it is used.
 """
@@ -6,14 +6,13 @@ Importing this module needs neither torch nor any package; an adapter's module i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from txl_runtime.errors import CheckpointError, UsageError, one_line
 
+from txl_export.adapters.table import ADAPTERS
 from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
@@ -21,50 +20,6 @@ WRAPPERS = ("model", "model_state_dict", "state_dict")
 """Under one of these keys a training loop's checkpoint has the state dict."""
 _NAMED = 4
 """So many tensors stand in a message."""
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One line of the table.
-
-    Attributes:
-        module: in this folder, with the functions of `AdapterModule`.
-        about: what it adapts.
-        imports: the package as Python imports it; "" where torch is all it needs.
-        package: the package as pip calls it; "" where there is none.
-        advice: how to get it, where pip does not have it.
-    """
-
-    module: str
-    about: str
-    imports: str = ""
-    package: str = ""
-    advice: str = ""
-
-
-ADAPTERS: Mapping[str, Adapter] = {
-    "x-transformers": Adapter(
-        "x_transformers", "TransformerWrapper with max_mem_len", "x_transformers", "x-transformers"
-    ),
-    "di-engine": Adapter("di_engine", "DI-engine's GTrXL", "ding", "DI-engine"),
-    "rllib": Adapter("rllib", "RLlib's GTrXLNet", "ray", "ray[rllib]"),
-    "episodic": Adapter(
-        "episodic",
-        "the Transformer of episodic-transformer-memory-ppo",
-        "transformer",
-        advice="put the folder of episodic-transformer-memory-ppo on the path: PYTHONPATH=FOLDER",
-    ),
-    "recurrent-memory": Adapter(
-        "recurrent_memory",
-        "RecurrentMemoryTransformer",
-        "recurrent_memory_transformer_pytorch",
-        "recurrent-memory-transformer-pytorch",
-    ),
-    "recurrent-policy": Adapter("recurrent_policy", "an actor-critic with an LSTM or GRU"),
-    "emformer": Adapter("emformer", "torchaudio's Emformer", "torchaudio", "torchaudio"),
-    "mamba": Adapter("mamba", "mambapy's LM and Mamba", "mambapy", "mambapy"),
-}
-"""Every adapter by its name on the command line."""
 
 
 class AdapterModule(Protocol):
@@ -88,10 +43,8 @@ class _Config(dict[str, Any]):
     """The constructor's arguments; one that is looked for and is not there is named."""
 
     def __missing__(self, key: str) -> Any:
-        given = ", ".join(map(str, self)) or "nothing"
-        raise UsageError(
-            f"the config has no {key}, only {given}; give the constructor's arguments (--config FILE.json)"
-        )
+        given = f"it has {', '.join(map(str, self))}" if self else "it is empty"
+        raise UsageError(f"the config lacks {key}, {given}; give the constructor's arguments (--config FILE.json)")
 
 
 def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
@@ -110,12 +63,15 @@ def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> St
         return step_spec(module, None if config is None else _Config(config))
 
 
-def load_adapted(name: str, config: Mapping[str, Any] | None, weights: str | Path | Mapping[str, Any]) -> StepSpec:
+def load_adapted(
+    name: str, config: str | Path | Mapping[str, Any] | None, weights: str | Path | Mapping[str, Any]
+) -> StepSpec:
     """Build a package's module, load its weights and specify it.
 
     Args:
         name: of the adapter.
-        config: the arguments of the package's constructor; None where the checkpoint holds them.
+        config: the arguments of the package's constructor, or a JSON file of them; None where the checkpoint holds them
+            all. They come before those in the checkpoint.
         weights: a checkpoint of the package's, read without running anything in it; or a state dict in memory.
 
     Raises:
@@ -123,6 +79,10 @@ def load_adapted(name: str, config: Mapping[str, Any] | None, weights: str | Pat
         CheckpointError: the file is not read, or its tensors are not the module's.
     """
     adapter = _module(name)
+    if isinstance(config, str | Path):
+        from txl_export.checkpoints import read_config
+
+        config = read_config(Path(config))
     named = "the state dict" if isinstance(weights, Mapping) else str(weights)
     if isinstance(weights, Mapping):
         stored: Any = weights
@@ -133,19 +93,21 @@ def load_adapted(name: str, config: Mapping[str, Any] | None, weights: str | Pat
     split = getattr(adapter, "split", _split)
     with own_code(f"{named}: the adapter {name} finds no state dict in it"):
         state, beside = split(stored)
-    config = beside if config is None else config
-    module = _built(name, adapter.build, _Config(config or {}))
+    config = {**(beside or {}), **(config or {})}
+    module = _built(name, adapter.build, _Config(config))
     _load(module, state, f"{named}: does not fit {name}'s {type(module).__name__} of this config")
     return adapt(name, module, config)
 
 
 def package_of(name: str) -> str:
-    """The package that an adapter's modules come from, with its version: "x-transformers 2.31.10"; "" without one."""
-    known = ADAPTERS[name].package.partition("[")[0]
+    """The package whose code an adapter runs, with its version: "x-transformers 2.31.10"; "" where it runs none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    package = ADAPTERS[name].package if name in ADAPTERS else ""
     try:
-        return f"{known} {version(known)}" if known else ""
-    except PackageNotFoundError:  # a checkout on the path
-        return known
+        return f"{package} {version(package)}" if package else ""
+    except PackageNotFoundError:  # a checkout on the path, or nothing
+        return package
 
 
 def _module(name: str) -> AdapterModule:
@@ -167,10 +129,7 @@ def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config
         top = lacking.name.partition(".")[0]
         if top != adapter.imports:
             raise UsageError(f"{name} needs {lacking.name}, which is not installed; pip install {top}") from error
-        advice = adapter.advice or f"pip install '{adapter.package}'".replace(
-            "'", "" if "[" not in adapter.package else "'"
-        )
-        raise UsageError(f"{adapter.package or top} is not installed; {advice}") from error
+        raise UsageError(f"{adapter.package} is not installed; {adapter.install}") from error
 
 
 def _split(stored: Any) -> tuple[Mapping[str, Any], None]:
@@ -196,14 +155,14 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
     expected = {key: tuple(getattr(value, "shape", ())) for key, value in module.state_dict().items()}
     state = _without_prefix(state, expected)
     shapes = {key: tuple(getattr(value, "shape", ())) for key, value in state.items()}
-    wrong = [f"{key} is {list(shapes[key])}, expected {list(expected[key])}" for key in shapes.keys() & expected.keys()]
-    differ = [
-        line for key, line in zip(shapes.keys() & expected.keys(), wrong, strict=True) if shapes[key] != expected[key]
-    ]
     parts = {
         "missing": [key for key in expected if key not in shapes],
         "not expected": [key for key in shapes if key not in expected],
-        "of another shape": sorted(differ),
+        "of another shape": [
+            f"{key} is {list(shape)}, expected {list(expected[key])}"
+            for key, shape in shapes.items()
+            if key in expected and shape != expected[key]
+        ],
     }
     if found := [f"{kind}: {_few(names)}" for kind, names in parts.items() if names]:
         raise CheckpointError(f"{what}; {'; '.join(found)}; check --config, which has to be that of the training")

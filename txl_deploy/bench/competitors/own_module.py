@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs, state_sizes
+from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
 from txl_export.parity.steps.results import TensorErrors
 from txl_runtime.bundle.manifest import Manifest
@@ -115,7 +115,7 @@ class CompiledSteps(TorchSteps):
 
 def make_competitors(
     names: tuple[str, ...],
-    module: str,
+    source: str | Adapted,
     weights: str | None,
     model: Model,
     ours: BundleSteps,
@@ -135,8 +135,9 @@ def make_competitors(
             f"--against has {unknown[0]!r}, expected some of {', '.join(NAMES)}, or none, for a model of your own"
         )
     torch.set_num_threads(threads)
-    heard.warn(f"{module.rpartition(':')[0]} is run on this machine")
-    spec = load_spec(module, weights)
+    if whose := whose_code(source):
+        heard.warn(f"{whose} is run on this machine")
+    spec, _ = read_source(source, weights)
     others: list[StepCompetitor] = []
     agreement: dict[str, StepAgreement] = {}
     left_out: dict[str, str] = {}

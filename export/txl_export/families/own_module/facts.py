@@ -6,15 +6,16 @@ from pathlib import Path
 
 from txl_runtime.bundle.manifest import Manifest
 
+from txl_export.families.own_module.sources import Adapted
 from txl_export.families.own_module.spec import StepSpec
 
 
 def takes(source: object) -> bool:
-    """A specification, or FILE.py:FUNCTION, unless there is a file of that name."""
+    """A specification, a package's model, or FILE.py:FUNCTION, unless there is a file of that name."""
     if isinstance(source, str | Path) and not Path(source).exists():
         file, _, function = str(source).rpartition(":")
         return bool(function) and (file.endswith(".py") or Path(file).is_file())
-    return isinstance(source, StepSpec)
+    return isinstance(source, StepSpec | Adapted)
 
 
 def facts(manifest: Manifest) -> dict[str, str]:

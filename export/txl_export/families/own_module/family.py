@@ -24,10 +24,10 @@ from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import write_step
-from txl_export.families.own_module.checking import check_declared
 from txl_export.families.own_module.identity import tensors_id
-from txl_export.families.own_module.loading import importable, load_spec
+from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
+from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable
@@ -37,7 +37,7 @@ from txl_export.parity.report import Parity
 from txl_export.token_files import read_tokens
 
 FOR_CHECKPOINTS = (
-    *("family", "config", "memory_length", "clamp_length", "same_length", "memory", "keep", "aliases"),
+    *("family", "memory_length", "clamp_length", "same_length", "memory", "keep", "aliases"),
     *("initial_memory", "cluster_order", "embedding_scale"),
 )
 """Options that mean nothing for a model of the user's own."""
@@ -104,15 +104,21 @@ class PreparedStep:
             return verify_step(opener, self.plan, "the module itself", None, heard, stand_in)
 
 
-def prepare(source: StepSpec | str | Path, options: ExportOptions, heard: Listener) -> PreparedStep:
+def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, heard: Listener) -> PreparedStep:
     """See `Family`."""
-    options.refuse(FOR_CHECKPOINTS, "a Transformer-XL's checkpoint, and this is a model of your own")
+    adapted = isinstance(source, Adapted)
+    options.refuse(
+        FOR_CHECKPOINTS if adapted else (*FOR_CHECKPOINTS, "config"),
+        "a Transformer-XL's checkpoint, and this is a model of your own",
+    )
     if options.precision in QUANTISED:
         raise UsageError(
             f"precision is {options.precision}, which is for a Transformer-XL's matrices, expected fp32, fp16 or bf16 "
             "for a model of your own; check --precision"
         )
-    spec, name = _read(source, options.weights, heard)
+    if whose := whose_code(source):
+        heard.warn(f"{whose} is run on this machine; of it, only graphs and weights enter the bundle")
+    spec, name = read_source(source, options.weights)
     if options.vocabulary is not None:
         spec = replace(spec, vocabulary=options.vocabulary)
     vocabulary = _vocabulary(spec)
@@ -121,7 +127,8 @@ def prepare(source: StepSpec | str | Path, options: ExportOptions, heard: Listen
     spec = _with_text(spec, vocabulary, options.text, options.tokens)
     with importable(source):
         plan = make_plan(spec, options.batch_size, options.segment_lengths, heard)
-    provenance = {"source": {"name": name, "weights": None if options.weights is None else Path(options.weights).name}}
+    weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
+    provenance = {"source": {"name": name, "weights": weights}}
     return PreparedStep(plan, cast(Precision, options.precision), options.growth, name, vocabulary, provenance)
 
 
@@ -131,7 +138,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
     if request.checkpoint is not None:
         raise UsageError(
             f"{bundle.path}: is the bundle of a model of your own, --checkpoint is for a Transformer-XL's; "
-            "give --module FILE.py:FUNCTION and --weights"
+            "give --module FILE.py:FUNCTION or --adapter NAME, and --weights"
         )
     from txl_export.families.own_module.verifying import check_same_module, replay_vectors, verify_step
 
@@ -141,29 +148,23 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         opener = partial(load, folder, backend, request.threads)
         if request.module is None:
             if request.weights is not None:
-                raise UsageError("--weights is given without --module; give --module FILE.py:FUNCTION too")
-            heard.warn("the bundle's own vectors are replayed; --module FILE.py:FUNCTION compares it with the module")
+                raise UsageError(
+                    "--weights is given without --module; give --module FILE.py:FUNCTION or --adapter NAME too"
+                )
+            heard.warn(
+                "the bundle's own vectors are replayed; --module FILE.py:FUNCTION or --adapter NAME compares it with "
+                "the module"
+            )
             return replay_vectors(opener, heard)
-        spec, name = _read(request.module, request.weights, heard)
+        if whose := whose_code(request.module):
+            heard.warn(f"{whose} is run on this machine")
+        spec, name = read_source(request.module, request.weights)
         check_same_module(spec, name, bundle, heard)
         spec = _with_text(spec, _vocabulary(spec), request.text, request.tokens)
         with importable(request.module):
             plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, heard)
         stand_in = EMULATED if emulated else None
         return verify_step(opener, plan, "the module itself", request.segments, heard, stand_in)
-
-
-def _read(source: StepSpec | str | Path, weights: str | Path | None, heard: Listener) -> tuple[StepSpec, str]:
-    """The specification, and how to call the model."""
-    if isinstance(source, StepSpec):
-        if weights is not None:
-            raise UsageError("weights are given beside a StepSpec, whose module has its own; leave them out")
-        check_declared(source)
-        return source, type(source.module).__name__
-    file, _, function = str(source).rpartition(":")
-    if Path(file).is_file():
-        heard.warn(f"{file} is run on this machine; of it, only graphs and weights enter the bundle")
-    return load_spec(str(source), None if weights is None else str(weights)), f"{Path(file).name}:{function}"
 
 
 def _vocabulary(spec: StepSpec) -> bytes | None:

@@ -25,7 +25,7 @@ from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.vectors import selftest_vectors
 from txl_export.parity.steps.verification import verify_model
 
-REPLAY_ADVICE = "do not use this bundle here; export it again, or verify it with --module FILE.py:FUNCTION"
+REPLAY_ADVICE = "do not use this bundle here; export it again, or verify it with --module or --adapter"
 
 
 def verify_step(

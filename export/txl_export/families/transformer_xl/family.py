@@ -118,8 +118,8 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
     manifest = opened.manifest
     if request.module is not None or request.weights is not None:
         raise UsageError(
-            f"{opened.path}: is a Transformer-XL's bundle, --module and --weights are for models of your own; "
-            "give --checkpoint"
+            f"{opened.path}: is a Transformer-XL's bundle, --module, --adapter and --weights are for models of your "
+            "own; give --checkpoint"
         )
     model = manifest.transformer_xl
     ids = read_tokens(request.text, request.tokens, opened.vocabulary(), manifest.vocab_size)
