@@ -1,0 +1,94 @@
+"""torchaudio's Emformer: a segment of frames and what lies ahead of it, with keys and values of the past and a bank.
+
+The package cuts out of the past what the first sequence of the batch has filled. Here all rows take part, and a mask
+hides those that a sequence has not filled: each has a counter of its own, and there is one graph of fixed sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """An `Emformer`; with `num_symbols` an RNN-T over one."""
+    from torchaudio.models import Emformer, emformer_rnnt_base, emformer_rnnt_model
+
+    if "num_symbols" in config:
+        return (emformer_rnnt_base if len(config) == 1 else emformer_rnnt_model)(**config)
+    return Emformer(**config)
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """The step of an `Emformer`, or of an RNN-T's transcriber, which takes `stride` frames for one position."""
+    module = getattr(module, "transcriber", module)
+    core = getattr(module, "transformer", module)
+    layers = getattr(core, "emformer_layers", ())
+    if not layers or not all(hasattr(layer, "pos_ff") for layer in layers):
+        raise UsageError(
+            f"this {type(core).__name__} has no emformer_layers with pos_ff, expected torchaudio.models.Emformer or an "
+            "RNN-T over one; where layers have a convolution there is more state: give a StepSpec of your own"
+        )
+    width, ahead = layers[0].input_dim, core.right_context_length
+    features, wide = InputSpec("features", ("B", "L", width), lookahead=ahead), width
+    if core is not module:
+        joined = (module.time_reduction.stride, module.input_linear.in_features)
+        features, wide = InputSpec("features", ("B", "L", *joined), lookahead=ahead), module.output_linear.out_features
+    past = core.left_context_length
+    rows = {"memory": core.max_memory_size, "left_key": past, "left_value": past}
+    states = []
+    for name in (f"layers.{number:02d}" for number in range(len(layers))):
+        states += [StateSpec(f"{name}.{part}", (most, "B", width)) for part, most in rows.items() if most]
+        states.append(StateSpec(f"{name}.past_length", (1, "B"), dtype="int32"))
+    return StepSpec(module, [features], states, [OutputSpec("encoded", ("B", "L", wide))], step=_step)
+
+
+def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+    """One segment through all layers; time comes first in them."""
+    core, x = getattr(module, "transformer", module), inputs["features"].transpose(0, 1)
+    length, ahead = core.segment_length, core.right_context_length
+    if len(x) != length + ahead:
+        raise UsageError(f"a segment has {length} positions in this module; give --segment-length {length}")
+    x, right = (x if core is module else module.input_linear(x).flatten(2)).split((length, ahead))
+    summary, after = x.mean(0, keepdim=True), dict(states)
+    for number, layer in enumerate(core.emformer_layers):
+        x, right, summary = _layer(layer, f"layers.{number:02d}.", x, right, summary, after)
+    encoded = x.transpose(0, 1)
+    return {"encoded": encoded if core is module else module.layer_norm(module.output_linear(encoded))}, after
+
+
+def _layer(
+    layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, states: Named
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Segment, what lies ahead and summary for the next layer; puts its own new states in place of the old ones."""
+    attention, (length, batch, width), ahead = layer.attention, x.shape, len(right)
+    none = x.new_zeros(0, batch, width)
+    memory, old_key, old_value = (states.get(name + part, none) for part in ("memory", "left_key", "left_value"))
+    past, bank, left = states[f"{name}past_length"], len(memory), len(old_key)
+    own = torch.cat((right, x))
+    normed = layer.layer_norm_input(own)
+    asked = torch.cat((normed, normed[ahead:].mean(0, keepdim=True))) if bank else normed
+    key, value = attention.emb_to_key_value(torch.cat((memory, normed))).chunk(2, 2)
+    query, keys, values = (
+        part.unflatten(2, (attention.num_heads, -1)).permute(1, 2, 0, 3)
+        for part in (attention.emb_to_query(asked), torch.cat((key, old_key)), torch.cat((value, old_value)))
+    )
+    unseen = (torch.arange(len(asked)) == ahead + length)[:, None] & (torch.arange(keys.shape[2]) < bank)
+    scores = (query * attention.scaling @ keys.mT).masked_fill(unseen, attention.negative_inf)
+    needs = [*range((bank - 1) * length + 1, 0, -length), *[0] * (ahead + length), *range(left, 0, -1)]
+    scores = scores.masked_fill((past[0, :, None] < torch.tensor(needs))[:, None, None], -torch.inf)
+    found = attention.out_proj((scores.softmax(-1) @ values).permute(2, 0, 1, 3).flatten(2))
+    y = own + found[: ahead + length]
+    y = layer.layer_norm_output(y + layer.pos_ff(y))
+    for part, rows in (("memory", summary), ("left_key", key[-length:]), ("left_value", value[-length:])):
+        if name + part in states:
+            states[name + part] = torch.cat((states[name + part], rows))[len(rows) :]
+    states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # an int32 that stays at its most
+    last = found[-1:]
+    return y[ahead:], y[:ahead], last.tanh() if attention.tanh_on_mem else last.clamp(-10, 10)

@@ -1,0 +1,69 @@
+"""mambapy's Mamba, and the language model over it: one token a step, by the package's own `step`.
+
+Of each layer the convolution's last inputs and the state-space layer's state are carried. The package can go on from a
+state by single tokens alone, so a prompt is fed one by one as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """A `Mamba`; with `vocab_size` in the parts of mambapy.lm's `LM`, whose file cannot be imported without CUDA."""
+    from mambapy.mamba import Mamba, MambaConfig, RMSNorm
+
+    given = dict(config)
+    size, multiple = given.pop("vocab_size", None), given.pop("pad_vocab_size_multiple", None) or 1
+    core = MambaConfig(**given)
+    if size is None:
+        return Mamba(core)
+    size, width = -(-size // multiple) * multiple, core.d_model
+    ends = {"embedding": nn.Embedding(size, width), "lm_head": nn.Linear(width, size, bias=False)}
+    return nn.ModuleDict({**ends, "mamba": Mamba(core), "norm_f": RMSNorm(width, core.rms_norm_eps, core.mup)})
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """The step of a `Mamba` over features, or of an `LM` over tokens."""
+    layers = getattr(getattr(module, "mamba", module), "layers", ())
+    mixers = [getattr(layer, "mixer", None) for layer in layers]
+    if not mixers or not all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers):
+        raise UsageError(
+            f"this {type(module).__name__} has no layers with mixer.ssm_step and mixer.A_log, expected mambapy.lm.LM or "
+            "mambapy.mamba.Mamba; Mamba-2, Jamba and Vision Mamba have other states: give a StepSpec of your own"
+        )
+    states = []
+    for number, mixer in enumerate(mixers):
+        (inner, size), taps = mixer.A_log.shape, mixer.conv1d.kernel_size[0]
+        if taps < 2:
+            raise UsageError(
+                f"d_conv is {taps}, expected at least 2, because mambapy's step reads the token before in place of "
+                "this one then; give a StepSpec of your own"
+            )
+        states.append(StateSpec(f"layers.{number:02d}.conv", ("B", inner, taps - 1)))
+        states.append(StateSpec(f"layers.{number:02d}.ssm", ("B", inner, size)))
+    if hasattr(module, "mamba"):
+        size = module.lm_head.out_features
+        tokens, logits = InputSpec("tokens", ("B",), tokens=size), OutputSpec("logits", ("B", size), role="logits")
+        return StepSpec(module, [tokens], states, [logits], step=_step)
+    width = mixers[0].in_proj.in_features
+    features, encoded = InputSpec("features", ("B", width)), OutputSpec("encoded", ("B", width))
+    return StepSpec(module, [features], states, [encoded], step=_step)
+
+
+def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+    core = getattr(module, "mamba", module)
+    held = list(states.values())
+    caches = [(ssm, conv) for conv, ssm in zip(held[::2], held[1::2], strict=True)]
+    x, caches = core.step(inputs["features"] if core is module else module.embedding(inputs["tokens"]), caches)
+    after = dict(zip(states, (tensor for ssm, conv in caches for tensor in (conv, ssm)), strict=True))
+    if core is module:
+        return {"encoded": x}, after
+    x = module.norm_f(x)
+    return {"logits": module.lm_head(x / core.config.mup_width_mult if core.config.mup else x)}, after
