@@ -1,0 +1,71 @@
+"""DI-engine's GTrXL, and GTrXLDQN with its encoder and heads: time first, a memory of zeros that are attended.
+
+The package keeps the memory in an attribute of the module. It is set before each call, taken after it and put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+_KEPT = ("memory", "att_mask", "pos_embedding_dict")
+"""What a call leaves in the module: the memory, and tables by segment length."""
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """A `GTrXL`, or with `obs_shape` a `GTrXLDQN`; `activation` may be the name of a class of torch.nn."""
+    given = dict(config)
+    if isinstance(given.get("activation"), str):
+        given["activation"] = getattr(torch.nn, given["activation"])()
+    if "obs_shape" in given:
+        from ding.model.template.q_learning import GTrXLDQN
+
+        return GTrXLDQN(**given)
+    from ding.torch_utils.network.gtrxl import GTrXL
+
+    return GTrXL(**given)
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """The step of a `GTrXL`, whose output is `features`, or of a model with one as `core`, whose output is `logit`."""
+    core = getattr(module, "core", module)
+    lacking = [name for name in (*_KEPT, "memory_len", "layers", "embedding_dim") if not hasattr(core, name)]
+    if lacking or (core is not module and not hasattr(module, "head")):
+        raise UsageError(
+            f"this {type(module).__name__} has no {', '.join(lacking) or 'head'}, expected ding's GTrXL or GTrXLDQN; "
+            "for another model around a GTrXL give a StepSpec of your own"
+        )
+    shape: tuple[int, ...] = (core.embedding[0].in_features if core.use_embedding_layer else core.embedding_dim,)
+    if core is not module and not core.use_embedding_layer:
+        shape = tuple(module.obs_encoder.obs_shape)
+    layers, most, width = len(core.layers) + 1, core.memory_len, core.embedding_dim
+    states = [StateSpec("memory", (layers, most, "B", width))] if most else []
+    with torch.no_grad():
+        tried, _ = _step(module, {"obs": core.u.new_zeros(1, 1, *shape)}, {})
+    outputs = [OutputSpec(name, ("L", "B", found.shape[-1])) for name, found in tried.items()]
+    return StepSpec(module, [InputSpec("obs", ("L", "B", *shape))], states, outputs, step=_step)
+
+
+def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+    """One segment; where no memory is given, one of zeros."""
+    core, obs = getattr(module, "core", module), inputs["obs"]
+    zeros = core.u.new_zeros(len(core.layers) + 1, core.memory_len, obs.shape[1], core.embedding_dim)
+    kept = {name: getattr(core, name) for name in _KEPT}
+    try:
+        core.att_mask, core.pos_embedding_dict = {}, {}
+        core.reset_memory(state=states.get("memory", zeros))
+        found = module(obs)["logit"]
+        after = {name: core.get_memory() for name in states}
+    finally:
+        for name, value in kept.items():
+            setattr(core, name, value)
+    if core is module:
+        return {"features": found}, after
+    if isinstance(found, torch.Tensor):
+        return {"logit": found}, after
+    return {f"logit.{number}": branch for number, branch in enumerate(found)}, after

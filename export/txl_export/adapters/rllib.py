@@ -1,0 +1,80 @@
+"""RLlib's GTrXLNet and what `use_attention` puts one into: with the rows that its sampler keeps, and the value head.
+
+The package's model returns the rows of this segment alone. Its sampler keeps the newest `memory_inference` rows of each
+unit, zeros at first, and they are attended; here the step does so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """A `GTrXLNet` from its arguments; with `use_attention` what RLlib makes of its model config and these arguments.
+
+    In place of spaces stand `observation`, the size or the shape of one, and `num_outputs`.
+    """
+    from gymnasium.spaces import Box, Discrete
+    from ray.rllib.models.catalog import MODEL_DEFAULTS, ModelCatalog
+    from ray.rllib.models.torch.attention_net import GTrXLNet
+
+    given, size = dict(config), config["observation"]
+    del given["observation"]
+    space = Box(-1.0, 1.0, (size,) if isinstance(size, int) else tuple(size))
+    outputs = given.pop("num_outputs", None)
+    actions = Discrete(outputs or 1)  # GTrXLNet does not read it
+    if given.get("use_attention"):
+        return ModelCatalog.get_model_v2(space, actions, outputs, {**MODEL_DEFAULTS, **given}, framework="torch")
+    longest = {**MODEL_DEFAULTS, "max_seq_len": given.pop("max_seq_len", MODEL_DEFAULTS["max_seq_len"])}
+    return GTrXLNet(space, actions, outputs, longest, "gtrxl", **given)
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """The step of a `GTrXLNet`, or of a model around one: outputs `logits` and `value`, `features` without heads."""
+    core = getattr(module, "gtrxl", module)
+    lacking = [name for name in ("attention_layers", "memory_inference", "attention_dim") if not hasattr(core, name)]
+    if lacking:
+        raise UsageError(
+            f"this {type(module).__name__} has no {', '.join(lacking)}, expected RLlib's GTrXLNet, or a model of the "
+            "old API stack with use_attention; for another one give a StepSpec of your own"
+        )
+    if past := [name for name in ("use_n_prev_actions", "use_n_prev_rewards") if getattr(module, name, 0)]:
+        raise UsageError(
+            f"attention_{past[0]} is {getattr(module, past[0])}, expected 0: earlier actions and rewards are kept by "
+            "RLlib's sampler, outside the model; train without, or give a StepSpec of your own"
+        )
+    units, rows, width = core.num_transformer_units, core.memory_inference, core.attention_dim
+    states = [StateSpec(f"units.{unit:02d}.memory", ("B", rows, width)) for unit in range(units)]
+    outputs = [OutputSpec("logits", ("B", "L", module.num_outputs)), OutputSpec("value", ("B", "L"))]
+    if core is module and core.logits is None:
+        outputs = [OutputSpec("features", ("B", "L", width))]
+    shape = module.obs_space.shape
+    return StepSpec(module, [InputSpec("obs", ("B", "L", *shape))], states, outputs, step=_step)
+
+
+def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+    """One segment; the package takes sequences one behind the other, and keeps what the value head reads."""
+    obs, core = inputs["obs"], getattr(module, "gtrxl", module)
+    batch, length = obs.shape[:2]
+    kept = [(part, dict(vars(part))) for part in (module, core)]
+    try:
+        given = {"obs": obs.flatten(0, 1)}
+        found, rows = module(given, list(states.values()), torch.full((batch,), length, dtype=torch.int32))
+        found = found.unflatten(0, (batch, length))
+        if core is module and core.logits is None:
+            outputs = {"features": found}
+        else:
+            outputs = {"logits": found, "value": module.value_function().unflatten(0, (batch, length))}
+    finally:
+        for part, content in kept:
+            vars(part).update(content)
+    new = [
+        torch.cat((old, row.unflatten(0, (batch, length))), 1) for old, row in zip(states.values(), rows, strict=True)
+    ]
+    return outputs, {name: full[:, length:] for name, full in zip(states, new, strict=True)}
