@@ -13,12 +13,14 @@ import txl_export
 import txl_runtime
 from stand_ins.stateful import (
     adaptive_span,
+    block_recurrent,
     compressive,
     compressive_labml,
     emformer,
     episodic,
     gtrxl,
     mamba,
+    memorizing,
     memory_tokens,
     memory_tokens_gpt2,
     nearest_neighbours,
@@ -36,6 +38,7 @@ from txl_export.families.own_module.spec import StepSpec
 FOLDER = FIXTURES / "oracle_stateful"
 BUILDS: Mapping[str, Callable[..., StepSpec]] = {
     "as01_adaptive_span": adaptive_span.build,
+    "br01_block_recurrent": block_recurrent.build,
     "ct01_base": compressive.build,
     "ct02_partial_segment": compressive.build,
     "em01_emformer": emformer.build,
@@ -45,6 +48,7 @@ BUILDS: Mapping[str, Callable[..., StepSpec]] = {
     "lc01_labml": compressive_labml.build,
     "ma01_mamba": mamba.build,
     "mm01_episodic": episodic.build,
+    "mt01_knn": memorizing.build,
     "rb01_rmt_gpt2": memory_tokens_gpt2.build,
     "rm01_xl": memory_tokens.build,
     "rm02_no_xl": memory_tokens.build,
@@ -74,8 +78,11 @@ class Case:
 
     def build(self) -> StepSpec:
         """The step with the case's weights."""
-        weights = {name[3:]: torch.from_numpy(self._given[name]) for name in self._given if name.startswith("sd/")}
-        return BUILDS[self.name](weights, self.facts["config"])
+        return BUILDS[self.name](self.weights(), self.facts["config"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The package's own state dict."""
+        return {name[3:]: torch.from_numpy(self._given[name]) for name in self._given if name.startswith("sd/")}
 
     def segment_lengths(self) -> list[int]:
         """The L's to export, largest first; the stored lengths count what lies ahead as well."""
