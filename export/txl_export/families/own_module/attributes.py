@@ -186,6 +186,8 @@ def _containers(module: nn.Module) -> Iterator[tuple[Any, Any]]:
         if id(value) in seen or depth > _DEPTH or isinstance(value, (*_PLAIN, *_NO_DATA, Tensor)):
             continue
         seen.add(id(value))
+        if isinstance(value, torch.jit.ScriptModule):
+            continue  # what TorchScript compiled keeps its attributes itself and adds none
         if isinstance(value, nn.Module):
             yield vars(value), dict(vars(value))
             for part in _PARTS:

@@ -1,0 +1,1 @@
+"""What packages' recurrent policies have in common, and one module for each package's way."""

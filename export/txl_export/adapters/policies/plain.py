@@ -1,0 +1,52 @@
+"""A plain recurrent policy: normalised observations, an LSTM or GRU, two layers of an actor, one of a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from txl_runtime.errors import UsageError
+
+from txl_export.adapters.policies.shape import Recurrence, Shape
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
+
+KEYS = ("obs", "hidden", "layers", "actions", "kind")
+KINDS = ("LSTM", "GRU")
+EPSILON = 0.01
+"""Added to the deviation, as rsl_rl's normaliser does."""
+
+
+class PlainPolicy(nn.Module):
+    """Layers under the names that packages use; the adapter runs them."""
+
+    def __init__(self, obs: int, hidden: int, layers: int, actions: int, kind: str) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(obs))
+        self.register_buffer("std", torch.ones(obs))
+        self.rnn = getattr(nn, kind)(obs, hidden, layers)
+        self.actions = actions
+        self.actor = nn.Sequential(nn.Linear(hidden, hidden), nn.ELU(), nn.Linear(hidden, actions))
+        self.critic = nn.Linear(hidden, 1)
+
+
+def build(config: Mapping[str, Any]) -> PlainPolicy:
+    """From the sizes and the kind, "LSTM" or "GRU"."""
+    if config["kind"] not in KINDS:
+        raise UsageError(f"kind is {config['kind']!r}, expected one of {', '.join(KINDS)}")
+    return PlainPolicy(**{key: config[key] for key in KEYS})
+
+
+def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
+    """Of a module that `build` made; time stands first."""
+    if not isinstance(module, PlainPolicy):
+        return None
+    rows = ("L", "B")
+    outputs = [OutputSpec("action", (*rows, module.actions)), OutputSpec("value", rows)]
+    return Shape({"rnn": "rnn"}, [InputSpec("obs", (*rows, module.rnn.input_size))], outputs, _play)
+
+
+def _play(policy: Any, inputs: Named, recur: Recurrence) -> tuple[Tensor, Tensor]:
+    rows = recur("rnn", (inputs["obs"] - policy.mean) / (policy.std + EPSILON))
+    return policy.actor(rows), policy.critic(rows)[..., 0]

@@ -1,0 +1,98 @@
+"""rsl_rl: since version 5 an RNNModel each for actor and critic, before that one ActorCriticRecurrent for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from txl_runtime.errors import UsageError
+
+from txl_export.adapters.policies.shape import Recurrence, Shape
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
+
+KEYS = ("obs", "num_actions", "obs_groups", "actor")
+
+
+class _Place(NamedTuple):
+    """Paths in the module: of the LSTM or GRU, the normaliser before it and the layers behind it."""
+
+    rnn: str
+    normalizer: str
+    mlp: str
+    distribution: str = ""
+
+
+PLACES = {
+    "actor": (
+        _Place("actor.rnn.rnn", "actor.obs_normalizer", "actor.mlp", "actor.distribution"),
+        _Place("rnn.rnn", "obs_normalizer", "mlp", "distribution"),
+        _Place("memory_a.rnn", "actor_obs_normalizer", "actor"),
+        _Place("memory_s.rnn", "student_obs_normalizer", "student"),
+    ),
+    "critic": (
+        _Place("critic.rnn.rnn", "critic.obs_normalizer", "critic.mlp"),
+        _Place("memory_c.rnn", "critic_obs_normalizer", "critic"),
+    ),
+}
+"""By role, where versions and classes have them."""
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """Actor and critic from a runner's config and what the environment tells it.
+
+    `obs` has the width of each group of observations and `num_actions` the number of actions; `obs_groups`, `actor` and
+    `critic` are those of the runner's config. Without `critic` there is the actor alone.
+    """
+    package, tensordict = import_module("rsl_rl.models"), import_module("tensordict")
+    seen = tensordict.TensorDict({name: torch.zeros(1, n) for name, n in config["obs"].items()}, batch_size=[1])
+    models = nn.ModuleDict()
+    for role, width in (("actor", config["num_actions"]), ("critic", 1)):
+        if role in config:
+            arguments = dict(config[role])
+            made = getattr(package, arguments.pop("class_name", "RNNModel"))
+            models[role] = made(seen, config["obs_groups"], role, width, **arguments)
+    return models
+
+
+def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
+    """Of any of the classes; `"critic": false` in the config leaves the critic out, and the input that only it needs."""
+    places = {role: place for role, many in PLACES.items() for place in many if _at(module, place.rnn) is not None}
+    if "actor" not in places:
+        return None
+    if config.get("critic", True) is False:
+        places.pop("critic", None)
+    for role, place in places.items():
+        if not isinstance(mlp := _at(module, place.mlp), nn.Module):
+            raise UsageError(f"{place.mlp} of the {role} is a {type(mlp).__name__}, expected its layers")
+    observed = {"actor": "obs", "critic": "critic_obs"}
+    named = {"actor": "action", "critic": "value"}
+
+    def play(policy: Any, inputs: Named, recur: Recurrence) -> list[Tensor]:
+        found = []
+        for role, place in places.items():
+            normal = _at(policy, place.normalizer)
+            rows = inputs[observed[role]] if normal is None else normal(inputs[observed[role]])
+            rows = _at(policy, place.mlp)(recur(role, rows))
+            if place.distribution and (noise := _at(policy, place.distribution)) is not None:
+                rows = noise.deterministic_output(rows)
+            elif getattr(policy, "state_dependent_std", False) and role == "actor":
+                rows = rows[..., 0, :]
+            found.append(rows[:, 0] if role == "critic" else rows)
+        return found
+
+    return Shape(
+        rnns={role: place.rnn for role, place in places.items()},
+        inputs=[InputSpec(observed[role], ("B", _at(module, place.rnn).input_size)) for role, place in places.items()],
+        outputs=[OutputSpec(named[role]) for role in places],
+        play=play,
+    )
+
+
+def _at(module: Any, path: str) -> Any:
+    """What lies at a path, None where there is nothing."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module

@@ -1,0 +1,78 @@
+"""sb3-contrib: RecurrentActorCriticPolicy of RecurrentPPO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from txl_runtime.errors import UsageError
+
+from txl_export.adapters.policies.shape import Recurrence, Shape
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
+
+
+def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
+    """Of a policy; a `VecNormalize` under `vec_normalize` in the config goes into the graph.
+
+    Where actions are a Box, `action` is cut to its limits, as `predict` does.
+    """
+    if not hasattr(module, "lstm_actor"):
+        return None
+    rnns = {"actor": "lstm_actor"} | ({"critic": "lstm_critic"} if module.lstm_critic is not None else {})
+    many = hasattr(module.observation_space, "spaces")
+    spaces = module.observation_space.spaces if many else {"obs": module.observation_space}
+    normal, box = _normaliser(config.get("vec_normalize")), _box(module.action_space)
+
+    def play(policy: Any, inputs: Named, recur: Recurrence) -> tuple[Tensor, Tensor]:
+        seen = {name: normal(inputs[name]) for name in spaces}
+        features = policy.extract_features(seen if many else seen["obs"])
+        dtype = policy.action_net.weight.dtype
+        actor, critic = (rows.to(dtype) for rows in (features if isinstance(features, tuple) else (features,) * 2))
+        actor = recur("actor", actor)
+        if policy.shared_lstm:
+            critic = actor
+        else:
+            critic = recur("critic", critic) if "critic" in rnns else policy.critic(critic)
+        mean = policy.action_net(policy.mlp_extractor.forward_actor(actor))
+        if box is not None:
+            low, high = box
+            mean = low + 0.5 * (torch.tanh(mean) + 1) * (high - low) if policy.squash_output else mean.clamp(low, high)
+        return mean, policy.value_net(policy.mlp_extractor.forward_critic(critic))[:, 0]
+
+    return Shape(
+        rnns=rnns,
+        inputs=[_input(name, space) for name, space in spaces.items()],
+        outputs=[OutputSpec("action"), OutputSpec("value")],
+        play=play,
+        starts=True,
+    )
+
+
+def _input(name: str, space: Any) -> InputSpec:
+    """One observation; a space with `n` is a choice."""
+    if hasattr(space, "low"):
+        return InputSpec(name, ("B", *space.shape))
+    if isinstance(getattr(space, "n", None), (int, np.integer)) and not space.shape:
+        return InputSpec(name, ("B",), tokens=int(space.n))
+    raise UsageError(f"observation {name} is a {type(space).__name__}, expected a Box or Discrete; write a StepSpec")
+
+
+def _box(space: Any) -> tuple[Tensor, Tensor] | None:
+    """Limits of actions, where there are any."""
+    if not hasattr(space, "low") or not np.isfinite([space.low, space.high]).any():
+        return None
+    return torch.from_numpy(space.low), torch.from_numpy(space.high)
+
+
+def _normaliser(env: Any) -> Any:
+    """What a VecNormalize does to observations."""
+    if env is None or not env.norm_obs:
+        return lambda rows: rows
+    if isinstance(env.obs_rms, dict):
+        raise UsageError("vec_normalize normalises a dictionary of observations, expected one Box; write a StepSpec")
+    mean = torch.tensor(env.obs_rms.mean, dtype=torch.float32)
+    deviation = torch.tensor(np.sqrt(env.obs_rms.var + env.epsilon), dtype=torch.float32)
+    return lambda rows: torch.clamp((rows - mean) / deviation, -env.clip_obs, env.clip_obs)

@@ -1,0 +1,75 @@
+"""What a recurrent policy consists of, whatever the package, and how its LSTMs and GRUs are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one package's policy is run.
+
+    Attributes:
+        rnns: by role, the path of each LSTM or GRU in the module.
+        inputs: observations.
+        outputs: what `play` returns, in its order.
+        play: f(policy, inputs, recurrence) → outputs.
+        starts: whether the package passes `episode_start`.
+    """
+
+    rnns: Mapping[str, str]
+    inputs: Sequence[InputSpec]
+    outputs: Sequence[OutputSpec]
+    play: Callable[[Any, Named, Recurrence], Sequence[Tensor]]
+    starts: bool = False
+
+
+class Recurrence:
+    """The LSTMs and GRUs of a policy during one step, and their states by name."""
+
+    def __init__(self, module: Any, rnns: Mapping[str, str], states: Named) -> None:
+        self._rnns = {role: attrgetter(path)(module) for role, path in rnns.items()}
+        self._names = {role: state_names(rnns, role, rnn) for role, rnn in self._rnns.items()}
+        self.states = dict(states)
+
+    def __call__(self, role: str, rows: Tensor) -> Tensor:
+        """Run one: rows [B, n] or [L, B, n] in, as many out."""
+        names = self._names[role]
+        held = tuple(self.states[name] for name in names)
+        alone = rows.dim() == 2
+        found, after = self._rnns[role](rows[None] if alone else rows, held if len(held) == 2 else held[0])
+        self.states.update(zip(names, after if len(held) == 2 else (after,), strict=True))
+        rows = found[0] if alone else found
+        return rows
+
+
+def state_names(rnns: Mapping[str, str], role: str, rnn: Any) -> list[str]:
+    """`h` and `c`, or `h` of a GRU; with the role in front where there are several."""
+    parts = ("h", "c") if rnn.mode == "LSTM" else ("h",)
+    return [f"{role}.{part}" if len(rnns) > 1 else part for part in parts]
+
+
+def state_specs(module: Any, rnns: Mapping[str, str]) -> list[StateSpec]:
+    """The states of all, [layers, B, width].
+
+    Raises:
+        UsageError: one runs in both directions, or takes the batch first.
+    """
+    specs = []
+    for role, path in rnns.items():
+        rnn = attrgetter(path)(module)
+        for option in ("bidirectional", "batch_first"):
+            if getattr(rnn, option):
+                raise UsageError(f"{path} has {option}, which no step can carry; train it without")
+        for name in state_names(rnns, role, rnn):
+            width = rnn.proj_size if rnn.proj_size and name.endswith("h") else rnn.hidden_size
+            specs.append(StateSpec(name, (rnn.num_layers, "B", width)))
+    return specs

@@ -1,0 +1,69 @@
+"""Actor-critics with an LSTM or GRU: rsl_rl's, rl_games', sb3-contrib's RecurrentPPO, and a plain one.
+
+Output `action` is what is played without noise: a mean, or one score for each action; `value` is the critic's. States
+are `h` and `c`, or `actor.h` … where the critic has its own. Observations are normalised inside, as in training. An
+input `episode_start` clears the states of sequences where it is not 0; it is there where the package has it, unless
+`episode_start_input` in the config says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from txl_runtime.errors import CheckpointError, UsageError
+
+from txl_export.adapters.policies import plain, rl_games, rsl_rl, sb3
+from txl_export.adapters.policies.shape import Recurrence, state_specs
+from txl_export.adapters.registry import WRAPPERS
+from txl_export.families.own_module.spec import InputSpec, Named, StepSpec
+
+START, STARTS = "episode_start", "episode_start_input"
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """A policy without its weights: which keys the config has says of which package."""
+    for package in (plain, rl_games, rsl_rl):
+        if set(package.KEYS) <= set(config):
+            return package.build(config)
+    keys = ", or ".join(" ".join(package.KEYS) for package in (rsl_rl, rl_games, plain))
+    raise UsageError(
+        f"the config has {', '.join(config) or 'no keys'}, expected {keys}; of any other policy: build the policy as "
+        'your training did and call txl_export.adapt("recurrent-policy", policy)'
+    )
+
+
+def split(stored: Any) -> tuple[Mapping[str, Any], None]:
+    """The state dict; where rsl_rl stored those of two models, both."""
+    if not isinstance(stored, Mapping) or not stored:
+        raise CheckpointError("there is no state dict; save policy.state_dict(), or give the training's checkpoint")
+    roles = [role for role in ("actor", "critic") if f"{role}_state_dict" in stored]
+    if roles:
+        parts = {role: stored[f"{role}_state_dict"] for role in roles}
+        return {f"{role}.{key}": tensor for role, part in parts.items() for key, tensor in part.items()}, None
+    return next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored), None
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """How a policy is run: one position of each sequence; the plain one any number."""
+    config = config or {}
+    found = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, plain))
+    shape = next((one for one in found if one is not None), None)
+    if shape is None:
+        raise UsageError(
+            f"a {type(module).__name__} is no recurrent policy known here: rsl_rl's (with memory_a, or obs_normalizer, "
+            "rnn and mlp), rl_games' (with a2c_network) or sb3-contrib's (with lstm_actor); write a StepSpec for it"
+        )
+    starts = config.get(STARTS, shape.starts)
+
+    def step(policy: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+        if starts:
+            begins = inputs[START][:, None] != 0
+            states = {name: torch.where(begins, torch.zeros_like(held), held) for name, held in states.items()}
+        recurrence = Recurrence(policy, shape.rnns, states)
+        outputs = shape.play(policy, inputs, recurrence)
+        return dict(zip((entry.name for entry in shape.outputs), outputs, strict=True)), recurrence.states
+
+    inputs = [*shape.inputs, *([InputSpec(START, ("B",))] if starts else [])]
+    return StepSpec(module, inputs, state_specs(module, shape.rnns), shape.outputs, step=step)

@@ -1,0 +1,338 @@
+"""Recurrent policies: the oracle's case, and packages' own policies beside their bundles, reset one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+import txl_export
+import txl_runtime
+from oracle_stateful import Case, errors, run_bundle
+from stand_ins.stateful.actor_critic_recurrent import ActorCriticRecurrent
+from support import package
+from torch import Tensor, nn
+from txl_export.adapters.recurrent_policy import build, split, step_spec
+from txl_export.adapters.registry import adapt, load_adapted
+from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.sizes import fresh_states
+from txl_export.families.own_module.spec import StepSpec
+from txl_runtime.errors import TxlError
+
+NAME, BATCH = "recurrent-policy", 3
+LIMIT, EXACT = 1e-4, 1e-6
+PLAIN = {"obs": 6, "hidden": 8, "layers": 2, "actions": 3, "kind": "LSTM", "episode_start_input": False}
+Named: TypeAlias = Mapping[str, Any]
+Own: TypeAlias = Callable[[dict[str, Tensor], Tensor], Named]
+"""(inputs, rows that begin anew) → outputs and states by name, by the package's own call."""
+
+
+def random_weights(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights of N(0, 0.3) and normalisers that do something: every term of the policy matters."""
+    draws = torch.Generator().manual_seed(seed)
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point():
+            values = torch.randn(tensor.shape, generator=draws) * 0.3
+            spread = name.rpartition(".")[2] in ("_var", "_std", "running_var", "std")
+            tensor.copy_(values.abs() + 0.7 if spread else values)
+    return module.eval()
+
+
+class Stepped:
+    """A specification's step as a stream, without an export."""
+
+    def __init__(self, spec: StepSpec) -> None:
+        self._eager, self._states = Eager(spec), dict(fresh_states(spec, BATCH))
+
+    def run(self, inputs: Named) -> dict[str, Any]:
+        outputs, after = self._eager({name: torch.from_numpy(array) for name, array in inputs.items()}, self._states)
+        self._states = dict(after)
+        return {name: tensor.numpy() for name, tensor in outputs.items()}
+
+    def reset(self, rows: Any) -> None:
+        for tensor in self._states.values():
+            assert tensor is not None
+            tensor[:, torch.from_numpy(rows)] = 0
+
+    def state(self) -> dict[str, Any]:
+        return {name: tensor.numpy() for name, tensor in self._states.items() if tensor is not None}
+
+
+def exported(spec: StepSpec, path: Path) -> Any:
+    """A stream of its bundle."""
+    model = txl_runtime.load(
+        txl_export.export(spec, path, batch_size=BATCH, segment_length=1, verify=False).path, "cpu"
+    )
+    assert model.manifest.streams == "independent"
+    return model.stream()
+
+
+def largest_error(spec: StepSpec, stream: Any, own: Own, *, steps: int = 200, forget: bool = False) -> float:
+    """Outputs and states against the package's own call; the last reset may be forgotten."""
+    draws, worst = np.random.default_rng(0), 0.0
+    resets = draws.random((steps, BATCH)) < 0.05
+    resets[0] = False
+    last = int(np.argwhere(resets.any(1))[-1, 0])
+    with torch.no_grad():
+        for step in range(steps):
+            inputs = {
+                entry.name: draws.normal(size=[{"B": BATCH, "L": 1}.get(str(n), n) for n in entry.shape]).astype("f4")
+                for entry in spec.inputs
+            }
+            begins = resets[step] & (not forget or step != last)
+            given = {name: torch.from_numpy(array) for name, array in inputs.items() if name != "episode_start"}
+            wanted = own(given, torch.from_numpy(resets[step]))
+            if "episode_start" in inputs:
+                inputs["episode_start"] = begins.astype(np.float32)
+            elif begins.any():
+                stream.reset(begins)
+            found = stream.run(inputs)
+            found |= {f"state {name}": array for name, array in stream.state().items()}
+            found["log shares"] = torch.from_numpy(found["action"]).log_softmax(-1).numpy()
+            for name, expected in wanted.items():
+                exact = np.asarray(expected)
+                assert found[name].shape == exact.shape, name
+                worst = max(worst, float(np.abs(found[name] - exact).max()) / max(1.0, float(np.abs(exact).max())))
+    return worst
+
+
+def held(**states: Any) -> dict[str, Tensor]:
+    """States by the bundle's names, from what a package keeps for each of its roles."""
+    found = {}
+    for role, kept in states.items():
+        parts = dict(zip("hc", kept if isinstance(kept, tuple) else (kept,), strict=False))
+        found |= {f"state {part}" if role == "only" else f"state {role}.{part}": t for part, t in parts.items()}
+    return found
+
+
+@pytest.mark.slow
+def test_the_oracles_policy_is_built_from_its_own_config(tmp_path: Path) -> None:
+    case = Case("rp01_lstm_policy")
+    weights = {name[3:]: torch.from_numpy(case._given[name]) for name in case._given if name.startswith("sd/")}
+    spec = load_adapted(NAME, case.facts["config"], weights)
+    assert [entry.name for entry in spec.states] == [state["name"] for state in case.facts["state"]]
+    lengths = sorted(set(case.lengths), reverse=True)
+    made = txl_export.export(
+        spec, tmp_path / "policy.txl", batch_size=case.batch_size, segment_length=lengths, verify=False
+    )
+    outputs, states = errors(run_bundle(case, made.path), case)
+    assert outputs <= LIMIT
+    assert states <= LIMIT
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_plain_policy_streams_as_torch_computes_it(kind: str, starts: bool) -> None:
+    config = PLAIN | {"kind": kind, "episode_start_input": starts}
+    policy: Any = random_weights(build(config))
+    spec = step_spec(policy, config)
+    state: Any = None
+
+    def own(inputs: dict[str, Tensor], begins: Tensor) -> Named:
+        nonlocal state
+        for part in () if state is None else state if kind == "LSTM" else (state,):
+            part[:, begins] = 0
+        rows, state = policy.rnn((inputs["obs"] - policy.mean) / (policy.std + 0.01), state)
+        return {"action": policy.actor(rows), "value": policy.critic(rows)[..., 0], **held(only=state)}
+
+    assert largest_error(spec, Stepped(spec), own) <= EXACT
+    state = None
+    assert largest_error(spec, Stepped(spec), own, forget=True) > LIMIT
+
+
+@pytest.mark.parametrize(("kind", "normalized"), [("lstm", True), ("gru", False)])
+def test_rsl_rls_older_policy_by_its_names(kind: str, normalized: bool) -> None:
+    policy: Any = random_weights(ActorCriticRecurrent(6, 9, 3, kind, normalized))
+
+    def own(inputs: dict[str, Tensor], begins: Tensor) -> Named:
+        if policy.memory_a.hidden_state is not None:
+            policy.reset(begins)
+        action, value = policy.act_inference(inputs["obs"]), policy.evaluate(inputs["critic_obs"])[:, 0]
+        states = {"actor": policy.memory_a.hidden_state, "critic": policy.memory_c.hidden_state}
+        return {"action": action, "value": value, **held(**states)}
+
+    spec = adapt(NAME, policy)
+    assert largest_error(spec, Stepped(spec), own) <= EXACT
+
+
+def test_the_critic_can_be_left_out_with_the_input_that_it_alone_needs() -> None:
+    policy = ActorCriticRecurrent(6, 9, 3, "lstm", True)
+    spec = adapt(NAME, policy, {"critic": False})
+    assert [entry.name for entry in spec.inputs] == ["obs"]
+    assert [getattr(entry, "name", entry) for entry in spec.outputs] == ["action"]
+    assert [entry.name for entry in spec.states] == ["h", "c"]
+    assert len(adapt(NAME, policy).states) == 4
+
+
+def test_a_checkpoint_of_two_models_is_one_state_dict() -> None:
+    stored = {"actor_state_dict": {"mlp.0.bias": 1}, "critic_state_dict": {"mlp.0.bias": 2}, "iter": 3}
+    assert split(stored) == ({"actor.mlp.0.bias": 1, "critic.mlp.0.bias": 2}, None)
+    assert split({"model": {"a": 1}, "epoch": 3}) == ({"a": 1}, None)
+    assert split({"rnn.bias": 1}) == ({"rnn.bias": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "RNN"}, "kind is 'RNN', expected one of LSTM, GRU"),
+        ({"kind": None, "layers": None}, "build the policy as your training did and call txl_export.adapt"),
+    ],
+)
+def test_a_config_that_builds_nothing_is_refused(change: Named, message: str) -> None:
+    config = {key: value for key, value in {**PLAIN, **change}.items() if value is not None}
+    with pytest.raises(TxlError, match=message.replace("(", r"\(")):
+        load_adapted(NAME, config, {"x": torch.zeros(1)})
+
+
+def test_what_is_no_recurrent_policy_is_refused() -> None:
+    with pytest.raises(TxlError, match="a Linear is no recurrent policy known here"):
+        adapt(NAME, nn.Linear(2, 2))
+    policy = ActorCriticRecurrent(6, 9, 3, "lstm", False)
+    policy.memory_a.rnn = nn.LSTM(6, 4, 2, bidirectional=True)
+    with pytest.raises(TxlError, match=r"memory_a\.rnn has bidirectional"):
+        adapt(NAME, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_rsl_rls_own_models(kind: str, tmp_path: Path) -> None:
+    package("rsl_rl.models")
+    tensordict = package("tensordict")
+    rnn = {"class_name": "RNNModel", "rnn_type": kind, "rnn_hidden_dim": 8, "rnn_num_layers": 2, "hidden_dims": [8]}
+    noise = {"class_name": "HeteroscedasticGaussianDistribution" if kind == "gru" else "GaussianDistribution"}
+    config = {
+        "obs": {"policy": 6, "height": 3},
+        "num_actions": 4,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy", "height"]},
+        "actor": {**rnn, "obs_normalization": True, "distribution_cfg": noise},
+        "critic": rnn,
+    }
+    pair: Any = random_weights(build(config))
+    stored = {f"{role}_state_dict": getattr(pair, role).state_dict() for role in ("actor", "critic")}
+    torch.save(stored | {"iter": 1, "infos": None}, tmp_path / "model.pt")
+    spec = load_adapted(NAME, config, tmp_path / "model.pt")
+
+    def own(inputs: dict[str, Tensor], begins: Tensor) -> Named:
+        inputs["critic_obs"][:, :6] = inputs["obs"]  # in the array that the bundle is given, too
+        seen = {"policy": inputs["obs"], "height": inputs["critic_obs"][:, 6:]}
+        obs = tensordict.TensorDict(seen, batch_size=[BATCH])
+        pair.actor.reset(begins)
+        pair.critic.reset(begins)
+        action, value = pair.actor(obs), pair.critic(obs)[:, 0]
+        states = {role: getattr(pair, role).get_hidden_state() for role in ("actor", "critic")}
+        return {"action": action, "value": value, **held(**states)}
+
+    assert largest_error(spec, exported(spec, tmp_path / "policy.txl"), own) <= LIMIT
+
+
+CONTINUOUS = {
+    "mu_activation": "None",
+    "sigma_activation": "None",
+    "mu_init": {"name": "default"},
+    "sigma_init": {"name": "const_initializer", "val": 0},
+    "fixed_sigma": True,
+}
+RL_GAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "separate LSTMs behind the layers": (
+        "continuous_a2c_logstd",
+        {
+            "separate": True,
+            "space": {"continuous": CONTINUOUS},
+            "rnn": {"name": "lstm", "units": 8, "layers": 2, "concat_input": True, "layer_norm": True},
+        },
+    ),
+    "a GRU before the layers": (
+        "discrete_a2c",
+        {
+            "separate": False,
+            "space": {"discrete": {}},
+            "rnn": {"name": "gru", "units": 8, "layers": 1, "before_mlp": True, "concat_output": True},
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("case", RL_GAMES)
+def test_rl_games_own_models(case: str, tmp_path: Path) -> None:
+    package("rl_games.algos_torch.model_builder")
+    kind, network = RL_GAMES[case]
+    mlp = {"units": [16, 8], "activation": "elu", "initializer": {"name": "default"}}
+    config = {
+        "model": {"name": kind},
+        "network": {"name": "actor_critic", "mlp": mlp, **network},
+        "actions_num": 3,
+        "input_shape": [6],
+        "normalize_input": True,
+        "normalize_value": True,
+    }
+    policy: Any = random_weights(build(config))
+    spec = load_adapted(NAME, config, policy.state_dict())
+    states = tuple(
+        torch.zeros(held.shape[0], BATCH, held.shape[2]) for held in policy.a2c_network.get_default_rnn_state()
+    )
+
+    def own(inputs: dict[str, Tensor], begins: Tensor) -> Named:
+        nonlocal states
+        for part in states:
+            part[:, begins] = 0
+        found = policy({"is_train": False, "prev_actions": None, "obs": inputs["obs"], "rnn_states": states})
+        states = tuple(part.clone() for part in found["rnn_states"])
+        value = found["values"][:, 0]
+        if kind == "discrete_a2c":
+            return {"log shares": found["logits"], "value": value, **held(only=states)}
+        return {"action": found["mus"], "value": value, **held(actor=states[:2], critic=states[2:])}
+
+    assert largest_error(spec, exported(spec, tmp_path / "policy.txl"), own) <= LIMIT
+
+
+SB3: dict[str, dict[str, Any]] = {
+    "two LSTMs, a Box of actions": {"n_lstm_layers": 2},
+    "one LSTM for both": {"shared_lstm": True, "enable_critic_lstm": False},
+    "a critic without one": {"enable_critic_lstm": False, "net_arch": {"pi": [8], "vf": [8]}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SB3)
+def test_sb3_contribs_own_policy(case: str, tmp_path: Path) -> None:
+    policies = package("sb3_contrib.common.recurrent.policies")
+    vectors = package("stable_baselines3.common.vec_env.vec_normalize")
+    aliases, spaces = package("sb3_contrib.common.recurrent.type_aliases"), package("gymnasium.spaces")
+    box = case == next(iter(SB3))
+    low, high = np.array([-0.1, -1, -np.inf], np.float32), np.array([0.1, np.inf, 0.05], np.float32)
+    policy: Any = random_weights(
+        policies.RecurrentActorCriticPolicy(
+            spaces.Box(-np.inf, np.inf, (6,)),
+            spaces.Box(low, high) if box else spaces.Discrete(3),
+            lambda _: 1e-3,
+            lstm_hidden_size=8,
+            **SB3[case],
+        )
+    )
+    environment = vectors.VecNormalize.__new__(vectors.VecNormalize)
+    environment.norm_obs, environment.clip_obs, environment.epsilon = True, 1.5, 1e-8
+    environment.obs_rms = vectors.RunningMeanStd(shape=(6,))
+    environment.obs_rms.mean, environment.obs_rms.var = np.linspace(-1, 1, 6), np.linspace(0.5, 2, 6)
+    spec = adapt(NAME, policy, {"vec_normalize": environment})
+    zeros = torch.zeros(SB3[case].get("n_lstm_layers", 1), BATCH, 8)
+    states = aliases.RNNStates((zeros, zeros), (zeros, zeros))
+
+    def own(inputs: dict[str, Tensor], begins: Tensor) -> Named:
+        nonlocal states
+        obs = environment._normalize_obs(inputs["obs"].numpy(), environment.obs_rms)
+        before = tuple(part.numpy() for part in states.pi)
+        played, after = policy.predict(obs, before, begins.numpy(), deterministic=True)
+        given = torch.from_numpy(obs), states, begins.float()
+        scores = policy.get_distribution(given[0], states.pi, given[2])[0].distribution
+        _, value, _, states = policy.forward(*given, deterministic=True)
+        kept = tuple(torch.from_numpy(part) for part in after)
+        one = policy.lstm_critic is None
+        found = {"value": value[:, 0], **(held(only=kept) if one else held(actor=kept, critic=states.vf))}
+        return found | ({"action": torch.from_numpy(played)} if box else {"log shares": scores.logits})
+
+    assert largest_error(spec, exported(spec, tmp_path / "policy.txl"), own) <= LIMIT
