@@ -12,7 +12,7 @@ import pytest
 from stand_ins.step_stream import AXES, MANIFEST, ArrayModel, ArrayStream, B, NumpyReference
 from txl_export.parity.report import Parity, ParityError
 from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits, differing_values
-from txl_export.parity.steps.chains import SEGMENTS, Planned, Trial, live_sequences, planned, run_chain
+from txl_export.parity.steps.chains import LONGER, SEGMENTS, TRIES, Planned, Trial, live_sequences, planned, run_chain
 from txl_export.parity.steps.judging import OUTPUTS, STATES, judge
 from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
 from txl_export.parity.steps.verification import FAR, verify_model
@@ -324,6 +324,31 @@ def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(sh
         errors.add((values, values + (share * DRIFT_FLOOR * spread if segment >= 30 else 0)))
     gates = list(judge(MANIFEST, "fp16", "cpu", [chain], Bits(), real=False))
     assert {gate.name for gate in gates if gate.passed is False} == found
+
+
+class Settling(ArrayStream):
+    """A state is off by what its weights were rounded by, and takes some hundred segments to get there."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        off = 1e-3 * (1 - np.exp(-states["count"] / 800))
+        return outputs, after | {"h": after["h"] + off[None, :, None].astype(np.float32)}
+
+
+class Gathering(ArrayStream):
+    """A state is off by a little more after every segment."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | {"h": after["h"] + (3e-7 * states["count"])[None, :, None].astype(np.float32)}
+
+
+@pytest.mark.parametrize(("stream", "found"), [(Settling, set()), (Gathering, {"drift of h"})])
+def test_in_half_precision_an_error_may_settle_and_not_grow_on(stream: type[ArrayStream], found: set[str]):
+    parity = verified(stream, segments=120, precision="fp16")
+    assert failing(parity) == found
+    assert parity.chains[0].segments == 120 * LONGER**TRIES if found else parity.chains[0].segments > 120
+    assert "drift of h" in failing(verified(stream, segments=120)), "in float32 nothing settles"
 
 
 def test_one_wrong_element_is_shown_where_it_was():

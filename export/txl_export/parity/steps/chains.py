@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
 
 PATIENCE = 4
 """A chain becomes at most this many times as long where states are not full yet."""
+
+LONGER, TRIES = 4, 2
+"""In half precision a chain that shows drift is run again so many times as long, at most so often."""
 
 LIVE = 8
 """As many sequences of a segment run through the reference at most: those that are independent run one by one."""
@@ -122,6 +125,22 @@ def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
     if chain.length:
         result.full_from, result.filling, result.counting = side.full_from(), side.filling(), side.counting()
     return result
+
+
+def run_longer(trial: Trial, chain: Planned, ran: StepChain, seed: int = 0) -> tuple[Planned, StepChain]:
+    """A chain of whole segments again, `LONGER` times as long, whose drift is judged from where it ended before.
+
+    By then a slow state has settled, and an error that settles with it grows no more; one that a recurrence gathers
+    still does. Where sequences are independent, fewer of them run, so that it takes no longer than before.
+    """
+    segments = LONGER * ran.segments
+    together = trial.model.manifest.streams == "lockstep"
+    streams = chain.streams if together else max(1, chain.streams // LONGER)
+    chain = replace(chain, streams=streams, segments=segments, most=segments)
+    longer = run_chain(trial, chain, seed)
+    if longer.full_from is not None:
+        longer.full_from = max(longer.full_from, ran.segments)
+    return chain, longer
 
 
 def _operations(

@@ -58,16 +58,28 @@ def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> 
     return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit))
 
 
+def drifting(precision: str, backend: str, chain: StepChain) -> bool:
+    """Whether the error of a chain grows more than it may."""
+    return any(ends is not None and ends[0] > ends[1] for _, ends in _late_errors(rung(precision, backend), chain))
+
+
+def _late_errors(limits: Rung, chain: StepChain) -> Iterator[tuple[str, tuple[float, float] | None]]:
+    """The late mean error of every tensor and its limit; None where too little ran."""
+    for name, errors, ends in chain.drifts():
+        if ends is None:
+            yield name, None
+            continue
+        early, late = ends
+        rounding = 1e-6 if limits.deviation is None else DRIFT_FLOOR * limits.deviation * errors.spread
+        yield name, (late, no_drift_limit(early, rounding))
+
+
 def _drifts(limits: Rung, chains: Sequence[StepChain]) -> Iterator[Gate]:
     """The worst chain of every tensor."""
     found: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
-        for name, errors, ends in chain.drifts():
-            judged = found.setdefault(name, [])
-            if ends is not None:
-                early, late = ends
-                rounding = 1e-6 if limits.deviation is None else DRIFT_FLOOR * limits.deviation * errors.spread
-                judged.append((late, no_drift_limit(early, rounding)))
+        for name, ends in _late_errors(limits, chain):
+            found.setdefault(name, []).extend([] if ends is None else [ends])
     for name, pairs in found.items():
         worst = max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
         yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
