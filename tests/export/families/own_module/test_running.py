@@ -9,6 +9,7 @@ import pytest
 import torch
 from stand_ins import small_steps
 from torch import nn
+from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.running import Eager, in_float64
 from txl_export.families.own_module.sizes import fresh_states, has_length, random_inputs
@@ -223,3 +224,12 @@ def test_a_module_that_takes_other_arguments_says_which():
         OwnCodeError, match=r"the module failed with a segment of 3: TypeError: .*'c'; a state is an argu"
     ):
         run(spec)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_part_that_torchscript_compiled_is_let_be_and_the_rest_is_put_back():
+    module = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
+    with untouched(module):
+        module.cache = 1
+    assert not hasattr(module, "cache")
+    assert module(torch.zeros(2, 4)).shape == (2, 4)
