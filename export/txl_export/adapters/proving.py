@@ -1,0 +1,116 @@
+"""Whether a step in another form than a package's own computes the same: both are run and compared.
+
+A package's memory grows row by row; a step has all rows from the start and hides those that are not filled. Whether
+that is the same depends on the package's options, more than anybody can list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from txl_runtime.errors import UsageError
+
+from txl_export.families.own_module.attributes import untouched
+from txl_export.families.own_module.own_code import own_code
+from txl_export.families.own_module.running import Eager, difference
+from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
+from txl_export.families.own_module.spec import Shape, StepSpec
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+Own: TypeAlias = Callable[[Tensors, Any], tuple[Tensors, Tensors, Any]]
+"""(inputs, carried) → (outputs, states, carried): a package's own call for one sequence. What it carries is None at
+first, and of its states it returns those rows alone that are filled."""
+LIMIT = 1e-4
+"""Relative difference in float32 up to which two forms are the same."""
+
+
+def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepSpec:
+    """The first form of a step that computes what the package's own call computes.
+
+    Args:
+        forms: of one module; rows that are filled stand at the end of their states.
+        own: the package's own call.
+        lengths: of the segments on which both are run, L.
+
+    Raises:
+        OwnCodeError: the package's own call fails, or a form does.
+        UsageError: every form computes something else.
+    """
+    for form in forms:
+        with torch.no_grad(), untouched(form.module):
+            found = next(_differences(form, own, lengths), "")
+        if not found:
+            return form
+    raise UsageError(
+        f"{found} is not what {type(forms[0].module).__name__} itself computes with a memory that grows: an option of "
+        "it depends on the number of rows; leave that out, or give a StepSpec of your own, with grows="
+    )
+
+
+def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[str]:
+    """What of a step differs: two sequences run side by side, and the second begins anew with the second segment.
+
+    A step that takes `valid` is given padding behind each segment, up to the longest one.
+    """
+    draws = np.random.default_rng(0)
+    segments = [random_inputs(spec, 2, max(lengths) if spec.lengths else length, draws) for length in lengths]
+    expected = [_run(spec, own, segments, lengths, sequence) for sequence in (0, 1)]
+    step, states = Eager(spec), fresh_states(spec, 2)
+    for number, (inputs, length) in enumerate(zip(segments, lengths, strict=True)):
+        outputs, after = step(inputs, states, torch.full((2,), length, dtype=torch.int32))
+        states = dict(after) if number else _second_anew(spec, after)
+        for sequence in (0, 1) if number else (0,):
+            wanted, held = expected[sequence][number]
+            for name, theirs in wanted.items():
+                if not _same(_like(outputs[name].narrow(0, sequence, 1), theirs, 0), theirs):
+                    yield f"output {name} of segment {number + 1}"
+            for entry in spec.states:
+                ours, rows = _one(after[entry.name], entry.shape, sequence), held.get(entry.name)
+                if rows is not None and not _same(_like(ours, rows, -1), rows):
+                    yield f"state {entry.name} after segment {number + 1}"
+
+
+def _run(
+    spec: StepSpec, own: Own, segments: Sequence[Tensors], lengths: Sequence[int], sequence: int
+) -> dict[int, tuple[Tensors, Tensors]]:
+    """What the package returns for a sequence, by the segment's number: the second has no first segment."""
+    spec.module.eval()
+    found, carried = {}, None
+    for number in range(sequence, len(lengths)):
+        given = {e.name: _one(segments[number][e.name], e.shape, sequence, lengths[number]) for e in spec.inputs}
+        with own_code(f"{type(spec.module).__name__} itself fails with its memory"):
+            outputs, held, carried = own(given, carried)
+        found[number] = (outputs, held)
+    return found
+
+
+def _one(tensor: Tensor, shape: Shape, sequence: int, length: int | None = None) -> Tensor:
+    """One sequence of a tensor, and of its positions the first."""
+    tensor = tensor.narrow(shape.index("B"), sequence, 1)
+    return tensor if length is None or "L" not in shape else tensor.narrow(shape.index("L"), 0, length)
+
+
+def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
+    """As much of a tensor as another has, from its beginning (0) or its end (-1)."""
+    for axis, size in enumerate(theirs.shape):
+        ours = ours.narrow(axis, end and max(0, ours.shape[axis] - size), min(size, ours.shape[axis]))
+    return ours
+
+
+def _second_anew(spec: StepSpec, states: Tensors) -> States:
+    """The states with the second sequence at its start."""
+    fresh, axes = fresh_states(spec, 2), {entry.name: entry.shape.index("B") for entry in spec.states}
+    return {
+        name: torch.cat(
+            (tensor.narrow(axes[name], 0, 1), cast(Tensor, fresh[name]).narrow(axes[name], 1, 1)), axes[name]
+        )
+        for name, tensor in states.items()
+    }
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and difference(ours, theirs) <= LIMIT

@@ -1,0 +1,104 @@
+"""recurrent-memory-transformer-pytorch: a RecurrentMemoryTransformer, as one graph from the first segment on.
+
+Its first segment reads no keys and values of a segment before. Here these have all their rows from the start, the
+newest at the end, and a counter. The package takes no mask for them, so hooks hide what is not filled from its
+attention, and let its rotary positions begin where they would without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from txl_runtime.errors import UsageError
+
+from txl_export.adapters.proving import Tensors, proven
+from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """A RecurrentMemoryTransformer."""
+    from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformer
+
+    return RecurrentMemoryTransformer(**config)
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """The step of a RecurrentMemoryTransformer, or of one that stands in another as `transformer`."""
+    module = getattr(module, "transformer", module)
+    attentions = _attentions(module)
+    if not attentions or not hasattr(module, "read_memory_emb"):
+        raise UsageError(
+            f"this {type(module).__name__} has no read_memory_emb, or no layers with null_kv; expected the "
+            "RecurrentMemoryTransformer of recurrent-memory-transformer-pytorch"
+        )
+    count, width = module.read_memory_emb.shape
+    states, names = [StateSpec("read_memories", ("B", count, width))], []
+    if module.use_xl_memories:
+        names = [f"layers.{number:02d}.xl_kv" for number in range(len(attentions))]
+        _, heads, size = attentions[0].null_kv.shape
+        states += [StateSpec(name, (2, "B", heads, module.xl_mem_len, size)) for name in names]
+    if names or not module.always_have_read_memories:
+        states.append(StateSpec("fill", ("B",), dtype="int32"))
+    tokens = InputSpec("tokens", ("B", "L"), tokens=module.token_emb.num_embeddings)
+    output = OutputSpec("logits", role="logits" if module.causal else None)
+
+    def own(inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
+        memories, caches = carried or (None, None)
+        logits, memories, caches = module(inputs["tokens"], memories, xl_memories=caches)
+        held = {"read_memories": memories} | dict(zip(names, caches or (), strict=True))
+        return {"logits": logits}, held, (memories, caches)
+
+    always = module.always_have_read_memories
+    most = min(module.seq_len, 32) if always else module.seq_len
+    lengths = (most, (most + 1) // 2 if always else most, most)
+    return proven([StepSpec(module, [tokens], states, [output], step=_step)], own, lengths)
+
+
+def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+    tokens, memories, fill = inputs["tokens"], states["read_memories"], states.get("fill")
+    caches = {name: state for name, state in states.items() if name.endswith(".xl_kv")}
+    (batch, length), count = tokens.shape, memories.shape[1]
+    rows = max((cache.shape[3] for cache in caches.values()), default=0)
+    always = module.always_have_read_memories
+    if length + count < rows and not always:
+        raise UsageError(f"a segment of {length} leaves read memories among the {rows} rows that are kept; take more")
+    with ExitStack() as hooks:
+        if fill is not None:
+            memory = ((fill > 0) | always)[:, None].expand(batch, count)
+            others = torch.ones(batch, length + count, dtype=torch.bool)
+            seen = torch.cat((torch.arange(rows) >= rows - fill[:, None], others[:, :1], memory, others), 1)
+            hide = partial(_hide, seen[:, None, None])
+            for part in _attentions(module):
+                hooks.enter_context(part.attend.register_forward_pre_hook(hide, with_kwargs=True))
+            if caches and (rotary := module.rotary_pos_emb) is not None:
+                hooks.enter_context(rotary.register_forward_pre_hook(partial(_earlier, rows - fill)))
+                hooks.enter_context(rotary.register_forward_hook(partial(_by_sequence, batch)))
+        logits, memories, new = module(tokens, memories, xl_memories=list(caches.values()) or None)
+    kept = new[0].shape[3] if caches else count
+    after = {name: F.pad(part, (0, 0, rows - kept, 0)) for name, part in zip(caches, new or (), strict=True)}
+    after |= {"read_memories": memories} | ({} if fill is None else {"fill": torch.full_like(fill, kept)})
+    return {"logits": logits}, after
+
+
+def _attentions(module: Any) -> list[Any]:
+    return [part for part in module.modules() if hasattr(part, "null_kv")]
+
+
+def _hide(seen: Tensor, _: Any, given: Any, named: dict[str, Any]) -> Any:
+    """Attention sees, of the keys that it would see, only these."""
+    return given, named | {"mask": seen if named["mask"] is None else named["mask"] & seen}
+
+
+def _earlier(by: Tensor, _: Any, given: Any) -> Tensor:
+    """Positions of each sequence, one sequence behind the other; memories stay at 0."""
+    return torch.where(given[0] > 0, given[0] - by[:, None], 0).flatten()
+
+
+def _by_sequence(batch: int, _: Any, given: Any, angles: Tensor) -> Tensor:
+    return angles.reshape(batch, 1, -1, angles.shape[-1])

@@ -1,0 +1,106 @@
+"""x-transformers: a TransformerWrapper or ContinuousTransformerWrapper with `max_mem_len`, as one graph of fixed rows.
+
+The package joins the rows of each segment to memories that grow. Here each memory has all M rows from the start, the
+newest at the end, and a counter; the package's own argument `mem_masks` hides rows that are not filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from txl_runtime.errors import UsageError
+
+from txl_export.adapters.proving import Tensors, proven
+from txl_export.families.own_module.own_code import OwnCodeError
+from txl_export.families.own_module.spec import VALID, InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+_ALONE = {
+    "stream_emb": "num_residual_streams",
+    "polar_pos_emb": "polar_pos_emb",
+    "add_value_residual": "add_value_residual",
+    "data_dependent_alibi": "attn_data_dependent_alibi",
+    "qkv_receive_diff_residuals": "integrate_layers",
+    "orthog_projected_values": "attn_orthog_projected_values",
+}
+"""Options, by the attribute that is set then, of which some cannot go with a memory in the package itself."""
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """A TransformerWrapper over a Decoder; a ContinuousTransformerWrapper where the config has no `num_tokens`."""
+    import x_transformers
+
+    kind = "TransformerWrapper" if "num_tokens" in config else "ContinuousTransformerWrapper"
+    decoder = x_transformers.Decoder(**config["attn_layers"])
+    return getattr(x_transformers, kind)(**{**config, "attn_layers": decoder})
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """The step of a wrapper, or of one that stands in another as `net`."""
+    module = getattr(module, "net", module)
+    rows, layers = getattr(module, "max_mem_len", None), getattr(module, "attn_layers", None)
+    if not rows or layers is None:
+        raise UsageError(
+            f"max_mem_len of this {type(module).__name__} is {rows}, expected at least 1 in a TransformerWrapper or "
+            "ContinuousTransformerWrapper: without it there is no memory; train it with one"
+        )
+    kinds = [layers.layer_types[index] for index in layers.layers_execute_order]
+    names = [f"layers.{number:02d}.mem" for number in range(kinds.count("a"))]
+    states = [StateSpec(name, ("B", rows, layers.dim)) for name in names]
+    states.append(StateSpec("fill", ("B",), dtype="int32"))
+    given, output = _interface(module, layers)
+    spec = StepSpec(module, [given], states, [output], step=partial(_step, output=output.name), lengths=True)
+
+    def own(inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
+        result, mems = module(inputs[given.name], mems=carried, return_mems=True)
+        return {output.name: result}, dict(zip(names, mems, strict=True)), list(mems)
+
+    most = min(8, module.max_seq_len or 8)
+    try:
+        return proven((spec, replace(spec, lengths=False)), own, (most, (most + 1) // 2, most))
+    except OwnCodeError as error:
+        told = [option for name, option in _ALONE.items() if any(_has(part, name) for part in module.modules())]
+        raise UsageError(f"{error}; of its options look at {', '.join(told)}" if told else str(error)) from error
+
+
+def _has(part: Any, name: str) -> bool:
+    value = getattr(part, name, None)
+    return value is not None and value is not False
+
+
+def _interface(module: Any, layers: Any) -> tuple[InputSpec, OutputSpec]:
+    """What goes in and out; logits tell the next token where no later one was seen."""
+    if not hasattr(module, "token_emb"):
+        width = getattr(module.project_in, "in_features", layers.dim)
+        return InputSpec("features", ("B", "L", width)), OutputSpec("output")
+    given, head = InputSpec("tokens", ("B", "L"), tokens=module.num_tokens), module.to_logits
+    each = head is not None and not module.average_pool_embed and module.cls_token is None
+    told = each and layers.causal and getattr(head, "out_features", module.num_tokens) == module.num_tokens
+    return given, OutputSpec("embeddings" if head is None else "logits", role="logits" if told else None)
+
+
+def _step(module: Any, inputs: Named, states: Named, output: str) -> tuple[Named, Named]:
+    valid, fill = inputs.pop(VALID, None), states["fill"]
+    names = [name for name in states if name != "fill"]
+    memories, (x,) = [states[name] for name in names], inputs.values()
+    (batch, rows, _), length = memories[0].shape, x.shape[1]
+    if valid is not None and x.is_floating_point():
+        x = torch.where((torch.arange(length) < valid[:, None])[:, :, None], x, 0)
+    filled = torch.arange(rows) >= rows - fill[:, None]
+    result, seen = module(x, mems=memories, mem_masks=[filled] * len(names), return_intermediates=True)
+    before = seen.hiddens[0].shape[1] - length  # memory tokens stand before the segment, and are kept as well
+    new = before + (torch.full_like(fill, length) if valid is None else valid)
+    if hasattr(module, "shift_mem_down"):
+        memories = memories[module.shift_mem_down :] + memories[: module.shift_mem_down]
+    else:  # the other wrapper remembers the last segment alone
+        memories, fill = [torch.zeros_like(memory) for memory in memories], torch.zeros_like(fill)
+    joined = [torch.cat(pair, 1) for pair in zip(memories, seen.hiddens, strict=True)]
+    if valid is None:
+        kept = [both[:, -rows:] for both in joined]
+    else:  # the last rows that count
+        first = torch.arange(batch) * joined[0].shape[1] + new
+        kept = [both.flatten(0, 1)[first[:, None] + torch.arange(rows)] for both in joined]
+    return {output: result}, {**dict(zip(names, kept, strict=True)), "fill": torch.clamp(fill + new, max=rows)}
