@@ -23,7 +23,7 @@ def build(weights: str) -> StepSpec:
     stored = read_weights(weights)
     config = stored["config"] | {"recurrent_layers": tuple(stored["config"]["recurrent_layers"])}
     model = BlockRecurrentTransformer(**config)
-    model.load_state_dict(stored["state_dict"])
+    model.load_state_dict(stored["model"])
     shape = (2, "B", config["block_width"], config["dim_head"])
     states = [StateSpec(f"xl.{layer:02d}.kv", shape, grows=2) for layer in range(config["depth"])]
     for number, layer in enumerate(sorted(config["recurrent_layers"])):
@@ -31,4 +31,4 @@ def build(weights: str) -> StepSpec:
         vectors = ("B", config["num_state_vectors"], config["dim"])
         states.append(StateSpec(f"recurrent.{number:02d}.state", vectors, initial=start))
     tokens = InputSpec("tokens", ("B", "L"), tokens=config["num_tokens"])
-    return StepSpec(model, [tokens], states, [OutputSpec("logits", ("B", "L", config["num_tokens"]))], step=step)
+    return StepSpec(model, [tokens], states, [OutputSpec("logits", role="logits")], step=step)

@@ -19,11 +19,11 @@ def build(weights: str) -> StepSpec:
     stored = read_weights(weights)
     config = stored["config"]
     model = CompressiveTransformer(**config)
-    model.load_state_dict(stored["state_dict"])
+    model.load_state_dict(stored["model"])
     layers, width = len(model.memory_layers), config["dim"]
     states = [
         StateSpec("mem", (layers, "B", config["mem_len"], width), grows=2),
         StateSpec("compressed_mem", (layers, "B", config["cmem_len"], width), grows=2),
     ]
     tokens = InputSpec("tokens", ("B", "L"), tokens=config["num_tokens"])
-    return StepSpec(model, [tokens], states, [OutputSpec("logits", ("B", "L", config["num_tokens"]))], step=step)
+    return StepSpec(model, [tokens], states, [OutputSpec("logits", role="logits")], step=step)

@@ -20,9 +20,9 @@ def build(weights: str) -> StepSpec:
     stored = read_weights(weights)
     config = stored["config"]
     model = FeedbackTransformer(**config)
-    model.load_state_dict(stored["state_dict"])
+    model.load_state_dict(stored["model"])
     shape = ("B", config["mem_len"], config["heads"] * config["dim_head"])
     start = None if config["seq_len"] == 1 else 0.0
     states = [StateSpec(name, shape, initial=start, grows=1) for name in ("keys", "values")]
     tokens = InputSpec("tokens", ("B", "L"), tokens=config["num_tokens"])
-    return StepSpec(model, [tokens], states, [OutputSpec("logits", ("B", "L", config["num_tokens"]))], step=step)
+    return StepSpec(model, [tokens], states, [OutputSpec("logits", role="logits")], step=step)

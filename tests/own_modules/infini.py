@@ -21,10 +21,10 @@ def build(weights: str) -> StepSpec:
     stored = read_weights(weights)
     config = stored["config"]
     model = InfiniTransformer(**config)
-    model.load_state_dict(stored["state_dict"])
+    model.load_state_dict(stored["model"])
     heads, width, states = config["heads"], config["dim_head"], []
     for layer in range(config["depth"]):
         states.append(StateSpec(f"layers.{layer:02d}.kv", ("B", heads, width, width), initial=None))
         states.append(StateSpec(f"layers.{layer:02d}.norm", ("B", heads, width), initial=None))
     tokens = InputSpec("tokens", ("B", "L"), tokens=config["num_tokens"])
-    return StepSpec(model, [tokens], states, [OutputSpec("logits", ("B", "L", config["num_tokens"]))], step=step)
+    return StepSpec(model, [tokens], states, [OutputSpec("logits", role="logits")], step=step)

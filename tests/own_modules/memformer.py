@@ -25,11 +25,11 @@ def build(weights: str) -> StepSpec:
     stored = read_weights(weights)
     config = stored["config"]
     model = Memformer(**config)
-    model.load_state_dict(stored["state_dict"])
+    model.load_state_dict(stored["model"])
     inputs = [InputSpec("source", ("B", "L"), tokens=config["enc_num_tokens"])]
-    outputs = [OutputSpec("encoded", ("B", "L", config["dim"]))]
+    outputs = [OutputSpec("encoded")]
     if model.decoder is not None:
         inputs.append(InputSpec("target", ("B", "L"), tokens=config["dec_num_tokens"]))
-        outputs.append(OutputSpec("logits", ("B", "L", config["dec_num_tokens"])))
+        outputs.append(OutputSpec("logits", role="logits"))
     slots = StateSpec("slots", ("B", config["num_memory_slots"], config["dim"]), initial="memory_slots")
     return StepSpec(model, inputs, [slots], outputs, step=step)

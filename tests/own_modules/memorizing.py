@@ -54,7 +54,7 @@ def build(weights: str) -> StepSpec:
     stored = read_weights(weights)
     config, rows = stored["config"], stored["rows"]
     model = MemorizingTransformer(**config | {"memorizing_layers": tuple(config["memorizing_layers"])})
-    model.load_state_dict(stored["state_dict"])
+    model.load_state_dict(stored["model"])
     width, most = config["dim_head"], config["xl_max_memories"]
     layers = range(model.num_xl_memory_layers)
     states = [StateSpec(f"xl.{layer:02d}.kv", ("B", most, 2, width), grows=1) for layer in layers]
@@ -62,4 +62,4 @@ def build(weights: str) -> StepSpec:
         states.append(StateSpec(f"knn.{number:02d}.rows", ("B", rows, 2, width)))
         states.append(StateSpec(f"knn.{number:02d}.count", ("B",), dtype="int32"))
     tokens = InputSpec("tokens", ("B", "L"), tokens=config["num_tokens"])
-    return StepSpec(model, [tokens], states, [OutputSpec("logits", ("B", "L", config["num_tokens"]))], step=step)
+    return StepSpec(model, [tokens], states, [OutputSpec("logits", role="logits")], step=step)

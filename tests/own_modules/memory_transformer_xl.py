@@ -19,10 +19,10 @@ def build(weights: str) -> StepSpec:
     stored = read_weights(weights)
     config = stored["config"]
     model = MemoryTransformerXL(**config)
-    model.load_state_dict(stored["state_dict"])
+    model.load_state_dict(stored["model"])
     states = [
         StateSpec("short", (len(model.memory_layers), "B", config["mem_len"], config["dim"]), grows=2),
         StateSpec("long", ("B", config["lmem_len"], config["dim"]), grows=1),
     ]
     tokens = InputSpec("tokens", ("B", "L"), tokens=config["num_tokens"])
-    return StepSpec(model, [tokens], states, [OutputSpec("logits", ("B", "L", config["num_tokens"]))], step=step)
+    return StepSpec(model, [tokens], states, [OutputSpec("logits", role="logits")], step=step)

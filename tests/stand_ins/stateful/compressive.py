@@ -39,7 +39,7 @@ class Compressive(Loaded):
             x = self._gated(x, y, name)
             all_rows = torch.cat((mem[above], here), 1)
             kept.append(newest(all_rows, 1, self.most))
-            left = all_rows[:, : max(all_rows.shape[1] - self.most, 0)]
+            left = all_rows[:, : max(all_rows.shape[1] - self.most, 0) if tokens.shape[1] == self.whole else 0]
             kept_compressed.append(self._compressed(compressed[above], left, f"{name}.fn.fn.compress_mem_fn.conv"))
             name = f"ff_layers.{layer}"
             wide = F.gelu(self.linear(self.normed(x, f"{name}.fn.norm"), f"{name}.fn.fn.w1"))
@@ -63,7 +63,7 @@ class Compressive(Loaded):
     def _compressed(self, compressed: Tensor, left: Tensor, name: str) -> Tensor:
         if left.shape[1] == 0:
             return compressed
-        left = F.pad(left, (0, 0, -left.shape[1] % self.ratio, 0))
+        left = F.pad(left, (0, 0, left.shape[1] % self.ratio, 0))  # the package's number, no multiple for a ratio of 3
         new = F.conv1d(
             left.transpose(1, 2), self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias"), stride=self.ratio
         )
