@@ -1,0 +1,100 @@
+"""episodic-transformer-memory-ppo: a memory of the whole episode, of which a step reads a window and writes one row.
+
+The repository is no package: its modules are in the folder that the config names as `repository`, in the current one,
+or on Python's path. Its loops hold memory, masks and the rows of the window; here the step does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributions import Distribution
+from txl_runtime.errors import CheckpointError, UsageError
+
+from txl_export.families.own_module.spec import InputSpec, Named, StateSpec, StepSpec
+
+
+def build(config: Mapping[str, Any]) -> Any:
+    """A `Transformer`; an `ActorCriticModel` where the config is that of a training, which has one as `transformer`.
+
+    The environment's part is beside it: `observation` (a size, or an image's shape), `actions` (one size per branch)
+    and `max_episode_length`.
+    """
+    core = _class("transformer", "Transformer", config)
+    if "transformer" not in config:
+        return core(config, config["input_dim"], config["max_episode_steps"])
+    size, model = config["observation"], _class("model", "ActorCriticModel", config)
+    space = SimpleNamespace(shape=(size,) if isinstance(size, int) else tuple(size))
+    return model(config, space, tuple(config["actions"]), config["max_episode_length"])
+
+
+def _class(home: str, name: str, config: Mapping[str, Any]) -> Any:
+    folder = Path(config.get("repository", ".")).resolve()
+    here = (folder / f"{home}.py").is_file()
+    sys.path[:0] = [str(folder)] * here
+    try:
+        found = import_module(home)
+    finally:
+        del sys.path[:here]
+    if not hasattr(found, name) or (here and Path(str(found.__file__)).parent != folder):
+        raise UsageError(f"the module {home} is {found.__file__}, expected the one of episodic-transformer-memory-ppo")
+    return getattr(found, name)
+
+
+def split(stored: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """What the trainer pickles: (state dict, config). A state dict alone is taken as well."""
+    weights, config = stored if isinstance(stored, (tuple, list)) and len(stored) == 2 else (stored, None)
+    if not isinstance(weights, Mapping):
+        raise CheckpointError(f"there is a {type(weights).__name__}, expected a pair of a state dict and a config")
+    return weights, config
+
+
+def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
+    """The step of a `Transformer`, whose output is `features`, or of an `ActorCriticModel`: `logits` and `value`."""
+    core = getattr(module, "transformer", module)
+    if not hasattr(core, "transformer_blocks") or (core is not module and not hasattr(module, "policy_branches")):
+        raise UsageError(
+            f"this is a {type(module).__name__}, expected the repository's Transformer or ActorCriticModel"
+        )
+    steps, window = core.max_episode_steps, core.config["memory_length"]
+    if window > steps:
+        raise UsageError(f"memory_length is {window}, expected at most the {steps} steps of an episode")
+    memory = StateSpec("memory", ("B", steps, core.num_blocks, core.embed_dim))
+    states = [memory, StateSpec("t", ("B",), dtype="int32")]
+    if core is module:
+        return StepSpec(
+            module, [InputSpec("obs", ("B", core.linear_embedding.in_features))], states, ["features"], _step
+        )
+    obs = InputSpec("obs", ("B", *module.observation_space_shape))
+    return StepSpec(module, [obs], states, [*_branches(module.policy_branches), "value"], _step)
+
+
+def _branches(policy: Any) -> list[str]:
+    return ["logits"] if len(policy) == 1 else [f"logits.{number}" for number in range(len(policy))]
+
+
+def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+    """One step of each sequence; after the last one of an episode no row is written, and `t` stays."""
+    core, memory, t = getattr(module, "transformer", module), states["memory"], states["t"][:, None]
+    steps, window = memory.shape[1], core.config["memory_length"]
+    slots = torch.arange(window)
+    rows = (t.long() - (window - 1)).clamp(0, steps - window) + slots
+    visible = (slots < t.clamp(max=window - 1)).to(memory.dtype)
+    read = memory.gather(1, rows[:, :, None, None].expand(-1, -1, *memory.shape[2:]))
+    checked = Distribution._validate_args
+    try:
+        Distribution.set_default_validate_args(False)  # a check reads values, which no graph does
+        found, *value, row = module(inputs["obs"], read, visible, rows)
+    finally:
+        Distribution.set_default_validate_args(checked)
+    memory = torch.where((torch.arange(steps) == t)[:, :, None, None], row[:, None], memory)
+    after = {"memory": memory, "t": (states["t"] + 1).clamp(max=steps)}
+    if core is module:
+        return {"features": found}, after
+    return {name: one.logits for name, one in zip(_branches(found), found, strict=True)} | {"value": value[0]}, after
