@@ -1,23 +1,28 @@
 """From a package's module, or from a config and a file of weights, to a `StepSpec`.
 
-Importing this module needs neither torch nor any package; an adapter's module is imported when it is used.
+Importing this module needs no package; an adapter's module is imported when it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from torch import Tensor
 from txl_runtime.errors import CheckpointError, UsageError, one_line
 
 from txl_export.adapters.table import ADAPTERS
+from txl_export.checkpoints import read_config
+from txl_export.checkpoints.plain_weights import read_stored
 from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
-WRAPPERS = ("model", "model_state_dict", "state_dict")
+WRAPPERS = ("model", "model_state_dict", "state_dict", "weights")
 """Under one of these keys a training loop's checkpoint has the state dict."""
+_ENDINGS = (".pt", ".pth", ".pkl", ".safetensors", ".zip")
 _NAMED = 4
 """So many tensors stand in a message."""
 
@@ -80,19 +85,18 @@ def load_adapted(
     """
     adapter = _module(name)
     if isinstance(config, str | Path):
-        from txl_export.checkpoints import read_config
-
         config = read_config(Path(config))
     named = "the state dict" if isinstance(weights, Mapping) else str(weights)
     if isinstance(weights, Mapping):
         stored: Any = weights
     else:
-        from txl_export.checkpoints.plain_weights import read_weights
-
-        stored = read_weights(weights)
+        _refuse_folder(Path(weights))
+        stored = read_stored(weights)
     split = getattr(adapter, "split", _split)
-    with own_code(f"{named}: the adapter {name} finds no state dict in it"):
+    try:
         state, beside = split(stored)
+    except CheckpointError as error:
+        raise CheckpointError(f"{named}: {error}") from None
     config = {**(beside or {}), **(config or {})}
     module = _built(name, adapter.build, _Config(config))
     _load(module, state, f"{named}: does not fit {name}'s {type(module).__name__} of this config")
@@ -103,11 +107,13 @@ def package_of(name: str) -> str:
     """The package whose code an adapter runs, with its version: "x-transformers 2.31.10"; "" where it runs none."""
     from importlib.metadata import PackageNotFoundError, version
 
-    package = ADAPTERS[name].package if name in ADAPTERS else ""
+    adapter = ADAPTERS.get(name)
+    if adapter is None or not adapter.imports or find_spec(adapter.imports) is None:
+        return ""
     try:
-        return f"{package} {version(package)}" if package else ""
-    except PackageNotFoundError:  # a checkout on the path, or nothing
-        return package
+        return f"{adapter.package} {version(adapter.package)}"
+    except PackageNotFoundError:  # a checkout on the path
+        return adapter.package
 
 
 def _module(name: str) -> AdapterModule:
@@ -132,18 +138,28 @@ def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config
         raise UsageError(f"{adapter.package} is not installed; {adapter.install}") from error
 
 
-def _split(stored: Any) -> tuple[Mapping[str, Any], None]:
-    """The state dict of the usual checkpoints: the file itself, or under one of `WRAPPERS`."""
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        inside = sorted(str(file.relative_to(path)) for ending in _ENDINGS for file in path.rglob(f"*{ending}"))
+        found = f"in it are {_few(inside)}" if inside else "no file in it looks like one"
+        raise CheckpointError(f"{path}: is a folder, expected a file of weights, and {found}; give that file")
+
+
+def _split(stored: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """The state dict of the usual checkpoints: the file itself, under one of `WRAPPERS`, or in a pair with a config."""
+    config = None
+    if isinstance(stored, tuple | list) and len(stored) == 2 and all(isinstance(part, Mapping) for part in stored):
+        stored, config = stored
     if isinstance(stored, Mapping):
-        inside = [stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)]
-        stored = inside[0] if inside else stored
-    if not isinstance(stored, Mapping) or not any(hasattr(value, "shape") for value in stored.values()):
-        found = f"the keys {', '.join(map(str, list(stored)[:8]))}" if isinstance(stored, Mapping) else type(stored)
+        stored = next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored)
+    if not isinstance(stored, Mapping) or not any(isinstance(value, Tensor) for value in stored.values()):
+        keys = _few([str(key) for key in stored]) if isinstance(stored, Mapping) else ""
+        found = f"the keys {keys or 'of nothing'}" if isinstance(stored, Mapping) else f"a {type(stored).__name__}"
         raise CheckpointError(
-            f"there are {found}, expected tensors by name, or these under {', '.join(WRAPPERS)}; "
+            f"holds {found}, expected tensors by name, or these under one of {', '.join(WRAPPERS)}; "
             "save model.state_dict()"
         )
-    return stored, None
+    return stored, config
 
 
 def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
@@ -152,9 +168,11 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
     Raises:
         CheckpointError: tensors are missing, unexpected or of another shape.
     """
-    expected = {key: tuple(getattr(value, "shape", ())) for key, value in module.state_dict().items()}
+    expected = {key: tuple(value.shape) for key, value in module.state_dict().items() if isinstance(value, Tensor)}
     state = _without_prefix(state, expected)
-    shapes = {key: tuple(getattr(value, "shape", ())) for key, value in state.items()}
+    shapes = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, Tensor)}
+    if others := [f"{key} is a {type(value).__name__}" for key, value in state.items() if key not in shapes]:
+        raise CheckpointError(f"{what}; {_few(others)}, expected tensors; save model.state_dict()")
     parts = {
         "missing": [key for key in expected if key not in shapes],
         "not expected": [key for key in shapes if key not in expected],

@@ -8,6 +8,7 @@ from typing import Any
 from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.checkpoints.files.loading import load_file, module_state, scan_globals
+from txl_export.checkpoints.files.numpy_data import without_numpy
 from txl_export.checkpoints.files.pickle_names import KNOWN, Stub
 from txl_export.checkpoints.files.unpickling import PYTHON_2
 
@@ -27,8 +28,7 @@ def read_weights(path: str | Path | None) -> dict[str, Any]:
     if path is None:
         raise UsageError("no weights were given, and this module reads a file of them; give --weights FILE")
     path = Path(path)
-    unknown = _unknown_names(path)
-    content = load_file(path, dict.fromkeys(unknown, _INERT)).content
+    content, unknown = _stored(path)
     if unknown and not isinstance(content, Stub):
         listed = ", ".join(unknown[:_NAMED]) + (f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else "")
         raise CheckpointError(
@@ -43,6 +43,25 @@ def read_weights(path: str | Path | None) -> dict[str, Any]:
             "save model.state_dict()"
         )
     return content
+
+
+def read_stored(path: str | Path) -> Any:
+    """Whatever a file holds, for an adapter that takes the weights and the config out of it: plain data, and tensors.
+
+    Objects of classes that are not known are stand-ins that nothing can be done with.
+
+    Raises:
+        CheckpointError: there is no such file, or it is damaged.
+    """
+    content, _ = _stored(Path(path))
+    return dict(module_state(content)[0]) if isinstance(content, Stub) else content
+
+
+def _stored(path: Path) -> tuple[Any, list[str]]:
+    """What a file holds, and the classes in it that are not known."""
+    unknown = _unknown_names(path)
+    content = load_file(path, dict.fromkeys(unknown, _INERT), others=True).content
+    return without_numpy(content), unknown
 
 
 def _unknown_names(path: Path) -> list[str]:

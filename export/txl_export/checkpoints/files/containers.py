@@ -12,19 +12,20 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.pickle_names import shown
+from txl_export.checkpoints.files.pickle_names import Storage, shown
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
 MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 PROTOCOL = 1001
+File: TypeAlias = io.BufferedReader | io.BytesIO
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, …, lengths of the name and of the extra field
 SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
 DAMAGED = "cut short or damaged; copy the file again"
@@ -35,7 +36,7 @@ class ZipFile:
 
     name = "torch zip"
 
-    def __init__(self, file: io.BufferedReader, size: int) -> None:
+    def __init__(self, file: File, size: int) -> None:
         self._file = file
         self._entries = _zip_entries(file, size)
         programs = [name for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
@@ -107,7 +108,7 @@ class _Entry:
             raise CheckpointError(f"the checksum of {shown(self.name)} is wrong; the file is {DAMAGED}")
 
 
-def _zip_entries(file: io.BufferedReader, size: int) -> dict[str, _Entry]:
+def _zip_entries(file: File, size: int) -> dict[str, _Entry]:
     """The entries of an uncompressed zip archive that do not overlap and lie inside the file.
 
     Raises:
@@ -138,12 +139,53 @@ def _zip_entries(file: io.BufferedReader, size: int) -> dict[str, _Entry]:
     return entries
 
 
+class PlainPickle:
+    """What pickle.dump writes: every storage is a call with a legacy file that holds nothing else."""
+
+    name = "pickle"
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def load(self, unpickler: Unpickler) -> Any:
+        """The content; `unpickler` reads nested files with this object's `nested`."""
+        self._file.seek(0)
+        return unpickler.load(io.BytesIO(self._file.read()))
+
+    def nested(self, data: bytes) -> Storage:
+        """The elements of a storage.
+
+        Raises:
+            CheckpointError: the nested file holds something else.
+        """
+        file = LegacyFile(io.BytesIO(data), len(data))
+        content = file.load(Unpickler(file.storage, legacy=True, bare=True))
+        if not isinstance(content, Storage):
+            raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
+        return content
+
+
+def policy_of(file: File, size: int) -> io.BytesIO | None:
+    """The file of weights inside an archive that Stable-Baselines3 wrote; None where a zip is something else.
+
+    Raises:
+        CheckpointError: the archive is damaged, or compressed.
+    """
+    entry = _zip_entries(file, size).get("policy.pth")
+    if entry is None:
+        return None
+    file.seek(entry.offset)
+    data = file.read(entry.length)
+    entry.check(zlib.crc32(data))
+    return io.BytesIO(data)
+
+
 class LegacyFile:
     """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it."""
 
     name = "torch legacy"
 
-    def __init__(self, file: io.BufferedReader, size: int) -> None:
+    def __init__(self, file: File, size: int) -> None:
         self._file, self._size = file, size
         self._storages: dict[str, tuple[int, Tensor]] = {}
         self._promised = 0
@@ -203,7 +245,7 @@ def _allocate(length: int) -> Tensor:
         raise MemoryError from None
 
 
-def _fill(elements: Tensor, file: io.BufferedReader) -> None:
+def _fill(elements: Tensor, file: File) -> None:
     if file.readinto(elements.numpy().data) != elements.numel():
         raise CheckpointError(f"a storage ends with the file; the file is {DAMAGED}")
 

@@ -31,8 +31,10 @@ from txl_export.checkpoints.files.containers import (
     MAGIC_BYTES,
     SAVE_AGAIN,
     LegacyFile,
+    PlainPickle,
     ZipFile,
     load_safetensors,
+    policy_of,
 )
 from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
@@ -46,7 +48,7 @@ class Loaded:
     """What a file holds.
 
     Attributes:
-        container: "torch zip", "torch legacy" or "safetensors".
+        container: "torch zip", "torch legacy", "pickle" or "safetensors".
         content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`, nothing
             else. Ordered dictionaries and counters are dicts, sets are lists, parameters are tensors. Tensors over the
             same elements of one storage, such as tied ones, are one object.
@@ -62,13 +64,14 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
+def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool = False) -> Loaded:
     """Read a file that torch.save or safetensors wrote.
 
     Args:
         path: the file.
         aliases: names of classes in the file that are not known, and the known ones to read them as, e.g.
             {"modules.MemTransformerLM": "mem_transformer.MemTransformerLM"}.
+        others: whether to read what pickle.dump and Stable-Baselines3 wrote as well.
 
     Raises:
         CheckpointError: there is no such file, it is something else, damaged, or refers to names that are not known.
@@ -78,10 +81,20 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
         if _is_safetensors(head, size):
             return Loaded("safetensors", load_safetensors(path), (), _sha256(file))
         zipped = head.startswith(b"PK\x03\x04")
-        if not zipped and MAGIC_BYTES not in head[:40]:
+        unpickler: Unpickler
+        container: ZipFile | LegacyFile | PlainPickle
+        inside = policy_of(file, size) if zipped and others else None
+        if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
+            container = PlainPickle(file)
+            unpickler = Unpickler(aliases=aliases, nested=container.nested, lenient=True)
+        elif zipped:
+            container = ZipFile(file, size) if inside is None else ZipFile(inside, len(inside.getbuffer()))
+            unpickler = Unpickler(container.storage, aliases=aliases)
+        elif MAGIC_BYTES in head[:40]:
+            container = LegacyFile(file, size)
+            unpickler = Unpickler(container.storage, legacy=True, aliases=aliases)
+        else:
             raise CheckpointError(_what_else(path, head, file, size))
-        container = ZipFile(file, size) if zipped else LegacyFile(file, size)
-        unpickler = Unpickler(container.storage, legacy=not zipped, aliases=aliases)
         content = container.load(unpickler)
         names = tuple(sorted(unpickler.names))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)

@@ -26,11 +26,13 @@ class Stub:
         class_name: the dotted name, as in the file or as an alias translated it.
         state: what the pickle would have put into __dict__; {} if nothing, or for a class or function itself.
         args: what the class or function was called with, e.g. the value of an enum's member.
+        built: what an object of `OPAQUE` was built with.
     """
 
     class_name: str
     state: dict[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
+    built: Any = None
 
     def __repr__(self) -> str:
         return f"Stub({self.class_name})"
@@ -103,12 +105,13 @@ _STUB_NAMES = {
     "fastai.text.models.transformer": "Activation TransformerXL init_transformer",
     "numpy": "dtype ndarray",
     "numpy.core.multiarray numpy._core.multiarray": "_reconstruct scalar",
+    "numpy.core.numeric numpy._core.numeric": "_frombuffer",
 }
 STUBS = frozenset(
     f"{module}.{name}" for modules, names in _STUB_NAMES.items() for module in modules.split() for name in names.split()
 )
 
-# Arrays (random states, mostly) have a state that is no dictionary and that nobody needs: it is dropped.
+# Arrays have a state that is no dictionary: `numpy_data` makes something of it.
 OPAQUE = frozenset(name for name in STUBS if name.startswith("numpy."))
 
 
@@ -216,6 +219,9 @@ def _nested_file(args: tuple[Any, ...]) -> Any:
     raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
 
+NESTED = "torch.storage._load_from_bytes"
+"""What a pickle that torch.save did not write calls for each storage, with a whole file by torch.save."""
+
 # All that a program may call. None of these is the function of that name: each only makes plain data.
 FUNCTIONS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "collections.OrderedDict": _mapping,
@@ -230,7 +236,7 @@ FUNCTIONS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._tensor._rebuild_from_type_v2": _typed_tensor,
-    "torch.storage._load_from_bytes": _nested_file,
+    NESTED: _nested_file,
 }
 
 KNOWN = STUBS | FUNCTIONS.keys() | STORAGE_TYPES.keys()

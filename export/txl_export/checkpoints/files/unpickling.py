@@ -21,6 +21,7 @@ from txl_runtime.errors import CheckpointError
 from txl_export.checkpoints.files.pickle_names import (
     FUNCTIONS,
     KNOWN,
+    NESTED,
     OPAQUE,
     STORAGE_TYPES,
     STUBS,
@@ -41,6 +42,8 @@ INTEGER_BITS = 256
 
 # (key, dtype, number of elements) → one-dimensional tensor
 StorageReader = Callable[[str, torch.dtype, int], Tensor]
+# the file that a plain pickle has in place of a storage → its elements
+NestedReader = Callable[[bytes], Storage]
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
@@ -56,6 +59,9 @@ class Unpickler:
             key; raises CheckpointError where the file does not hold that. None where a program may have no tensors.
         legacy: whether classes may be persistent ids too and storages parts of others, as torch ≤ 1.5 wrote.
         aliases: further names, and the known names to read them as.
+        nested: reads the files that a plain pickle has in place of storages. None where a program may have none.
+        lenient: whether objects may be made, called and filled in any way: they stay stand-ins for nothing.
+        bare: whether the program may be one storage and nothing else, as such a file is.
 
     Attributes:
         names: every dotted name met so far, as in the file.
@@ -65,8 +71,16 @@ class Unpickler:
     """
 
     def __init__(
-        self, storage: StorageReader | None = None, legacy: bool = False, aliases: Mapping[str, str] | None = None
+        self,
+        storage: StorageReader | None = None,
+        legacy: bool = False,
+        aliases: Mapping[str, str] | None = None,
+        nested: NestedReader | None = None,
+        lenient: bool = False,
+        bare: bool = False,
     ) -> None:
+        self._nested, self._lenient, self._bare = nested, lenient, bare
+        self._actions = _ACTIONS | _LENIENT_ACTIONS if lenient else _ACTIONS
         self._read_storage, self._legacy, self._aliases = storage, legacy, dict(aliases or {})
         if wrong := sorted(shown(target) for target in self._aliases.values() if target not in STUBS):
             raise CheckpointError(
@@ -91,7 +105,7 @@ class Unpickler:
             for count, (instruction, argument, _) in enumerate(genops(program)):
                 if count >= INSTRUCTION_LIMIT:
                     raise CheckpointError(f"the pickle has more than {INSTRUCTION_LIMIT} instructions")
-                action = _ACTIONS.get(instruction.name)
+                action = self._actions.get(instruction.name)
                 if action is None:
                     raise CheckpointError(
                         f"the pickle uses the instruction {instruction.name}, which torch.save never writes; "
@@ -104,7 +118,8 @@ class Unpickler:
             raise CheckpointError(self._unknown_names(str(unknown), names_in(program))) from None
         except (ValueError, OverflowError, IndexError, KeyError, struct.error):
             raise CheckpointError("the pickle is cut short or damaged; copy the file again") from None
-        _check_plain(content)
+        if not (self._bare and type(content) is Storage):
+            _check_plain(content)
         return content
 
     def _unknown_names(self, first: str, others: set[str]) -> str:
@@ -144,12 +159,24 @@ class Unpickler:
     def _last(self, count: int) -> list[Any]:
         return [self._stack.pop() for _ in range(count)][::-1]
 
+    def _drop(self) -> None:
+        self._stack.pop()
+
+    def _call_with_names(self, argument: Any) -> None:
+        """Arguments by name are dropped: what is made here is a stand-in without any use."""
+        self._drop()
+        self._reduce(argument)
+
     def _extend_list(self, items: list[Any]) -> None:
+        if self._lenient and type(self._stack[-1]) is Stub:
+            return
         if type(self._stack[-1]) is not list:
             raise CheckpointError(f"the pickle appends to a {type(self._stack[-1]).__name__}; the file is damaged")
         self._stack[-1].extend(items)
 
     def _update_dict(self, items: list[Any]) -> None:
+        if self._lenient and type(self._stack[-1]) is Stub:
+            return
         if type(self._stack[-1]) is not dict or len(items) % 2:
             raise CheckpointError(f"the pickle sets items of a {type(self._stack[-1]).__name__}; the file is damaged")
         self._stack[-1].update((checked_key(key), value) for key, value in zip(items[::2], items[1::2], strict=True))
@@ -180,9 +207,11 @@ class Unpickler:
 
     def _reduce(self, argument: Any) -> None:
         args, callee = self._stack.pop(), self._stack.pop()
-        if type(args) is not tuple or not isinstance(callee, Name):
+        if type(args) is not tuple or not isinstance(callee, Stub if self._lenient else Name):
             raise CheckpointError("the pickle calls something that is not a name; the file is damaged")
-        if (function := FUNCTIONS.get(callee.class_name)) is not None:
+        if callee.class_name == NESTED and self._nested and len(args) == 1 and type(args[0]) is bytes:
+            self._stack.append(self._nested(args[0]))
+        elif (function := FUNCTIONS.get(callee.class_name)) is not None:
             self._stack.append(function(args))
         elif callee.class_name in STUBS:
             self._stack.append(Stub(callee.class_name, {}, args))
@@ -197,6 +226,9 @@ class Unpickler:
         if type(target) is not Stub:
             raise CheckpointError(f"the pickle sets attributes of a {type(target).__name__}; the file is damaged")
         if target.class_name in OPAQUE:
+            target.built = state
+            return
+        if self._lenient and type(state) is not dict:
             return
         for part in state if type(state) is tuple else (state,):  # a tuple holds __dict__ and slots
             if part is not None and (type(part) is not dict or not all(type(name) is str for name in part)):
@@ -248,6 +280,7 @@ _ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
     **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINFLOAT"), Unpickler._push),
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), Unpickler._push),
+    "BYTEARRAY8": lambda machine, data: machine._push(bytes(data)),
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "LONG4"), Unpickler._push_integer),
     **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), Unpickler._push_python2_text),
     "NONE": lambda machine, _: machine._push(None),
@@ -279,6 +312,13 @@ _ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
     "BUILD": Unpickler._build,
     "BINPERSID": Unpickler._persistent,
 }
+
+
+_LENIENT_ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
+    "POP": lambda machine, _: machine._drop(),
+    "NEWOBJ_EX": Unpickler._call_with_names,
+}
+"""What pickles of whole objects have beside these."""
 
 
 def _check_plain(content: Any) -> None:
@@ -319,7 +359,7 @@ def _check_plain(content: Any) -> None:
 
 def _children(value: Any) -> list[Any]:
     if isinstance(value, Stub):
-        return [value.state, *value.args]
+        return [value.state, *value.args, value.built]
     if type(value) is dict:
         return [*value.values(), *(key for key in value if isinstance(key, (Stub, tuple)))]
     return list(value)
