@@ -86,9 +86,19 @@ def _layer(
     found = attention.out_proj((scores.softmax(-1) @ values).permute(2, 0, 1, 3).flatten(2))
     y = own + found[: ahead + length]
     y = layer.layer_norm_output(y + layer.pos_ff(y))
-    for part, rows in (("memory", summary), ("left_key", key[-length:]), ("left_value", value[-length:])):
-        if name + part in states:
-            states[name + part] = torch.cat((states[name + part], rows))[len(rows) :]
+    new = {"memory": _newest(memory, summary)}
+    new |= {"left_key": _newest(old_key, key[-length:], past), "left_value": _newest(old_value, value[-length:], past)}
+    states |= {name + part: rows for part, rows in new.items() if name + part in states}
     states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # an int32 that stays at its most
     last = found[-1:]
     return y[ahead:], y[:ahead], last.tanh() if attention.tanh_on_mem else last.clamp(-10, 10)
+
+
+def _newest(old: Tensor, rows: Tensor, past: Tensor | None = None) -> Tensor:
+    """As many rows as before; in left slots that nothing fills yet the package repeats the filled ones, unseen."""
+    kept = len(old) - len(rows)
+    if past is None or kept <= len(rows):
+        return torch.cat((old, rows))[len(rows) :]
+    slots, filled = torch.arange(kept)[:, None], past.clamp(max=len(old))
+    source = slots + len(rows) + filled * (slots < kept - filled)
+    return torch.cat((old.gather(0, source[:, :, None].expand(-1, -1, old.shape[2])), rows))

@@ -33,10 +33,12 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     """The step of a `Mamba` over features, or of an `LM` over tokens."""
     layers = getattr(getattr(module, "mamba", module), "layers", ())
     mixers = [getattr(layer, "mixer", None) for layer in layers]
-    if not mixers or not all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers):
+    known = all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers)
+    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # _b: of a scan from behind
         raise UsageError(
-            f"this {type(module).__name__} has no layers with mixer.ssm_step and mixer.A_log, expected mambapy.lm.LM or "
-            "mambapy.mamba.Mamba; Mamba-2, Jamba and Vision Mamba have other states: give a StepSpec of your own"
+            f"this {type(module).__name__} is not made of layers with mixer.ssm_step and A_log alone, expected "
+            "mambapy.lm.LM or mambapy.mamba.Mamba; Mamba-2 and Jamba have other states, and Vision Mamba scans from "
+            "behind: give a StepSpec of your own"
         )
     states = []
     for number, mixer in enumerate(mixers):
