@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.distributions import Distribution
-from txl_runtime.errors import CheckpointError, UsageError
+from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.spec import InputSpec, Named, StateSpec, StepSpec
 
@@ -45,14 +45,6 @@ def _class(home: str, name: str, config: Mapping[str, Any]) -> Any:
     if not hasattr(found, name) or (here and Path(str(found.__file__)).parent != folder):
         raise UsageError(f"the module {home} is {found.__file__}, expected the one of episodic-transformer-memory-ppo")
     return getattr(found, name)
-
-
-def split(stored: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """What the trainer pickles: (state dict, config). A state dict alone is taken as well."""
-    weights, config = stored if isinstance(stored, (tuple, list)) and len(stored) == 2 else (stored, None)
-    if not isinstance(weights, Mapping):
-        raise CheckpointError(f"there is a {type(weights).__name__}, expected a pair of a state dict and a config")
-    return weights, config
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from txl_runtime.errors import CheckpointError, UsageError
+from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
@@ -33,14 +33,6 @@ def build(config: Mapping[str, Any]) -> Any:
         return ModelCatalog.get_model_v2(space, actions, outputs, {**MODEL_DEFAULTS, **given}, framework="torch")
     longest = {**MODEL_DEFAULTS, "max_seq_len": given.pop("max_seq_len", MODEL_DEFAULTS["max_seq_len"])}
     return GTrXLNet(space, actions, outputs, longest, "gtrxl", **given)
-
-
-def split(stored: Any) -> tuple[Mapping[str, Any], None]:
-    """What a policy's policy_state.pkl has under `weights`; a state dict is taken as well."""
-    weights = stored.get("weights", stored) if isinstance(stored, Mapping) else stored
-    if not isinstance(weights, Mapping):
-        raise CheckpointError(f"there is a {type(weights).__name__}, expected weights by name; give policy_state.pkl")
-    return weights, None
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
