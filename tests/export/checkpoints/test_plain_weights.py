@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pickle  # noqa: TID251 - the tests write what others wrote with it
+import random
+import zipfile
+from collections import OrderedDict
+
+import numpy as np
 import pytest
 import torch
 from stand_ins.small_steps import Policy
 from torch import nn
 from txl_export import read_weights
+from txl_export.checkpoints.files.pickle_names import Stub
+from txl_export.checkpoints.plain_weights import read_stored
 from txl_runtime.errors import CheckpointError, UsageError
 
 
@@ -43,4 +53,144 @@ def test_a_dictionary_with_objects_of_unknown_classes_is_refused(tmp_path):
     path = tmp_path / "mixed.pt"
     torch.save({"model": Policy().state_dict(), "module": Policy()}, path)
     with pytest.raises(CheckpointError, match=r"refers to stand_ins\.small_steps\.Policy, torch.* not known here"):
+        read_weights(path)
+
+
+class Runs:
+    """An object whose pickle runs a command where pickles are run."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_plain_pickle_of_weights_and_config_is_read(tmp_path, protocol):
+    path, module = tmp_path / "run.nn", Policy()
+    whole = torch.arange(12.0).reshape(3, 4)
+    state = OrderedDict(
+        module.state_dict(), tied=whole, column=whole[:, 1], half=whole.half(), parameter=nn.Parameter(whole)
+    )
+    config = {"environment": {"name": "T", "sizes": [1, (2.5, None)]}, "rate": np.float32(0.5), "steps": np.int64(3)}
+    path.write_bytes(pickle.dumps((state, config), protocol))
+    found, beside = read_stored(path)
+    assert list(found) == list(state)
+    assert all(type(found[name]) is torch.Tensor and torch.equal(found[name], state[name]) for name in state)
+    assert beside == {"environment": {"name": "T", "sizes": [1, (2.5, None)]}, "rate": 0.5, "steps": 3}
+    with pytest.raises(CheckpointError, match="holds a tuple, expected a state dict"):
+        read_weights(path)
+
+
+def test_a_plain_pickle_of_a_state_dict_is_read(tmp_path):
+    path = tmp_path / "weights.pkl"
+    path.write_bytes(pickle.dumps(Policy().state_dict()))
+    assert list(read_weights(path)) == list(Policy().state_dict())
+
+
+def test_beside_weights_other_objects_are_stand_ins_and_nothing_runs(tmp_path):
+    canary, path = tmp_path / "canary", tmp_path / "state.pkl"
+    content = {"weights": {"a": np.ones(2, np.float32)}, "policy": Policy(), "runs": Runs(f"touch {canary}")}
+    path.write_bytes(pickle.dumps(content))
+    found = read_stored(path)
+    assert torch.equal(found["weights"]["a"], torch.ones(2))
+    assert isinstance(found["policy"], Stub)
+    assert isinstance(found["runs"], Stub)
+    with pytest.raises(CheckpointError, match=r"refers to .*system.* not known here \(nothing was imported or run\)"):
+        read_weights(path)
+    assert not canary.exists()
+
+
+def nested(data):
+    """A pickle of a tensor whose storage is this file."""
+    pickled = pickle.dumps(torch.ones(4), 4)
+    inside = saved(storage())
+    at = pickled.index(inside)
+    before = pickled[: at - 5] if pickled[at - 5 : at - 4] == b"B" else pickled[: at - 2]
+    before = before.replace(b"\x95" + pickled[3:11], b"")  # the frame, whose length would be wrong
+    return before + b"B" + len(data).to_bytes(4, "little") + data + pickled[at + len(inside) :]
+
+
+def storage():
+    """Four numbers, as a plain pickle has them."""
+    return torch.storage.TypedStorage(wrap_storage=torch.ones(4).untyped_storage(), dtype=torch.float32, _internal=True)
+
+
+def saved(content):
+    file = io.BytesIO()
+    torch.save(content, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def test_the_file_in_place_of_a_storage_may_hold_one_and_nothing_else(tmp_path):
+    canary, path = tmp_path / "canary", tmp_path / "a.pkl"
+    sound = saved(storage())
+    path.write_bytes(nested(sound))
+    assert torch.equal(read_stored(path), torch.ones(4))
+    for data, words in (
+        (saved(Runs(f"touch {canary}")), "refers to .*system"),
+        (saved(torch.ones(4)), "a nested file holds no storage"),
+        (saved({}), "a nested file holds no storage"),
+        (saved([storage()]), "has a Storage where plain data was expected"),
+        (sound[:-3], "a storage ends with the file"),
+        (sound[:40], "cut short or damaged"),
+        (pickle.dumps(torch.ones(4)), "saved by pickle, not by torch.save"),
+        (b"", "cut short or damaged"),
+        (sound.replace(b"K\x04", b"J\xff\xff\xff\x7f"), "does not fit into the"),
+    ):
+        path.write_bytes(nested(data))
+        with pytest.raises(CheckpointError, match=words):
+            read_stored(path)
+    assert not canary.exists()
+
+
+def test_a_damaged_pickle_is_refused_or_read_and_runs_nothing(tmp_path):
+    canary, path, draws = tmp_path / "canary", tmp_path / "a.pkl", random.Random(0)
+    content = ({"a": torch.ones(3), "n": np.ones(2)}, {"x": np.float64(1), "runs": Runs(f"touch {canary}")})
+    sound = pickle.dumps(content)
+    refused = 0
+    for _ in range(400):
+        data = bytearray(sound)
+        for _ in range(draws.randint(1, 4)):
+            data[draws.randrange(2, len(data))] = draws.randrange(256)
+        path.write_bytes(data[: draws.randint(2, len(data))] if draws.random() < 0.2 else data)
+        try:
+            read_stored(path)
+        except CheckpointError:
+            refused += 1
+    assert 100 < refused < 400
+    assert not canary.exists()
+
+
+def test_a_pickle_that_contains_itself_is_refused(tmp_path):
+    path = tmp_path / "a.pkl"
+    own = []
+    own.append(own)
+    path.write_bytes(pickle.dumps({"a": own}))
+    with pytest.raises(CheckpointError, match="contains itself"):
+        read_stored(path)
+    array = np.empty(1, object)
+    array[0] = array
+    path.write_bytes(pickle.dumps({"a": array}, 4))
+    with pytest.raises(CheckpointError, match="contains itself"):
+        read_stored(path)
+
+
+def test_the_policy_of_a_stable_baselines_archive_is_read(tmp_path):
+    path, module = tmp_path / "ppo.zip", Policy()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", "{}")
+        for name, content in (("pytorch_variables.pth", {}), ("policy.pth", module.state_dict())):
+            with archive.open(name, "w", force_zip64=True) as file:
+                torch.save(content, file)
+    found = read_weights(path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in module.state_dict().items())
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"policy.pth", b"policy.pti"))
+    with pytest.raises(CheckpointError, match=r"a zip archive with 0 data\.pkl"):
+        read_weights(path)
+    at = whole.index(b"policy.pth")
+    path.write_bytes(whole[: at + 400] + bytes([whole[at + 400] ^ 1]) + whole[at + 401 :])
+    with pytest.raises(CheckpointError, match=r"checksum|damaged"):
         read_weights(path)

@@ -162,6 +162,13 @@ def _encode(args: tuple[Any, ...]) -> bytes:
     return text.encode("latin-1")
 
 
+def _no_bytes(args: tuple[Any, ...]) -> bytes:
+    """How protocol 2 writes no bytes at all."""
+    if args:
+        raise CheckpointError("bytes are made of something; the file is damaged")
+    return b""
+
+
 def integers(values: Any, what: str) -> tuple[int, ...]:
     """Numbers ≥ 0 that torch can take; anything else is refused."""
     if type(values) not in (tuple, list) or not all(type(n) is int and 0 <= n < 1 << 62 for n in values):
@@ -231,6 +238,7 @@ FUNCTIONS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "builtins.frozenset": _sequence,
     "torch.Size": _size,
     "_codecs.encode": _encode,
+    "builtins.bytes": _no_bytes,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,

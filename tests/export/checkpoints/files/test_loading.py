@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from torch import nn
 from txl_export.checkpoints.files.loading import Loaded, load_file, module_state, scan_globals, submodule
 from txl_export.checkpoints.files.pickle_names import KNOWN, Stub
+from txl_export.checkpoints.plain_weights import read_stored
 from txl_runtime.errors import CheckpointError
 
 ORACLE = Path(__file__).parents[3] / "fixtures" / "oracle"
@@ -122,8 +123,9 @@ def modules(folder, **sources):
             del sys.modules[name]
 
 
-def watched_load(path, aliases=None):
-    """`load_file`, during which nobody may look for a module that is not a library's own."""
+@contextlib.contextmanager
+def watching():
+    """In here nobody may look for a module that is not a library's own."""
     asked = []
 
     class Watch:
@@ -133,10 +135,16 @@ def watched_load(path, aliases=None):
 
     sys.meta_path.insert(0, Watch)
     try:
-        return load_file(path, aliases)
+        yield
     finally:
         sys.meta_path.remove(Watch)
         assert {name.partition(".")[0] for name in asked} <= {"torch", "safetensors", "numpy", "encodings"}
+
+
+def watched_load(path, aliases=None):
+    """`load_file`, watched."""
+    with watching():
+        return load_file(path, aliases)
 
 
 def save(value, path, zipped=True, **options):
@@ -730,6 +738,17 @@ def test_an_attack_is_refused(tmp_path, container, attack):
     assert all(shown.isprintable() for shown in scan_globals(path))
     if match.startswith("refers to") and "path of attributes" not in attack:
         assert not set(scan_globals(path)) <= KNOWN
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_in_a_plain_pickle_runs_nothing(tmp_path, attack):
+    """Where other objects are stand-ins, much of this is harmless data; nothing of it may be run or imported."""
+    body, _ = ATTACKS[attack]
+    canary, path = tmp_path / "canary", tmp_path / "model.pkl"
+    path.write_bytes(program(body(shell(canary)), protocol=4))
+    with contextlib.suppress(CheckpointError), watching():
+        assert_plain(read_stored(path))
+    assert not canary.exists()
 
 
 # --- what is refused: containers

@@ -1,0 +1,74 @@
+"""NumPy's numbers and arrays in pickles become plain numbers and tensors; what lies about its size is refused."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - the tests write what others wrote with it
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from txl_export.checkpoints.files.numpy_data import without_numpy
+from txl_export.checkpoints.files.pickle_names import Stub
+from txl_export.checkpoints.plain_weights import read_stored
+from txl_runtime.errors import CheckpointError
+
+ARRAYS = {
+    "float32": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "float16": np.ones((2, 1, 2), np.float16),
+    "whole numbers": np.arange(-3, 3, dtype=np.int16),
+    "bytes": np.arange(256, dtype=np.uint8),
+    "truth": np.array([[True, False]]),
+    "columns first": np.asfortranarray(np.arange(24.0).reshape(2, 3, 4)),
+    "a part of another": np.arange(24.0).reshape(4, 6)[1:3, ::2],
+    "without axes": np.array(2.5),
+    "empty": np.zeros((0, 3), np.int64),
+}
+
+
+def read(path: Path, content: Any, protocol: int) -> Any:
+    path.write_bytes(pickle.dumps(content, protocol))
+    return read_stored(path)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_is_a_tensor(tmp_path, kind, protocol):
+    found = read(tmp_path / "a.pkl", {"a": ARRAYS[kind]}, protocol)["a"]
+    expected = torch.from_numpy(np.ascontiguousarray(ARRAYS[kind]).reshape(ARRAYS[kind].shape))
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_numbers_are_plain_at_every_depth(tmp_path, protocol):
+    content = {"rate": np.float32(0.25), "sizes": [np.int64(3), (np.bool_(True), {"deep": np.float64(-1e300)})]}
+    found = read(tmp_path / "a.pkl", content, protocol)
+    assert found == {"rate": 0.25, "sizes": [3, (True, {"deep": -1e300})]}
+    assert [type(found["rate"]), type(found["sizes"][0]), type(found["sizes"][1][0])] == [float, int, bool]
+
+
+@pytest.mark.parametrize("array", [np.array(["text"]), np.array([1.0], ">f4"), np.array([None]), np.array([1j])])
+def test_what_has_no_tensor_stays_a_stand_in(tmp_path, array):
+    assert isinstance(read(tmp_path / "a.pkl", {"a": array}, 4)["a"], Stub)
+
+
+def test_one_array_stays_one_tensor():
+    kind = Stub("numpy.dtype", args=("f4", False, True), built=(3, "<", None, None, None, -1, -1, 0))
+    array = Stub("numpy._core.multiarray._reconstruct", built=(1, (1,), kind, False, bytes(4)))
+    found = without_numpy([array, {"again": array}])
+    assert found[0] is found[1]["again"]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (1 << 61, 1 << 61), (-1,), (0,), "ab", (True,)])
+def test_a_shape_that_does_not_fit_its_bytes_is_refused(shape):
+    kind = Stub("numpy.dtype", args=("f4", False, True), built=(3, "<"))
+    for stub in (
+        Stub("numpy._core.multiarray._reconstruct", built=(1, shape, kind, False, bytes(8))),
+        Stub("numpy._core.numeric._frombuffer", args=(bytes(8), kind, shape, "C")),
+    ):
+        with pytest.raises(CheckpointError, match=re.compile("damaged")):
+            without_numpy(stub)
