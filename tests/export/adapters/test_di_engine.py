@@ -97,6 +97,31 @@ def test_a_policy_of_the_package_is_carried_with_its_heads(options: dict[str, An
     assert apart(Stepped(step_spec(module), BATCH), Own(module), drawn(module, 1), BATCH, 40) <= 1e-6
 
 
+def test_the_policy_of_the_package_asks_with_a_window_of_observations_that_its_caller_keeps() -> None:
+    """R2D2GTrXLPolicy gives the newest `seq_len` observations at each step, behind the written ones zeros."""
+    seq_len, wrappers = 4, package("ding.model.wrapper.model_wrappers")
+    module = model(DQN)
+    own = wrappers.TransformerMemoryWrapper(wrappers.TransformerInputWrapper(module, seq_len), BATCH)
+    stepped, random = Stepped(step_spec(module), BATCH), np.random.default_rng(0)
+    window, written = np.zeros((seq_len, BATCH, 6), np.float32), np.zeros(BATCH, int)
+    for step in range(40):
+        rows = [] if step == 0 else [row for row in range(BATCH) if random.random() < 0.1]
+        if rows:
+            own.reset(data_id=rows)
+            stepped.reset(rows)
+            window[:, rows], written[rows] = 0, 0
+        obs = random.standard_normal((BATCH, 6), np.float32)
+        for row in range(BATCH):
+            if written[row] == seq_len:
+                window[:-1, row] = window[1:, row].copy()
+            written[row] = min(written[row] + 1, seq_len)
+            window[written[row] - 1, row] = obs[row]
+        ours = stepped.run({"obs": window})["logit"][written - 1, range(BATCH)]
+        with torch.no_grad():
+            assert np.abs(ours - own.forward(torch.from_numpy(obs))["logit"].numpy()).max() <= 1e-6
+        assert np.abs(stepped.state()["memory"] - own.memory.numpy()).max() <= 1e-6
+
+
 def test_a_call_leaves_the_module_as_it_was() -> None:
     module = model(GTRXL)
     module.reset_memory(BATCH)
