@@ -81,7 +81,7 @@ def _layer(
     )
     unseen = (torch.arange(len(asked)) == ahead + length)[:, None] & (torch.arange(keys.shape[2]) < bank)
     scores = (query * attention.scaling @ keys.mT).masked_fill(unseen, attention.negative_inf)
-    needs = [*range((bank - 1) * length + 1, 0, -length), *[0] * (ahead + length), *range(left, 0, -1)]
+    needs = [*range(bank * length, 0, -length), *[0] * (ahead + length), *range(left, 0, -1)]
     scores = scores.masked_fill((past[0, :, None] < torch.tensor(needs))[:, None, None], -torch.inf)
     found = attention.out_proj((scores.softmax(-1) @ values).permute(2, 0, 1, 3).flatten(2))
     y = own + found[: ahead + length]

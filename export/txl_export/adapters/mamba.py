@@ -32,7 +32,7 @@ def build(config: Mapping[str, Any]) -> Any:
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     """The step of a `Mamba` over features, or of an `LM` over tokens."""
     layers = getattr(getattr(module, "mamba", module), "layers", ())
-    mixers = [getattr(layer, "mixer", None) for layer in layers]
+    mixers: list[Any] = [getattr(layer, "mixer", None) for layer in layers]
     known = all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers)
     if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # _b: of a scan from behind
         raise UsageError(
