@@ -37,8 +37,9 @@ def nearness() -> Tensor:
     apart = rows[:, None] - torch.cat([torch.arange(-LEFT, 0).float(), rows])
     sides = torch.tensor([[0.0, 0.0], [0.5, 0.5], [0.2, 3.0], [3.0, 0.2]])[:HEADS, :, None, None]
     falling = -sides[:, 0] * apart.clamp(min=0) - sides[:, 1] * (-apart).clamp(min=0)
-    left, now = functional.pad(falling, (0, 0, 0, 1)).split([LEFT, SEGMENT + AHEAD], -1)
-    return torch.cat([left, torch.zeros(HEADS, SEGMENT + AHEAD + 1, BANK), now], -1)
+    falling = functional.pad(falling, (0, 0, 0, 1))
+    bank = torch.zeros(HEADS, SEGMENT + AHEAD + 1, BANK)
+    return torch.cat([falling[..., :LEFT], bank, falling[..., LEFT:]], -1)
 
 
 class Layer(nn.Module):
