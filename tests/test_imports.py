@@ -7,8 +7,10 @@ import importlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -70,6 +72,14 @@ streaming.inputs streaming.steps host.step_loop
 """
 """What `load` and `run` of any other step import beside it."""
 FED_LINES, STEPPED_LINES = 3250, 900
+
+MODELS = re.compile(
+    r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|rllib"
+    r"|di.engine|\bding\b|torchaudio|episodic|recurrent.(memory|policy)|\blstm|\bgru\b|\brmt|adaptive.span|universal|lucid",
+    re.IGNORECASE,
+)
+"""Models and packages that the exporter knows, or that its adapters do."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 # What the runtime may load, beside the standard library. typing_extensions is msgspec's, where it is installed;
 # flatbuffers, packaging and google (protobuf) are ONNX Runtime's declared needs.
@@ -165,6 +175,25 @@ def test_rooms_of_the_runtime_import_only_those_below_them():
     ]
     assert not wrong
     assert {room(module) for module in inside} == set(ROOMS)
+
+
+def test_the_runtime_names_no_model():
+    """Not in a comment either. Of a Transformer-XL's, the adapter for format 1 and the manifest that opens it know."""
+    known = {"txl_runtime.bundle.format1", "txl_runtime.bundle.manifest"}
+    found, in_code = [], set()
+    for module in MODULES:
+        if module.startswith("txl_runtime"):
+            text = MODULES[module].read_text()
+            found += [f"{module}: {name[0]}" for name in MODELS.finditer(text)]
+            docs = {
+                ast.get_docstring(node, False) for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED)
+            }
+            for token in tokenize.generate_tokens(iter(text.splitlines(True)).__next__):
+                said = token.type in (tokenize.NAME, tokenize.STRING) and token.string.strip('"') not in docs
+                if said and re.search("transformer", token.string, re.IGNORECASE):
+                    in_code.add(module)
+    assert not found
+    assert in_code == known
 
 
 def test_the_runtime_opens_devices_only_when_they_are_asked_for():
