@@ -1,4 +1,4 @@
-"""What a user of compressive-transformer-pytorch writes; `weights` holds the constructor's arguments and a state dict."""
+"""What a user of compressive-transformer-pytorch writes; `weights` holds the arguments and a state dict."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a user of memorizing-transformers-pytorch writes: the store of keys and values as tensors in place of faiss.
 
-`weights` holds the constructor's arguments, the number of rows that the store has, and a state dict.
+`weights` holds the constructor's arguments, of which `max_knn_memories` are the rows of the store, and a state dict.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def step(model: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[di
     """The package takes a list of stores and a list of a Transformer-XL's keys and values."""
     names = [name for name in states if name.startswith("xl.")]
     stores = [Store(states[f"knn.{i:02d}.rows"], states[f"knn.{i:02d}.count"]) for i in range(model.num_memory_layers)]
-    logits, kept = model(inputs["tokens"], stores, xl_memories=[states[name] for name in names])
+    found = model(inputs["tokens"], stores, xl_memories=[states[name] for name in names])
+    logits, kept = found if names else (found, [])  # with no Transformer-XL's memory the package returns logits alone
     after = dict(zip(names, kept, strict=True))
     for number, store in enumerate(stores):
         after |= {f"knn.{number:02d}.rows": store.rows, f"knn.{number:02d}.count": store.count}
@@ -52,7 +53,7 @@ def step(model: Any, inputs: dict[str, Any], states: dict[str, Any]) -> tuple[di
 def build(weights: str) -> StepSpec:
     """The step."""
     stored = read_weights(weights)
-    config, rows = stored["config"], stored["rows"]
+    config, rows = stored["config"], stored["config"]["max_knn_memories"]
     model = MemorizingTransformer(**config | {"memorizing_layers": tuple(config["memorizing_layers"])})
     model.load_state_dict(stored["model"])
     width, most = config["dim_head"], config["xl_max_memories"]
