@@ -24,6 +24,7 @@ from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import write_step
+from txl_export.families.own_module.first_call import run_first_call
 from txl_export.families.own_module.identity import tensors_id
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
@@ -159,6 +160,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         if whose := whose_code(request.module):
             heard.warn(f"{whose} is run on this machine")
         spec, name = read_source(request.module, request.weights)
+        run_first_call(spec, manifest.batch_size, manifest.segment_lengths)
         check_same_module(spec, name, bundle, heard)
         spec = _with_text(spec, _vocabulary(spec), request.text, request.tokens)
         with importable(request.module):

@@ -15,13 +15,14 @@ from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.checking import check_declared, check_spec, remarks
+from txl_export.families.own_module.first_call import USUAL_LENGTHS, run_first_call
 from txl_export.families.own_module.independence import dependence, influence
+from txl_export.families.own_module.leavings import leavings, without
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.probing import (
     Tries,
     check_first_calls,
     check_numbers,
-    check_outside,
     check_pure,
     constant_states,
     idle_states,
@@ -38,7 +39,6 @@ from txl_export.families.own_module.sizes import (
 from txl_export.families.own_module.spec import OutputSpec, StepSpec
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 
-DEFAULT_LENGTHS = (64, 1)
 _SECONDS = 10.0
 """So long it is looked for another length that a module takes."""
 
@@ -96,9 +96,10 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
         OwnCodeError: it raised an exception.
     """
     check_declared(spec)
-    default = DEFAULT_LENGTHS if has_length(spec) else (1,)
+    default = USUAL_LENGTHS if has_length(spec) else (1,)
     check_spec(spec, batch_size, tuple(segment_lengths) or default)
     heard.stage("run the module")
+    run_first_call(spec, batch_size, segment_lengths)
     with untouched(spec.module):
         return _found(spec, batch_size, segment_lengths, heard)
 
@@ -106,7 +107,6 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
 def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listener) -> Plan:
     warnings = remarks(spec)
     eager = Eager(spec)
-    check_outside(Tries(eager, batch_size), asked or (DEFAULT_LENGTHS if has_length(spec) else (1,)))
     with untouched(spec.module):
         if asked:
             lengths = tuple(sorted(set(asked), reverse=True))
@@ -116,6 +116,11 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
             warnings += dropped
         outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
+    if left := leavings(Tries(Eager(spec), batch_size), lengths):
+        spec = without(spec, left)
+        warnings.append(
+            f"a call leaves {_some(left)} in the module, which no later call reads; the bundle has none of it"
+        )
     tries = Tries(Eager(spec), batch_size)
     check_first_calls(tries, lengths[0])
     for length in lengths:
@@ -149,6 +154,11 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
     )
 
 
+def _some(paths: Sequence[str]) -> str:
+    """The first of some paths, and how many more there are."""
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
 def _may_be_open(spec: StepSpec) -> bool:
     """Whether one graph may take any number of rows."""
     entries = spec.states
@@ -160,7 +170,7 @@ def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transi
     lengths: tuple[int, ...] = ()
     transitions: tuple[Transition, ...] = ()
     errors: list[tuple[int, UsageError]] = []
-    for length in DEFAULT_LENGTHS if has_length(eager.spec) else (1,):
+    for length in USUAL_LENGTHS if has_length(eager.spec) else (1,):
         try:
             transitions = reached(eager, batch_size, (*lengths, length))
             lengths = (*lengths, length)
@@ -182,7 +192,7 @@ def _another(eager: Eager, batch_size: int) -> int | None:
     """A segment length that the module takes beside the usual ones, of those that are tried within some seconds."""
     generator, until = np.random.default_rng(0), time.monotonic() + _SECONDS
     spec = eager.spec
-    for length in range(2, max(DEFAULT_LENGTHS)) if has_length(spec) else ():
+    for length in range(2, max(USUAL_LENGTHS)) if has_length(spec) else ():
         if time.monotonic() > until:
             break
         inputs = random_inputs(spec, batch_size, length, generator, spec.samples)

@@ -115,24 +115,12 @@ class Eager:
             put(module, path, held[entry.name])
         try:
             arguments = {entry.name: held[entry.name] for entry in entries if entry.attribute is None}
-            outputs, after = self._called(given, arguments, valid)
+            outputs, after = called(self.spec, given, arguments, valid)
             after |= {entry.name: value_at(module, path) for path, entry in kept.items()}
         finally:
             for path, value in found.items():
                 put(module, path, value)
         return RawStep(given, held, outputs, {entry.name: after[entry.name] for entry in entries})
-
-    def _called(
-        self, given: dict[str, Tensor], held: dict[str, Tensor | None], valid: Tensor | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        names = [entry.name for entry in output_specs(self.spec)]
-        counted = [valid] if self.spec.lengths else []
-        if self.spec.step is not None:
-            named = {**given, VALID: valid} if self.spec.lengths else dict(given)
-            results = self.spec.step(self.spec.module, named, dict(held))
-            return _by_name(results, names, list(held))
-        results = self.spec.module(*given.values(), *held.values(), *counted)
-        return _in_order(results, names, list(held))
 
     def _cast(self, tensor: Tensor, dtype: str) -> Tensor:
         return tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])
@@ -184,6 +172,22 @@ class Eager:
                 f"state {entry.name} comes back as {shown(sizes)}, expected {shown(most)}, as its StateSpec says; "
                 "correct the one or the other"
             )
+
+
+def called(
+    spec: StepSpec, given: dict[str, Tensor], held: dict[str, Tensor | None], valid: Tensor | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Call a module in its own way, with inputs and with the states that are arguments: outputs and states by name.
+
+    Raises:
+        UsageError: it returned something else than was declared.
+    """
+    names = [entry.name for entry in output_specs(spec)]
+    if spec.step is not None:
+        named = {**given, VALID: valid} if spec.lengths else dict(given)
+        return _by_name(spec.step(spec.module, named, dict(held)), names, list(held))
+    counted = [valid] if spec.lengths else []
+    return _in_order(spec.module(*given.values(), *held.values(), *counted), names, list(held))
 
 
 def _by_name(results: Any, outputs: Sequence[str], states: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -189,8 +189,8 @@ def test_undeclared_state_is_named_wherever_it_is_kept():
         return self.kept + h, h + x
 
     def listed(self, x, h):
-        self.past[-1]["rows"] = x * 2
-        return x + h, h + x
+        rows, self.past[-1]["rows"] = self.past[-1]["rows"], x * 2
+        return x + h if rows is None else rows + h, h + x
 
     def number(self, x, h):
         self.calls += 1
