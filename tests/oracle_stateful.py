@@ -128,11 +128,12 @@ def errors(found: Sequence[tuple[Arrays, Arrays]], case: Case, logits: str | Non
                 wanted = exact[name]
                 if index == 0 and name == logits:
                     wanted = torch.from_numpy(wanted).log_softmax(-1).numpy()
-                worst[index] = max(worst[index], _apart(np.asarray(array), wanted))
+                worst[index] = max(worst[index], relative_error(np.asarray(array), wanted))
     return worst[0], worst[1]
 
 
-def _apart(found: Any, wanted: Any) -> float:
+def relative_error(found: Any, wanted: Any) -> float:
+    """The largest difference of two arrays of one shape, relative to max(1, the second's largest value)."""
     assert found.shape == wanted.shape, f"{found.shape} in place of {wanted.shape}"
     largest = max(1.0, float(np.abs(wanted).max(initial=0)))
     return float(np.abs(found - wanted).max(initial=0)) / largest
