@@ -1,0 +1,121 @@
+"""Mazes that need a memory: three signs at the entrance say which of two ways is right at three doors further on.
+
+At door 2 the sign of number 2 counts, which was seen for one step, up to twenty steps ago. Whoever forgets is right at
+the first door half of the time, and at all three once in eight times. No torch here: an application plays this too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+AHEAD, LEFT, RIGHT = range(3)
+DOORS, SEEN, LONGEST = 3, 9, 24
+FORGETFUL = 0.5 + 0.25 + 0.125
+"""The best return without a memory; with one it is 3."""
+
+
+@dataclass
+class Episode:
+    """What happened in one maze: scores and action of every step, and the doors taken rightly."""
+
+    scores: list[Array] = field(default_factory=list)
+    actions: list[int] = field(default_factory=list)
+    returned: int = 0
+
+
+class Mazes:
+    """Several mazes at once, and a row each. Row r plays episodes r, r + rows, r + 2 rows, … whatever others do."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.rows, self.seed, self.number = rows, seed, np.arange(rows) - rows
+        self.signs, self.doors = np.zeros((2, rows, DOORS), int)
+        self.noise, self.step = np.zeros((rows, LONGEST, 3)), np.zeros(rows, int)
+        self.enter(np.ones(rows, bool))
+
+    def enter(self, rows: Array) -> None:
+        """Begin the next episode in these rows."""
+        self.number[rows] += self.rows
+        for row in np.flatnonzero(rows):
+            random = np.random.default_rng((self.seed, self.number[row]))
+            self.signs[row] = random.choice([LEFT, RIGHT], DOORS)
+            self.doors[row] = DOORS - 1 + random.integers(2, 8, DOORS).cumsum()
+            self.noise[row] = random.normal(size=(LONGEST, 3))
+        self.step[rows] = 0
+
+    def at_door(self) -> Array:
+        """[rows, doors], true where a row stands at a door."""
+        doors: Array = self.doors == self.step[:, None]
+        return doors
+
+    def observe(self) -> Array:
+        """What is seen, [rows, 9]: a sign, its number or the door's, a door, steps, light, temperature and noise."""
+        reading = np.eye(DOORS)[np.minimum(self.step, DOORS - 1)] * (self.step < DOORS)[:, None]
+        sign = (reading * np.where(self.signs == LEFT, -1, 1)).sum(1)
+        light, temperature, noise = self.noise[np.arange(self.rows), self.step].T
+        rest = [self.at_door().any(1), self.step, 80 + 20 * light, 293 + 2 * temperature, noise]
+        return np.column_stack([sign, reading + self.at_door(), *rest]).astype(np.float32)
+
+    def right_action(self) -> Array:
+        """What somebody with a memory does."""
+        return np.where(self.at_door().any(1), (self.signs * self.at_door()).sum(1), AHEAD)
+
+    def act(self, actions: Array) -> tuple[Array, Array]:
+        """Take one action each; rewards, and rows that left: by a wrong action, or by the last door."""
+        right = actions == self.right_action()
+        rewards = (right & self.at_door().any(1)).astype(int)
+        left = ~right | self.at_door()[:, -1]
+        self.step += 1
+        self.enter(left)
+        return rewards, left
+
+
+def play(
+    scores_of: Callable[[Array], Array], reset: Callable[[Array], None], rows: int, episodes: int, seed: int = 1
+) -> list[Episode]:
+    """The control loop: observe, take the best action, reset the rows that begin anew. Returns the first episodes.
+
+    Args:
+        scores_of: f(observations [rows, 9]) → scores [rows, 3].
+        reset: f(rows that begin anew, bool [rows]).
+        rows: environments at once.
+        episodes: to play in all.
+        seed: of the mazes.
+    """
+    mazes = Mazes(rows, seed)
+    found = {number: Episode() for number in range(episodes)}
+    while (mazes.number < episodes).any():
+        numbers, scores = mazes.number.tolist(), scores_of(mazes.observe())
+        actions = scores.argmax(-1)
+        rewards, left = mazes.act(actions)
+        reset(left)
+        for row, number in enumerate(numbers):
+            if number in found:
+                episode = found[number]
+                episode.scores.append(scores[row].copy())
+                episode.actions.append(int(actions[row]))
+                episode.returned += int(rewards[row])
+    return [found[number] for number in range(episodes)]
+
+
+def lessons(rows: int, seed: int) -> tuple[Array, Array, Array, Array]:
+    """Mazes as somebody with a memory walks them, for imitation.
+
+    Returns:
+        Observations [rows, steps, 9], right actions, doors still to come, and how much each step counts, all
+        [rows, steps]; nothing counts behind the last door.
+    """
+    mazes = Mazes(rows, seed)
+    walked = []
+    for _ in range(LONGEST):
+        alive = mazes.number < rows
+        door = mazes.at_door().any(1)
+        to_come = (mazes.doors >= mazes.step[:, None]).sum(1)
+        walked.append((mazes.observe(), mazes.right_action(), to_come, alive * np.where(door, 1.0, 0.2)))
+        mazes.act(mazes.right_action())
+    observations, actions, to_come, weights = zip(*walked, strict=True)
+    return tuple(np.stack(part, 1) for part in (observations, actions, to_come, weights))  # type: ignore[return-value]

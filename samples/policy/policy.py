@@ -1,0 +1,41 @@
+"""What both policies have: normalised observations, and heads for the scores of actions and for the value."""
+
+from __future__ import annotations
+
+import torch
+from maze import DOORS, SEEN
+from torch import Tensor, nn
+
+LIMIT = 5.0
+"""Normalised observations are cut to this: a broken sensor does not throw the policy off its track."""
+
+
+class Policy(nn.Module):
+    """Buffers with the running mean and variance, which go into the bundle as its weights do."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        for name, value in {"mean": torch.zeros(SEEN), "variance": torch.ones(SEEN), "count": torch.zeros(())}.items():
+            self.register_buffer(name, value)
+        self.action, self.value = nn.Linear(width, 3), nn.Linear(width, 1)
+
+    def see(self, observation: Tensor) -> None:
+        """While training: take observations [..., 9] into the mean and the variance."""
+        rows = observation.reshape(-1, SEEN)
+        share = len(rows) / (self.count + len(rows))
+        apart = rows.mean(0) - self.mean
+        self.variance += share * (rows.var(0, correction=0) - self.variance + (1 - share) * apart**2)
+        self.mean += share * apart
+        self.count += len(rows)
+
+    def normal(self, observation: Tensor) -> Tensor:
+        """(x - mean) / deviation, within limits."""
+        return ((observation - self.mean) / (self.variance + 1e-5).sqrt()).clamp(-LIMIT, LIMIT)
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [B, L, 3] and the value [B, L]: doors that will be taken rightly."""
+        return self.action(features), self.value(features)[..., 0] * DOORS
