@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 from txl_runtime.errors import UsageError
 
+from txl_export.adapters.proving import Tensors, proven
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+PARTS = tuple(enumerate(("memory", "left_key", "left_value", "past_length")))
+"""A layer's states, in the package's order."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
     """An `Emformer`; with `num_symbols` an RNN-T over one."""
     from torchaudio.models import Emformer, emformer_rnnt_base, emformer_rnnt_model
 
-    if "num_symbols" in config:
-        return (emformer_rnnt_base if len(config) == 1 else emformer_rnnt_model)(**config)
-    return Emformer(**config)
+    rnnt = emformer_rnnt_base if len(config) == 1 else emformer_rnnt_model
+    return (rnnt if "num_symbols" in config else Emformer)(**config)
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
@@ -35,18 +38,25 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
             f"this {type(core).__name__} has no emformer_layers with pos_ff, expected torchaudio.models.Emformer or an "
             "RNN-T over one; where layers have a convolution there is more state: give a StepSpec of your own"
         )
-    width, ahead = layers[0].input_dim, core.right_context_length
-    features, wide = InputSpec("features", ("B", "L", width), lookahead=ahead), width
+    width = wide = layers[0].input_dim
+    past, frame = core.left_context_length, [width]
     if core is not module:
-        joined = (module.time_reduction.stride, module.input_linear.in_features)
-        features, wide = InputSpec("features", ("B", "L", *joined), lookahead=ahead), module.output_linear.out_features
-    past = core.left_context_length
+        frame, wide = [module.time_reduction.stride, module.input_linear.in_features], module.output_linear.out_features
+    features = InputSpec("features", ("B", "L", *frame), lookahead=core.right_context_length)
     rows = {"memory": core.max_memory_size, "left_key": past, "left_value": past}
     states = []
     for name in (f"layers.{number:02d}" for number in range(len(layers))):
         states += [StateSpec(f"{name}.{part}", (most, "B", width)) for part, most in rows.items() if most]
         states.append(StateSpec(f"{name}.past_length", (1, "B"), dtype="int32"))
-    return StepSpec(module, [features], states, [OutputSpec("encoded", ("B", "L", wide))], step=_step)
+    spec = StepSpec(module, [features], states, [OutputSpec("encoded", ("B", "L", wide))], step=_step)
+
+    def own(inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
+        x = inputs["features"].flatten(1, -2)
+        encoded, _, carried = module.infer(x, torch.tensor([x.shape[1]]), carried)
+        held = {f"layers.{number:02d}.{part}": layer[at] for number, layer in enumerate(carried) for at, part in PARTS}
+        return {"encoded": encoded}, held, carried
+
+    return proven([spec], own, [core.segment_length] * 3)
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
@@ -63,9 +73,7 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     return {"encoded": encoded if core is module else module.layer_norm(module.output_linear(encoded))}, after
 
 
-def _layer(
-    layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, states: Named
-) -> tuple[Tensor, Tensor, Tensor]:
+def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, states: Named) -> tuple[Tensor, ...]:
     """Segment, what lies ahead and summary for the next layer; puts its own new states in place of the old ones."""
     attention, (length, batch, width), ahead = layer.attention, x.shape, len(right)
     none = x.new_zeros(0, batch, width)
@@ -75,10 +83,8 @@ def _layer(
     normed = layer.layer_norm_input(own)
     asked = torch.cat((normed, normed[ahead:].mean(0, keepdim=True))) if bank else normed
     key, value = attention.emb_to_key_value(torch.cat((memory, normed))).chunk(2, 2)
-    query, keys, values = (
-        part.unflatten(2, (attention.num_heads, -1)).permute(1, 2, 0, 3)
-        for part in (attention.emb_to_query(asked), torch.cat((key, old_key)), torch.cat((value, old_value)))
-    )
+    parts = attention.emb_to_query(asked), torch.cat((key, old_key)), torch.cat((value, old_value))
+    query, keys, values = (part.unflatten(2, (attention.num_heads, -1)).permute(1, 2, 0, 3) for part in parts)
     unseen = (torch.arange(len(asked)) == ahead + length)[:, None] & (torch.arange(keys.shape[2]) < bank)
     scores = (query * attention.scaling @ keys.mT).masked_fill(unseen, attention.negative_inf)
     needs = [*range(bank * length, 0, -length), *[0] * (ahead + length), *range(left, 0, -1)]
@@ -90,8 +96,7 @@ def _layer(
     new |= {"left_key": _newest(old_key, key[-length:], past), "left_value": _newest(old_value, value[-length:], past)}
     states |= {name + part: rows for part, rows in new.items() if name + part in states}
     states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # an int32 that stays at its most
-    last = found[-1:]
-    return y[ahead:], y[:ahead], last.tanh() if attention.tanh_on_mem else last.clamp(-10, 10)
+    return y[ahead:], y[:ahead], found[-1:].tanh() if attention.tanh_on_mem else found[-1:].clamp(-10, 10)
 
 
 def _newest(old: Tensor, rows: Tensor, past: Tensor | None = None) -> Tensor:

@@ -81,7 +81,10 @@ def _run(
     spec.module.eval()
     found, carried = {}, None
     for number in range(sequence, len(lengths)):
-        given = {e.name: _one(segments[number][e.name], e.shape, sequence, lengths[number]) for e in spec.inputs}
+        given = {
+            entry.name: _one(segments[number][entry.name], entry.shape, sequence, lengths[number] + entry.lookahead)
+            for entry in spec.inputs
+        }
         with own_code(f"{type(spec.module).__name__} itself fails with its memory"):
             outputs, held, carried = own(given, carried)
         found[number] = (outputs, held)

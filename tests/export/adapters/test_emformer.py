@@ -119,8 +119,9 @@ def segment(module: Any, batch_size: int, random: np.random.Generator, dtype: An
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_sequences_in_step_are_what_the_package_infers_for_the_batch(options: dict[str, Any]) -> None:
-    module = emformer(**options).double()
+    module = emformer(**options)
     spec, random = adapt("emformer", module), np.random.default_rng(0)
+    module.double()
     step, states, held = Eager(spec, torch.float64), fresh_states(spec, 3, torch.float64), None
     for _ in range(7):
         features = segment(module, 3, random)
@@ -140,8 +141,9 @@ def test_sequences_in_step_are_what_the_package_infers_for_the_batch(options: di
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_sequences_out_of_step_are_what_the_package_infers_for_each_alone(options: dict[str, Any]) -> None:
     """The package itself reads the first sequence's counter for all, so its own batch is wrong here."""
-    module = emformer(**options).double()
+    module = emformer(**options)
     spec, random = adapt("emformer", module), np.random.default_rng(1)
+    module.double()
     step, own = Eager(spec, torch.float64), Own(module, 3)
     fresh = fresh_states(spec, 3, torch.float64)
     states = dict(fresh)
@@ -160,8 +162,9 @@ def test_sequences_out_of_step_are_what_the_package_infers_for_each_alone(option
 
 
 def test_segment_by_segment_is_what_the_package_computes_for_the_whole_utterance() -> None:
-    module = emformer().double()
+    module = emformer()
     spec, random = adapt("emformer", module), np.random.default_rng(2)
+    module.double()
     step, states = Eager(spec, torch.float64), fresh_states(spec, 2, torch.float64)
     features = torch.from_numpy(random.standard_normal((2, 9 * 4 + 2, 16)))
     found = []
@@ -177,10 +180,11 @@ def test_segment_by_segment_is_what_the_package_computes_for_the_whole_utterance
 @pytest.mark.parametrize("bank", [0, 2])
 def test_a_transcriber_joins_frames_as_the_package_does(bank: int) -> None:
     config = RNNT | {"transformer_max_memory_size": bank}
-    model = randomised(package("torchaudio.models").emformer_rnnt_model(**config).eval()).double()
+    model = randomised(package("torchaudio.models").emformer_rnnt_model(**config).eval())
     spec, random = adapt("emformer", model), np.random.default_rng(4)
     assert spec.module is model.transcriber
     assert spec.inputs == adapt("emformer", model.transcriber).inputs
+    model.double()
     step, states, held = Eager(spec, torch.float64), fresh_states(spec, 2, torch.float64), None
     for _ in range(5):
         features = segment(model.transcriber, 2, random)
@@ -224,6 +228,16 @@ def test_another_segment_length_is_refused_with_the_module_s_own() -> None:
 )
 def test_what_is_no_emformer_is_refused(module: Any) -> None:
     with pytest.raises(UsageError, match=r"no emformer_layers with pos_ff, expected torchaudio\.models\.Emformer"):
+        adapt("emformer", module)
+
+
+def test_a_module_that_computes_otherwise_than_the_package_of_this_version_is_refused() -> None:
+    """Such as a layer that somebody has changed: the step would leave the change out without a word."""
+    module = emformer()
+    layer = module.emformer_layers[0]
+    inner = layer.infer
+    layer.infer = lambda *given: (inner(*given)[0] * 1.01, *inner(*given)[1:])
+    with pytest.raises(UsageError, match="output encoded of segment 1 is not what Emformer itself computes"):
         adapt("emformer", module)
 
 
