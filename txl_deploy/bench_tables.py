@@ -119,7 +119,7 @@ def _other_facts(report: Report | StepReport) -> dict[str, object]:
         for name, other in report.agreement.items():
             facts[f"{name} agrees"] = (
                 ", ".join(f"{output} {number(value)}" for output, value in other.found.items())
-                + f", {other.segments} segments ({other.measure} limit {other.limit:g})"
+                + f", {other.segments} segments ({other.measure} limit {other.limit:g}), after {other.seconds:.1f} s"
             )
         return facts | _trust(report.rows)
     facts = _once(report, "decode step", "token", "decode and prefill")

@@ -32,12 +32,14 @@ class StepAgreement(Struct, frozen=True, kw_only=True):
         found: by output, what `measure` reached; of whole numbers and truths, how many differed.
         limit: the largest value that it may have; whole numbers may not differ.
         measure: "max_abs" relative to max(1, largest value) in fp32, else "deviation".
+        seconds: that it took; of a competitor that compiles, nearly all of it is compiling.
     """
 
     segments: int
     found: dict[str, float]
     limit: float
     measure: str
+    seconds: float
 
 
 class StepRow(Struct, frozen=True, kw_only=True):

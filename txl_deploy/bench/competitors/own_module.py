@@ -8,6 +8,7 @@ Both are compared with the bundle before they are timed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -168,7 +169,7 @@ def agree(ours: BundleSteps, other: StepCompetitor, model: Model) -> StepAgreeme
     Raises:
         CheckError: they do not compute the same function, so timing them would compare nothing.
     """
-    manifest, segments = model.manifest, 0
+    manifest, segments, started = model.manifest, 0, time.monotonic()
     measure, limit = competitor_step_limit(manifest.precision)
     errors = {output.name: TensorErrors(output.dtype in ("int32", "bool")) for output in manifest.outputs}
 
@@ -199,7 +200,9 @@ def agree(ours: BundleSteps, other: StepCompetitor, model: Model) -> StepAgreeme
                 f"at most {0 if tensor.exact else limit:g}; it computes something else, so it is not timed: give the "
                 "module and the weights that the bundle was exported from"
             )
-    return StepAgreement(segments=segments, found=found, limit=limit, measure=measure)
+    return StepAgreement(
+        segments=segments, found=found, limit=limit, measure=measure, seconds=time.monotonic() - started
+    )
 
 
 def _by_hand(spec: StepSpec) -> Step:

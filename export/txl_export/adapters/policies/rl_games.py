@@ -20,8 +20,7 @@ CLIP = 5.0
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """From `model` and `network` of a training's params, and what the player adds: actions_num, input_shape,
-    normalize_input, normalize_value."""
+    """From `model` and `network` of a training's params, and what a player adds, such as `actions_num`."""
     params = {key: config[key] for key in ("model", "network")}
     given = {"actions_num": config["actions_num"], "input_shape": tuple(config["input_shape"])}
     rest = {key: config.get(key, value) for key, value in _REST.items()}

@@ -58,7 +58,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Of any of the classes; `"critic": false` in the config leaves the critic out, and the input that only it needs."""
+    """Of any of the classes; `"critic": false` in the config leaves the critic out, and the input of its own."""
     places = {role: place for role, many in PLACES.items() for place in many if _at(module, place.rnn) is not None}
     if "actor" not in places:
         return None

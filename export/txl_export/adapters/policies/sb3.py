@@ -32,15 +32,12 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
         dtype = policy.action_net.weight.dtype
         actor, critic = (rows.to(dtype) for rows in (features if isinstance(features, tuple) else (features,) * 2))
         actor = recur("actor", actor)
-        if policy.shared_lstm:
-            critic = actor
-        else:
-            critic = recur("critic", critic) if "critic" in rnns else policy.critic(critic)
+        valued = recur("critic", critic) if "critic" in rnns else policy.critic(critic) if policy.critic else actor
         mean = policy.action_net(policy.mlp_extractor.forward_actor(actor))
         if box is not None:
             low, high = box
             mean = low + 0.5 * (torch.tanh(mean) + 1) * (high - low) if policy.squash_output else mean.clamp(low, high)
-        return mean, policy.value_net(policy.mlp_extractor.forward_critic(critic))[:, 0]
+        return mean, policy.value_net(policy.mlp_extractor.forward_critic(valued))[:, 0]
 
     return Shape(
         rnns=rnns,
