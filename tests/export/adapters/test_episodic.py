@@ -196,7 +196,7 @@ def test_the_bundle_carries_what_the_repository_computed(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["learned, norms behind, gates", "no positions, no norms, two branches", "images"])
+@pytest.mark.parametrize("name", ["learned, norms behind, gates", "images"])
 def test_a_bundle_stays_with_the_player_over_200_steps_with_resets(name: str, tmp_path: Path) -> None:
     module = model(OPTIONS[name])
     path = tmp_path / "policy.txl"

@@ -6,8 +6,10 @@ import io
 import os
 import pickle  # noqa: TID251 - the tests write what others wrote with it
 import random
+import sys
 import zipfile
 from collections import OrderedDict
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -81,6 +83,28 @@ def test_a_plain_pickle_of_weights_and_config_is_read(tmp_path, protocol):
     assert beside == {"environment": {"name": "T", "sizes": [1, (2.5, None)]}, "rate": 0.5, "steps": 3}
     with pytest.raises(CheckpointError, match="holds a tuple, expected a state dict"):
         read_weights(path)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_config_that_ruamel_read_from_yaml_is_plain_data(tmp_path, monkeypatch, protocol):
+    """Its maps, lists and numbers are classes that know their lines as well; trainers pickle them as they are."""
+    kinds = {"comments.CommentedMap": OrderedDict, "comments.CommentedSeq": list, "scalarfloat.ScalarFloat": float}
+    made = []
+    for name, kind in kinds.items():
+        home, own = f"ruamel.yaml.{name.partition('.')[0]}", name.partition(".")[2]
+        made.append(type(own, (kind,), {"__module__": home}))
+        for package in ("ruamel", "ruamel.yaml", home):
+            monkeypatch.setitem(sys.modules, package, sys.modules.get(package, ModuleType(package)))
+        setattr(sys.modules[home], own, made[-1])
+    whole, rows, rate = made[0](embed_dim=8), made[1]([4, 2]), made[2](0.5)
+    for value in (whole, rows, rate):
+        value._yaml_line_col = {"line": 3, "data": whole}
+    whole.update(rows=rows, rate=rate)
+    path = tmp_path / "run.nn"
+    path.write_bytes(pickle.dumps((Policy().state_dict(), {"transformer": whole}), protocol))
+    _, config = read_stored(path)
+    assert config == {"transformer": {"embed_dim": 8, "rows": [4, 2], "rate": 0.5}}
+    assert [type(config["transformer"][name]) for name in ("rows", "rate")] == [list, float]
 
 
 def test_a_plain_pickle_of_a_state_dict_is_read(tmp_path):

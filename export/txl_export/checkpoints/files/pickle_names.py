@@ -222,6 +222,13 @@ def _typed_tensor(args: tuple[Any, ...]) -> Any:
     return _tensor(arguments)
 
 
+def _number(args: tuple[Any, ...]) -> float:
+    """ruamel.yaml's number, which also knows how it was written; where, the pickle sets afterwards."""
+    if len(args) != 1 or type(args[0]) is not float:
+        raise CheckpointError("a number of a config is none; the file is damaged")
+    return args[0]
+
+
 def _nested_file(args: tuple[Any, ...]) -> Any:
     raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
@@ -234,6 +241,9 @@ FUNCTIONS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
     "collections.defaultdict": lambda args: {},
+    "ruamel.yaml.comments.CommentedMap": _mapping,
+    "ruamel.yaml.comments.CommentedSeq": _sequence,
+    "ruamel.yaml.scalarfloat.ScalarFloat": _number,
     "builtins.set": _sequence,
     "builtins.frozenset": _sequence,
     "torch.Size": _size,

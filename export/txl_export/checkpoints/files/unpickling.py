@@ -219,9 +219,9 @@ class Unpickler:
             raise CheckpointError(f"the pickle calls {callee.class_name}; the file is damaged")
 
     def _build(self, argument: Any) -> None:
-        """Keep a stub's attributes; those of plain data (a state dict's _metadata) are dropped."""
+        """Keep a stub's attributes; those of plain data (a state dict's _metadata, a config's lines) are dropped."""
         state, target = self._stack.pop(), self._stack[-1]
-        if type(target) is dict and type(state) is dict:
+        if type(target) in (dict, list, float) and type(state) in (dict, tuple):
             return
         if type(target) is not Stub:
             raise CheckpointError(f"the pickle sets attributes of a {type(target).__name__}; the file is damaged")
