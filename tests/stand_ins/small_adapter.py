@@ -68,7 +68,7 @@ def adapter(**changes: Any) -> Iterator[ModuleType]:
     table: Any = ADAPTERS
     module = ModuleType(f"txl_export.adapters.{NAME}")
     vars(module).update({"build": build, "step_spec": step_spec, **changes})
-    table[NAME] = Adapter(NAME, PACKAGE, "small_memory", f"pip install {PACKAGE}")
+    table[NAME] = Adapter(NAME, PACKAGE, "small_memory")
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
     try:

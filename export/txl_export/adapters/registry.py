@@ -108,7 +108,11 @@ def package_of(name: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     adapter = ADAPTERS.get(name)
-    if adapter is None or not adapter.imports or find_spec(adapter.imports) is None:
+    if adapter is None or not adapter.imports:
+        return ""
+    if adapter.advice:  # a repository, without a version
+        return adapter.package
+    if find_spec(adapter.imports) is None:
         return ""
     try:
         return f"{adapter.package} {version(adapter.package)}"

@@ -225,7 +225,17 @@ def test_names_are_checked():
     for call in (lambda: adapt("smaal", None), lambda: load_adapted("smaal", None, {})):
         with pytest.raises(UsageError, match="there is no adapter 'smaal', expected one of x-transformers, di-"):
             call()
-    assert package_of("smaal") == ""
+    assert package_of("smaal") == package_of("recurrent-policy") == ""
+    assert package_of("episodic") == "episodic-transformer-memory-ppo"
+
+
+def test_what_to_do_about_a_missing_package_is_said():
+    advice = {name: ADAPTERS[name].install for name in ("mamba", "rllib", "episodic")}
+    assert advice == {
+        "mamba": "pip install mambapy",
+        "rllib": "pip install 'ray[rllib]'",
+        "episodic": 'name its folder as "repository" in the config',
+    }
 
 
 def test_another_package_s_module_is_refused(package):
