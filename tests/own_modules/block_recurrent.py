@@ -24,7 +24,8 @@ def build(weights: str) -> StepSpec:
     config = stored["config"] | {"recurrent_layers": tuple(stored["config"]["recurrent_layers"])}
     model = BlockRecurrentTransformer(**config)
     model.load_state_dict(stored["model"])
-    shape = (2, "B", config["block_width"], config["dim_head"])
+    rows = config["block_width"] * 3 // 2 if config.get("use_compressed_mem") else config["block_width"]
+    shape = (2, "B", rows, config["dim_head"])
     states = [StateSpec(f"xl.{layer:02d}.kv", shape, grows=2) for layer in range(config["depth"])]
     for number, layer in enumerate(sorted(config["recurrent_layers"])):
         start = f"layers.{layer - 1}.0.state_container.init_state"
