@@ -59,8 +59,8 @@ BUILDS: Mapping[str, Callable[..., StepSpec]] = {
     "xt01_rotary_shift": x_transformers.build,
     "xt02_t5_bias": x_transformers.build,
 }
-GROWTH = {"ct01_base": "stages", "ct02_partial_segment": "stages", "lc01_labml": "stages"}
-"""What "auto" comes to as well, after it has tried to leave rows open: a convolution takes no 0 of them."""
+GROWTH = {"ct01_base": "stages", "ct02_partial_segment": "stages", "lc01_labml": "stages", "mt01_knn": "stages"}
+"""What "auto" comes to as well, after it has tried to leave rows open: a convolution or a store takes no 0 of them."""
 Arrays = dict[str, Any]
 
 

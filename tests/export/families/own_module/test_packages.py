@@ -93,7 +93,7 @@ LIVE = {
         "compressive",
         "compressive_transformer_pytorch",
         "CompressiveTransformer",
-        BASE | {"seq_len": 4, "mem_len": 6, "cmem_len": 4, "cmem_ratio": 3},
+        BASE | {"seq_len": 4, "mem_len": 6, "cmem_len": 2, "cmem_ratio": 3},
         4,
         compressive,
     ),
@@ -251,7 +251,7 @@ def test_the_bundle_does_what_the_package_does_over_many_segments(name: str, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(("most", "streams"), [(5, "lockstep"), (0, "independent")])
 def test_a_store_of_tensors_does_what_the_package_s_own_store_does(most: int, streams: str, tmp_path: Path) -> None:
-    config = BASE | {"dim_head": 8, "memorizing_layers": (1, 2), "num_retrieved_memories": 3, "xl_max_memories": most}
+    config = BASE | {"dim_head": 8, "memorizing_layers": (2,), "num_retrieved_memories": 3, "xl_max_memories": most}
     config |= {"max_knn_memories": STORE}
     needs, kind = "memorizing_transformers_pytorch", "MemorizingTransformer"
     live = Live("memorizing", needs, kind, config, 4, compressive, streams=streams)
