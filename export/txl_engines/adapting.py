@@ -1,14 +1,13 @@
 """What engines need changed in a graph that is right.
 
 All of them need whole numbers bounded by Max and Min: ONNX Runtime has no CUDA kernel of Clip for int32, and TensorRT
-documents none. Graphs that were exported before have such Clips. The parsers of TensorRT and TensorRT-RTX need two
-passes more.
+documents none. Graphs that were exported before have such Clips. TensorRT and TensorRT-RTX need three passes more.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def adapt(graph: Graph, facts: Facts) -> Graph:
     Raises:
         BackendError: an operator is newer than the library, or means something else there.
     """
-    graph = without_clip(graph)
+    graph = without_elu(without_clip(graph))
     model = decode_graph(graph.data, graph.path)
     changed = _separate(model, graph.path)
     if opset_of(model) > facts.opset:
@@ -43,20 +42,62 @@ def adapt(graph: Graph, facts: Facts) -> Graph:
 
 def without_clip(graph: Graph) -> Graph:
     """The graph with Max and Min in place of each Clip of whole numbers; its `sha256` stays."""
-    if all(operator != "Clip" for _, operator in graph.nodes):
+    return _replaced(graph, "Clip", lambda model, node, kind: _bounds(node) if kind in _WHOLE else None)
+
+
+def without_elu(graph: Graph) -> Graph:
+    """The graph with Max, Min and Exp in place of each Elu; its `sha256` stays.
+
+    TensorRT-RTX 1.7 parses it, but where one follows another its compiler may fail: "elu … There are 2 inputs. Expected
+    1". Layers of a policy are often like that.
+    """
+    return _replaced(graph, "Elu", _elu)
+
+
+def _replaced(graph: Graph, operator: str, made: Callable[[Any, Any, str], list[Any] | None]) -> Graph:
+    """The graph with made(model, node, element type) in place of an operator's nodes; None for one that stays."""
+    if all(operator != found for _, found in graph.nodes):
         return graph
     model = decode_graph(graph.data, graph.path)
-    kept: list[Any] = []
-    kinds = _types(model)
+    kinds, kept = _types(model), list[Any]()
     for node in model.graph.node:
-        if node.op_type == "Clip" and kinds.get(node.input[0]) in _WHOLE:
-            kept += _bounds(node)
-        else:
-            kept.append(deepcopy(node))
+        nodes = made(model, node, kinds.get(node.input[0], "")) if node.op_type == operator else None
+        kept += [deepcopy(node)] if nodes is None else nodes
     del model.graph.node[:]
     model.graph.node.extend(kept)
-    nodes = tuple((node.name, node.op_type) for node in model.graph.node)
-    return dataclasses.replace(graph, data=model.SerializeToString(deterministic=True), nodes=nodes)
+    names = tuple((node.name, node.op_type) for node in model.graph.node)
+    return dataclasses.replace(graph, data=model.SerializeToString(deterministic=True), nodes=names)
+
+
+def _elu(model: Any, node: Any, kind: str) -> list[Any] | None:
+    """max(x, 0) + alpha (exp(min(x, 0)) - 1)."""
+    if not kind or kind == "UNDEFINED":
+        return None
+    onnx = import_onnx()
+    alpha = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
+    value, result = node.input[0], node.output[0]
+    numbers = {"zero": 0.0, "one": 1.0, "alpha": alpha}
+    for name, number in numbers.items():
+        typed = onnx.helper.make_tensor(f"{result}.{name}", onnx.TensorProto.DataType.Value(kind), [], [number])
+        model.graph.initializer.append(typed)
+    steps = (
+        ("Min", value, "zero", "low"),
+        ("Exp", "low", None, "exp"),
+        ("Sub", "exp", "one", "less"),
+        ("Mul", "less", "alpha", "left"),
+        ("Max", value, "zero", "right"),
+        ("Add", "right", "left", None),
+    )
+
+    def named(name: str | None) -> str:
+        return result if name is None else name if name == value else f"{result}.{name}"
+
+    return [
+        onnx.helper.make_node(
+            operator, [named(one), *([] if other is None else [named(other)])], [named(out)], f"{node.name}.{operator}"
+        )
+        for operator, one, other, out in steps
+    ]
 
 
 def _types(model: Any) -> dict[str, str]:

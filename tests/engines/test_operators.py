@@ -10,13 +10,17 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
+import torch
+import txl_export
 from onnx import TensorProto, helper
 from small_graphs import INT32, model, program, value
 from stand_ins.operators import TABLE, kernels, lacking, table
 from step_models import MODELS
-from txl_engines.adapting import restamp, without_clip
+from support import cli
+from txl_engines.adapting import restamp, without_clip, without_elu
 from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
+from txl_export import InputSpec, StateSpec, StepSpec
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import Program
 
@@ -139,6 +143,52 @@ def test_a_clip_of_other_numbers_stays(tmp_path):
     path: Path = tmp_path / "small.onnx"
     read = read_graph(graph.SerializeToString(), program(graph), path.parent, 24)
     assert [operator for _, operator in without_clip(read).nodes] == ["Clip"]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_a_build_puts_an_exponential_in_place_of_an_elu(tmp_path, kind, alpha):
+    nodes = [helper.make_node("Elu", ["x"], ["y"], "elu", **({} if alpha is None else {"alpha": alpha}))]
+    before = model(nodes, [value("x", [6], kind)], [value("y", [6], kind)], [])
+    read = read_graph(before.SerializeToString(), program(before), tmp_path, 24)
+    after = without_elu(read)
+    changed = onnx.load_model_from_string(after.data)
+    onnx.checker.check_model(changed, full_check=True)
+    assert "Elu" not in {operator for _, operator in after.nodes}
+    assert after.sha256 == read.sha256, "that of what was composed"
+    given = np.array([-900, -2, -0.1, 0, 0.1, 3], np.float32 if kind == TensorProto.FLOAT else np.float16)
+    found = onnx.reference.ReferenceEvaluator(changed).run(None, {"x": given})[0]
+    exact = np.where(given > 0, given, (alpha or 1.0) * np.expm1(np.minimum(given, 0).astype(np.float64)))
+    np.testing.assert_allclose(found, exact, atol=1e-7 if kind == TensorProto.FLOAT else 1e-3)
+
+
+class Layers(torch.nn.Module):
+    """A GRU and two layers with ELU behind it, as policies have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.value = torch.nn.GRU(6, 8), torch.nn.Linear(8, 1)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(14, 16), torch.nn.ELU(), torch.nn.Linear(16, 8), torch.nn.ELU()
+        )
+        self.scores = torch.nn.Linear(8, 3)
+
+    def forward(self, x, h):
+        x = x.clamp(-5, 5)
+        rows, h = self.gru(x[None], h)
+        rows = self.layers(torch.cat([rows[0], x], 1))
+        return self.scores(rows), self.value(rows), h
+
+
+@pytest.mark.slow
+def test_layers_of_a_policy_build_though_the_compiler_fails_on_their_elu(tmp_path):
+    pytest.importorskip("tensorrt_rtx")
+    spec = StepSpec(Layers(), [InputSpec("x", ("B", 6))], [StateSpec("h", (1, "B", 8))], ["scores", "value"])
+    made = txl_export.export(spec, tmp_path / "policy.txl", batch_size=4, verify=False)
+    graph = (made.path / "step-1.onnx").read_bytes()
+    assert "Elu" in {node.op_type for node in onnx.load_model_from_string(graph).graph.node}
+    built = cli("build", made.path, "--target", "rtx", "--sm", 86)
+    assert built.returncode == 0, built.stderr
 
 
 def test_the_table_says_where_each_column_is_from():
