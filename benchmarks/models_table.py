@@ -28,9 +28,15 @@ MODELS = {
     "xt02_t5_bias": ("x-transformers, T5 bias (ALiBi likewise)", "newest hidden rows of each layer"),
     "gd01_policy_step": ("GTrXL of DI-engine", "newest hidden rows of each layer, zeros at first"),
     "gr01_policy_step": ("GTrXL of RLlib", "newest hidden rows of each unit, zeros at first"),
-    "mm01_episodic": ("TrXL-PPO, episodic-transformer-memory-ppo", "a row for each step of the episode, and its number"),
+    "mm01_episodic": (
+        "TrXL-PPO, episodic-transformer-memory-ppo",
+        "a row for each step of the episode, and its number",
+    ),
     "rp01_lstm_policy": ("LSTM and GRU policies: rsl_rl, rl_games, sb3", "hidden and cell state"),
-    "rm01_xl": ("recurrent-memory-transformer-pytorch, with XL memory", "memory tokens; keys and values of the segment"),
+    "rm01_xl": (
+        "recurrent-memory-transformer-pytorch, with XL memory",
+        "memory tokens; keys and values of the segment",
+    ),
     "rm02_no_xl": ("recurrent-memory-transformer-pytorch", "memory tokens"),
     "em01_emformer": ("Emformer of torchaudio", "keys and values to the left, a bank of summaries"),
     "ma01_mamba": ("Mamba of mambapy", "last inputs of a convolution, and the filters' state"),
@@ -111,7 +117,8 @@ def _new(form: Form, logprobs: str | None) -> str | None:
 
 
 def _counts(manifest: Any) -> bool:
-    return any(entry.name.endswith("fill") for entry in manifest.states)
+    """Whether a whole number of each sequence says how many rows are filled."""
+    return any(entry.dtype == "int32" for entry in manifest.states)
 
 
 def _states(manifest: Any) -> list[str]:

@@ -40,6 +40,8 @@ def _floats(mask: Tensor, like: Tensor) -> Tensor:
 def spec(model: Any) -> StepSpec:
     """What goes in and what comes out."""
     config = model.config
+    if config.attn_type != "uni" or config.same_length or config.reuse_len or config.bi_data:
+        raise ValueError("bi, same_length and reuse_len look at the rows there are, not at a counter; use xlnet.py")
     shape = (config.mem_len, "B", config.d_model)
     states = [StateSpec(f"layers.{layer:02d}.mem", shape) for layer in range(config.n_layer)]
     return StepSpec(

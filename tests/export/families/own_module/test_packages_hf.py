@@ -162,14 +162,13 @@ def labml_model(**options: int) -> Any:
 
 
 LIVE: Mapping[str, tuple[str, Callable[[], Any], Callable[[Any], Own], tuple[int, ...]]] = {
-    "XLNet, positions clamped": ("xlnet", lambda: xlnet_model(mem_len=7, clamp_len=4), xlnet, (3,)),
     "XLNet, same length, part of a segment kept": (
         "xlnet",
         lambda: xlnet_model(mem_len=8, same_length=True, reuse_len=2, ff_activation="relu"),
         xlnet,
         (4,),
     ),
-    "XLNet, counted": ("xlnet_counted", lambda: xlnet_model(mem_len=7), xlnet, (3, 1)),
+    "XLNet, counted, positions clamped": ("xlnet_counted", lambda: xlnet_model(mem_len=7, clamp_len=4), xlnet, (3, 1)),
     "RWKV, rescaled": ("rwkv", lambda: rwkv_model(num_hidden_layers=4, rescale_every=2), rwkv, (5, 2)),
     "RMT over GPT-2, scaled by layer": (
         "rmt_gpt2",
@@ -184,6 +183,11 @@ LIVE: Mapping[str, tuple[str, Callable[[], Any], Callable[[Any], Own], tuple[int
         (4,),
     ),
 }
+
+
+def test_a_step_that_would_be_another_is_refused_by_the_user_s_file() -> None:
+    with pytest.raises(ValueError, match=r"xlnet\.py"):
+        users("xlnet_counted").spec(xlnet_model(mem_len=7, same_length=True))
 
 
 @pytest.mark.slow
