@@ -139,7 +139,7 @@ def test_the_readme_has_the_commands_of_the_file() -> None:
 @pytest.mark.timeout(600)
 def test_the_sample_of_full_size_is_trained_exported_and_listens(tmp_path: Path) -> None:
     command = [sys.executable, str(SAMPLE)]
-    subprocess.run([*command, "--train", "tone.pt", "--seconds", "15"], check=True, cwd=tmp_path, timeout=120)
+    subprocess.run([*command, "--train", "tone.pt", "--seconds", "25"], check=True, cwd=tmp_path, timeout=120)
     lengths = ["--segment-length", "8", "--batch-size", "4"]
     made = cli("export", f"{SAMPLE}:build", "--weights", "tone.pt", "-o", "tone.txl", *lengths, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
