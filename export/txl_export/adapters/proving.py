@@ -16,16 +16,16 @@ from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.own_code import own_code
-from txl_export.families.own_module.running import Eager, difference
+from txl_export.families.own_module.running import Eager, difference, in_float64
 from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
 from txl_export.families.own_module.spec import Shape, StepSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
-Own: TypeAlias = Callable[[Tensors, Any], tuple[Tensors, Tensors, Any]]
-"""(inputs, carried) → (outputs, states, carried): a package's own call for one sequence. What it carries is None at
-first, and of its states it returns those rows alone that are filled."""
+Own: TypeAlias = Callable[[Any, Tensors, Any], tuple[Tensors, Tensors, Any]]
+"""(module, inputs, carried) → (outputs, states, carried): a package's own call for one sequence. What it carries is
+None at first, and of its states it returns those rows alone that are filled."""
 LIMIT = 1e-4
-"""Relative difference in float32 up to which two forms are the same."""
+"""Relative difference up to which two forms are the same: some packages compute parts in float32 in any case."""
 
 
 def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepSpec:
@@ -58,11 +58,12 @@ def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[s
     """
     draws = np.random.default_rng(0)
     segments = [random_inputs(spec, 2, max(lengths) if spec.lengths else length, draws) for length in lengths]
-    expected = [_run(spec, own, segments, lengths, sequence) for sequence in (0, 1)]
-    step, states = Eager(spec), fresh_states(spec, 2)
+    step = in_float64(spec, 2, max(lengths)) or Eager(spec)
+    states = fresh_states(spec, 2, step.dtype)
+    expected = [_run(step, own, segments, lengths, sequence) for sequence in (0, 1)]
     for number, (inputs, length) in enumerate(zip(segments, lengths, strict=True)):
         outputs, after = step(inputs, states, torch.full((2,), length, dtype=torch.int32))
-        states = dict(after) if number else _second_anew(spec, after)
+        states = dict(after) if number else _second_anew(spec, after, step.dtype)
         for sequence in (0, 1) if number else (0,):
             wanted, held = expected[sequence][number]
             for name, theirs in wanted.items():
@@ -75,18 +76,18 @@ def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[s
 
 
 def _run(
-    spec: StepSpec, own: Own, segments: Sequence[Tensors], lengths: Sequence[int], sequence: int
+    step: Eager, own: Own, segments: Sequence[Tensors], lengths: Sequence[int], sequence: int
 ) -> dict[int, tuple[Tensors, Tensors]]:
     """What the package returns for a sequence, by the segment's number: the second has no first segment."""
-    spec.module.eval()
-    found, carried = {}, None
+    spec, found, carried = step.spec, {}, None
     for number in range(sequence, len(lengths)):
         given = {
             entry.name: _one(segments[number][entry.name], entry.shape, sequence, lengths[number] + entry.lookahead)
             for entry in spec.inputs
         }
         with own_code(f"{type(spec.module).__name__} itself fails with its memory"):
-            outputs, held, carried = own(given, carried)
+            given = {name: part.to(step.dtype) if part.is_floating_point() else part for name, part in given.items()}
+            outputs, held, carried = own(spec.module, given, carried)
         found[number] = (outputs, held)
     return found
 
@@ -104,9 +105,9 @@ def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
     return ours
 
 
-def _second_anew(spec: StepSpec, states: Tensors) -> States:
+def _second_anew(spec: StepSpec, states: Tensors, dtype: torch.dtype) -> States:
     """The states with the second sequence at its start."""
-    fresh, axes = fresh_states(spec, 2), {entry.name: entry.shape.index("B") for entry in spec.states}
+    fresh, axes = fresh_states(spec, 2, dtype), {entry.name: entry.shape.index("B") for entry in spec.states}
     return {
         name: torch.cat(
             (tensor.narrow(axes[name], 0, 1), cast(Tensor, fresh[name]).narrow(axes[name], 1, 1)), axes[name]

@@ -2,13 +2,15 @@
 
 Its first segment reads no keys and values of a segment before. Here these have all their rows from the start, the
 newest at the end, and a counter. The package takes no mask for them, so hooks hide what is not filled from its
-attention, and let its rotary positions begin where they would without.
+attention, and let its rotary positions begin where they would without them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -19,6 +21,9 @@ from txl_runtime.errors import UsageError
 
 from txl_export.adapters.proving import Tensors, proven
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
+
+_BEGIN = 9998
+"""Two before the position of the first token, which the package has at 10000; before it stands the null key."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -48,7 +53,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     tokens = InputSpec("tokens", ("B", "L"), tokens=module.token_emb.num_embeddings)
     output = OutputSpec("logits", role="logits" if module.causal else None)
 
-    def own(inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
+    def own(module: Any, inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
         memories, caches = carried or (None, None)
         logits, memories, caches = module(inputs["tokens"], memories, xl_memories=caches)
         held = {"read_memories": memories} | dict(zip(names, caches or (), strict=True))
@@ -57,10 +62,10 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     always = module.always_have_read_memories
     most = min(module.seq_len, 32) if always else module.seq_len
     lengths = (most, (most + 1) // 2 if always else most, most)
-    return proven([StepSpec(module, [tokens], states, [output], step=_step)], own, lengths)
+    return proven([StepSpec(module, [tokens], states, [output], step=partial(_step, _angles(module)))], own, lengths)
 
 
-def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+def _step(angles: Mapping[torch.dtype, Tensor], module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     tokens, memories, fill = inputs["tokens"], states["read_memories"], states.get("fill")
     caches = {name: state for name, state in states.items() if name.endswith(".xl_kv")}
     (batch, length), count = tokens.shape, memories.shape[1]
@@ -76,9 +81,10 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
             hide = partial(_hide, seen[:, None, None])
             for part in _attentions(module):
                 hooks.enter_context(part.attend.register_forward_pre_hook(hide, with_kwargs=True))
-            if caches and (rotary := module.rotary_pos_emb) is not None:
-                hooks.enter_context(rotary.register_forward_pre_hook(partial(_earlier, rows - fill)))
-                hooks.enter_context(rotary.register_forward_hook(partial(_by_sequence, batch)))
+        if angles:
+            empty = rows - fill if caches and fill is not None else torch.zeros(1, dtype=torch.int32)
+            turned = partial(_turned, angles, _BEGIN - module.xl_mem_len + empty)
+            hooks.enter_context(module.rotary_pos_emb.register_forward_hook(turned))
         logits, memories, new = module(tokens, memories, xl_memories=list(caches.values()) or None)
     kept = new[0].shape[3] if caches else count
     after = {name: F.pad(part, (0, 0, rows - kept, 0)) for name, part in zip(caches, new or (), strict=True)}
@@ -95,10 +101,20 @@ def _hide(seen: Tensor, _: Any, given: Any, named: dict[str, Any]) -> Any:
     return given, named | {"mask": seen if named["mask"] is None else named["mask"] & seen}
 
 
-def _earlier(by: Tensor, _: Any, given: Any) -> Tensor:
-    """Positions of each sequence, one sequence behind the other; memories stay at 0."""
-    return torch.where(given[0] > 0, given[0] - by[:, None], 0).flatten()
+def _angles(module: Any) -> dict[torch.dtype, Tensor]:
+    """The rotary angles of position 0, then of every other one that can occur; nothing where none is rotated.
+
+    Tokens begin at 10000, where float32 is coarse; so float64 leaves out whole turns.
+    """
+    if module.rotary_pos_emb is None:
+        return {}
+    positions = torch.arange(_BEGIN - module.xl_mem_len, _BEGIN + 2 + module.xl_mem_len + module.seq_len)
+    positions[0] = 0
+    angles = deepcopy(module.rotary_pos_emb).double()(positions) % (2 * math.pi)
+    return {torch.float64: angles, torch.float32: angles.float()}
 
 
-def _by_sequence(batch: int, _: Any, given: Any, angles: Tensor) -> Tensor:
-    return angles.reshape(batch, 1, -1, angles.shape[-1])
+def _turned(angles: Mapping[torch.dtype, Tensor], before: Tensor, rotary: Any, given: Any, _: Any) -> Tensor:
+    """The angles of each sequence, whose positions begin so much earlier; memories stay at 0."""
+    places = torch.where(given[0] > 0, given[0] - before[:, None], 0)
+    return angles[rotary.inv_freq.dtype][places][:, None]

@@ -54,7 +54,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     given, output = _interface(module, layers)
     spec = StepSpec(module, [given], states, [output], step=partial(_step, output=output.name), lengths=True)
 
-    def own(inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
+    def own(module: Any, inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
         result, mems = module(inputs[given.name], mems=carried, return_mems=True)
         return {output.name: result}, dict(zip(names, mems, strict=True)), list(mems)
 

@@ -31,12 +31,9 @@ class Mean(nn.Module):
         return x + rows[:, -ROWS:].mean(1, keepdim=True), rows[:, -ROWS:]
 
 
-def own(module: Mean) -> Any:
-    def call(inputs: Mapping[str, Tensor], carried: Any) -> Any:
-        y, rows = module(inputs["x"], carried)
-        return {"y": y}, {"rows": rows}, rows
-
-    return call
+def own(module: Mean, inputs: Mapping[str, Tensor], carried: Any) -> Any:
+    y, rows = module(inputs["x"], carried)
+    return {"y": y}, {"rows": rows}, rows
 
 
 def counted(module: Any, inputs: Any, states: Any) -> Any:
@@ -74,12 +71,12 @@ def spec(step: Any, lengths: bool = False) -> StepSpec:
 @pytest.mark.parametrize("lengths", [False, True])
 def test_a_form_that_computes_the_same_is_taken(lengths: bool) -> None:
     form = spec(counted, lengths)
-    assert proven([form], own(form.module), LENGTHS) is form
+    assert proven([form], own, LENGTHS) is form
 
 
 def test_the_module_is_left_as_it_was() -> None:
     form = spec(counted)
-    proven([form], own(form.module), LENGTHS)
+    proven([form], own, LENGTHS)
     assert (form.module.training, form.module.calls) == (True, 0)
 
 
@@ -94,12 +91,12 @@ def test_the_module_is_left_as_it_was() -> None:
 def test_a_form_that_computes_something_else_is_refused(step: Any, told: str) -> None:
     form = spec(step)
     with pytest.raises(UsageError, match=f"{told}is not what Mean itself computes"):
-        proven([form], own(form.module), LENGTHS)
+        proven([form], own, LENGTHS)
 
 
 def test_the_first_form_that_agrees_is_taken() -> None:
     wrong, form = spec(uncounted), spec(counted)
-    assert proven([replace(wrong, module=form.module), form], own(form.module), LENGTHS) is form
+    assert proven([replace(wrong, module=form.module), form], own, LENGTHS) is form
 
 
 def test_padding_that_reaches_the_state_is_noticed() -> None:
@@ -108,13 +105,13 @@ def test_padding_that_reaches_the_state_is_noticed() -> None:
 
     form = spec(careless, lengths=True)
     with pytest.raises(UsageError, match="of segment 2"):
-        proven([form], own(form.module), LENGTHS)
+        proven([form], own, LENGTHS)
     exact = replace(form, lengths=False)
-    assert proven([form, exact], own(form.module), LENGTHS) is exact
+    assert proven([form, exact], own, LENGTHS) is exact
 
 
 def test_a_package_that_fails_by_itself_is_named() -> None:
-    def failing(inputs: Mapping[str, Tensor], carried: Any) -> Any:
+    def failing(module: Any, inputs: Mapping[str, Tensor], carried: Any) -> Any:
         raise ValueError("no memory here")
 
     with pytest.raises(OwnCodeError, match="Mean itself fails with its memory: ValueError: no memory here"):

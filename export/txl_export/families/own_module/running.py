@@ -268,6 +268,9 @@ def in_float64(spec: StepSpec, batch_size: int, length: int) -> Eager | None:
         for path, value in leaves(module).items():
             if isinstance(value, Tensor) and value.dtype == torch.float32:
                 put(module, path, value.double())
+        for part in module.modules():
+            if isinstance(part, torch.nn.RMSNorm) and part.eps is None:  # the dtype's, as it was
+                part.eps = torch.finfo(torch.float32).eps
         double, single = Eager(replace(spec, module=module), torch.float64), Eager(spec)
         return double if _agree(single, double, batch_size, length) else None
     except Exception:  # whatever third parties' code does in a precision that it was not written for

@@ -233,3 +233,13 @@ def test_a_part_that_torchscript_compiled_is_let_be_and_the_rest_is_put_back():
         module.cache = 1
     assert not hasattr(module, "cache")
     assert module(torch.zeros(2, 4)).shape == (2, 4)
+
+
+def test_an_rms_norm_has_the_same_epsilon_in_float64() -> None:
+    norm = nn.RMSNorm(4)
+    spec = StepSpec(norm, [InputSpec("x", ("B", 4))], [], ["y"])
+    x = torch.full((2, 4), 1e-3)
+    double = in_float64(spec, 2, 1)
+    assert double is not None
+    torch.testing.assert_close(double({"x": x}, {})[0]["y"].float(), norm(x).detach(), rtol=1e-6, atol=0)
+    assert norm.eps is None
