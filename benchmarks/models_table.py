@@ -91,10 +91,11 @@ def figures(name: str) -> tuple[str, ...]:
         if manifest.family.get("growth") == "symbolic":
             made = exported(case, form, Path(folder) / "stages.txl", growth="stages")
         engines = _engines(made)
-    growth = {"": "none", "symbolic": "any number of rows", "stages": f"{len(manifest.programs)} graphs"}
+    none = "a counter" if _counts(manifest) else "none"
+    growth = {"": none, "symbolic": "any number of rows", "stages": f"{len(manifest.programs)} graphs"}
     return (
         ", ".join(_states(manifest)) or "none",
-        "a counter" if _counts(manifest) else growth[str(manifest.family.get("growth"))],
+        growth[str(manifest.family.get("growth"))],
         manifest.streams,
         engines,
         f"{outputs:.0e}",

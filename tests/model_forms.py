@@ -81,7 +81,8 @@ def _written(case: Case, name: str) -> Any:
     module = importlib.import_module(f"own_modules.{name}")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "weights.pt"
-        torch.save({"config": case.facts["config"], "model": case.weights()}, file)
+        config = case.facts["config"] | ({"max_knn_memories": 32} if name == "memorizing" else {})
+        torch.save({"config": config, "model": case.weights()}, file)
         return module.build(str(file))
 
 
