@@ -50,7 +50,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
         states.append(StateSpec(f"{name}.past_length", (1, "B"), dtype="int32"))
     spec = StepSpec(module, [features], states, [OutputSpec("encoded", ("B", "L", wide))], step=_step)
 
-    def own(inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
+    def own(module: Any, inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
         x = inputs["features"].flatten(1, -2)
         encoded, _, carried = module.infer(x, torch.tensor([x.shape[1]]), carried)
         held = {f"layers.{number:02d}.{part}": layer[at] for number, layer in enumerate(carried) for at, part in PARTS}
