@@ -51,7 +51,6 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     if names or not module.always_have_read_memories:
         states.append(StateSpec("fill", ("B",), dtype="int32"))
     tokens = InputSpec("tokens", ("B", "L"), tokens=module.token_emb.num_embeddings)
-    output = OutputSpec("logits", role="logits" if module.causal else None)
 
     def own(module: Any, inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
         memories, caches = carried or (None, None)
@@ -61,8 +60,9 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
     always = module.always_have_read_memories
     most = min(module.seq_len, 32) if always else module.seq_len
-    lengths = (most, (most + 1) // 2 if always else most, most)
-    return proven([StepSpec(module, [tokens], states, [output], step=partial(_step, _angles(module)))], own, lengths)
+    output = OutputSpec("logits", role="logits" if module.causal else None)
+    spec = StepSpec(module, [tokens], states, [output], step=partial(_step, _angles(module)))
+    return proven([spec], own, (most, (most + 1) // 2 if always else most, most))
 
 
 def _step(angles: Mapping[torch.dtype, Tensor], module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
@@ -78,13 +78,11 @@ def _step(angles: Mapping[torch.dtype, Tensor], module: Any, inputs: Named, stat
             memory = ((fill > 0) | always)[:, None].expand(batch, count)
             others = torch.ones(batch, length + count, dtype=torch.bool)
             seen = torch.cat((torch.arange(rows) >= rows - fill[:, None], others[:, :1], memory, others), 1)
-            hide = partial(_hide, seen[:, None, None])
             for part in _attentions(module):
-                hooks.enter_context(part.attend.register_forward_pre_hook(hide, with_kwargs=True))
+                hooks.enter_context(part.attend.register_forward_pre_hook(partial(_hide, seen), with_kwargs=True))
         if angles:
-            empty = rows - fill if caches and fill is not None else torch.zeros(1, dtype=torch.int32)
-            turned = partial(_turned, angles, _BEGIN - module.xl_mem_len + empty)
-            hooks.enter_context(module.rotary_pos_emb.register_forward_hook(turned))
+            before = _BEGIN - module.xl_mem_len + (rows - states["fill"] if caches else torch.zeros(1).int())
+            hooks.enter_context(module.rotary_pos_emb.register_forward_hook(partial(_turned, angles, before)))
         logits, memories, new = module(tokens, memories, xl_memories=list(caches.values()) or None)
     kept = new[0].shape[3] if caches else count
     after = {name: F.pad(part, (0, 0, rows - kept, 0)) for name, part in zip(caches, new or (), strict=True)}
@@ -98,7 +96,7 @@ def _attentions(module: Any) -> list[Any]:
 
 def _hide(seen: Tensor, _: Any, given: Any, named: dict[str, Any]) -> Any:
     """Attention sees, of the keys that it would see, only these."""
-    return given, named | {"mask": seen if named["mask"] is None else named["mask"] & seen}
+    return given, named | {"mask": seen[:, None, None] & (True if named["mask"] is None else named["mask"])}
 
 
 def _angles(module: Any) -> dict[torch.dtype, Tensor]:
