@@ -63,7 +63,8 @@ class ExportOptions:
         Flag("JSON with the family's own constructor or config.json names; of --adapter, its constructor's.", _File),
     ] = None
     segment_length: Annotated[
-        int | Sequence[int], Flag("L of a program; repeat for several. (default 64 and 1)", list[int] | None)
+        int | Sequence[int],
+        Flag("L of a program; repeat for several. (default 64 and 1, or what the model says)", list[int] | None),
     ] = ()
     memory_length: Annotated[int | None, Flag("M, memory rows per layer.")] = None
     clamp_length: Annotated[int | None, Flag("Largest distance told apart; 0 for no clamp.")] = None

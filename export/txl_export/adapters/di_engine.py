@@ -48,7 +48,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     with torch.no_grad():
         tried, _ = _step(module, {"obs": core.u.new_zeros(1, 1, *shape)}, {})
     outputs = [OutputSpec(name, ("L", "B", found.shape[-1])) for name, found in tried.items()]
-    return StepSpec(module, [InputSpec("obs", ("L", "B", *shape))], states, outputs, step=_step)
+    return StepSpec(module, [InputSpec("obs", ("L", "B", *shape))], states, outputs, step=_step, segment_lengths=[1])
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:

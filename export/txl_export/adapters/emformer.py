@@ -48,7 +48,8 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     for name in (f"layers.{number:02d}" for number in range(len(layers))):
         states += [StateSpec(f"{name}.{part}", (most, "B", width)) for part, most in rows.items() if most]
         states.append(StateSpec(f"{name}.past_length", (1, "B"), dtype="int32"))
-    spec = StepSpec(module, [features], states, [OutputSpec("encoded", ("B", "L", wide))], step=_step)
+    encoded, lengths = OutputSpec("encoded", ("B", "L", wide)), [core.segment_length]
+    spec = StepSpec(module, [features], states, [encoded], step=_step, segment_lengths=lengths)
 
     def own(module: Any, inputs: Tensors, carried: Any) -> tuple[Tensors, Tensors, Any]:
         x = inputs["features"].flatten(1, -2)

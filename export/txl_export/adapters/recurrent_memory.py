@@ -61,7 +61,8 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     always = module.always_have_read_memories
     most = min(module.seq_len, 32) if always else module.seq_len
     output = OutputSpec("logits", role="logits" if module.causal else None)
-    spec = StepSpec(module, [tokens], states, [output], step=partial(_step, _angles(module)))
+    step, lengths = partial(_step, _angles(module)), [module.seq_len]
+    spec = StepSpec(module, [tokens], states, [output], step=step, segment_lengths=lengths)
     return proven([spec], own, (most, (most + 1) // 2 if always else most, most))
 
 

@@ -55,7 +55,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     if core is module and core.logits is None:
         outputs = [OutputSpec("features", ("B", "L", width))]
     shape = module.obs_space.shape
-    return StepSpec(module, [InputSpec("obs", ("B", "L", *shape))], states, outputs, step=_step)
+    return StepSpec(module, [InputSpec("obs", ("B", "L", *shape))], states, outputs, step=_step, segment_lengths=[1])
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:

@@ -60,6 +60,8 @@ def check_declared(spec: StepSpec) -> None:
         UsageError: as there.
     """
     _check_module(spec)
+    if isinstance(spec.segment_lengths, str) or not isinstance(spec.segment_lengths, Sequence):
+        raise UsageError(f"segment_lengths is {spec.segment_lengths!r}, expected a list of whole numbers, e.g. [64, 1]")
     for kind, entries, expected in (
         ("inputs", spec.inputs, (InputSpec,)),
         ("states", spec.states, (StateSpec,)),

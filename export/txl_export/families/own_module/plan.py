@@ -88,7 +88,8 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
     Args:
         spec: the user's.
         batch_size: B.
-        segment_lengths: L's asked for; none for 64 and 1, as far as the module takes them.
+        segment_lengths: L's asked for; none for those of the specification, else 64 and 1, as far as the module takes
+            them.
         heard: hears of what is being tried, and of warnings.
 
     Raises:
@@ -96,12 +97,12 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
         OwnCodeError: it raised an exception.
     """
     check_declared(spec)
-    default = USUAL_LENGTHS if has_length(spec) else (1,)
-    check_spec(spec, batch_size, tuple(segment_lengths) or default)
+    asked = tuple(segment_lengths or spec.segment_lengths)
+    check_spec(spec, batch_size, asked or (USUAL_LENGTHS if has_length(spec) else (1,)))
     heard.stage("run the module")
-    run_first_call(spec, batch_size, segment_lengths)
+    run_first_call(spec, batch_size, asked)
     with untouched(spec.module):
-        return _found(spec, batch_size, segment_lengths, heard)
+        return _found(spec, batch_size, asked, heard)
 
 
 def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listener) -> Plan:

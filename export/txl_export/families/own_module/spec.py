@@ -102,6 +102,8 @@ class StepSpec:
         vocabulary: file with the vocabulary of its tokens, or the vocabulary itself, such as {"kind": "bytes"}.
         samples: real inputs to verify on, by name: as the input's shape, with any number at "B" and any length, of at
             least a segment, at "L". Random ones without.
+        segment_lengths: every L to export where no other is asked for, such as the one that a model was trained with;
+            64 and 1 without, as far as the module takes them.
     """
 
     module: Any
@@ -112,3 +114,4 @@ class StepSpec:
     lengths: bool = False
     vocabulary: str | Path | Mapping[str, Any] | None = None
     samples: Mapping[str, Any] | None = None
+    segment_lengths: Sequence[int] = ()

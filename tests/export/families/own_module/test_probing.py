@@ -62,6 +62,13 @@ def test_a_policy_is_independent_at_the_usual_lengths():
     assert [transition.length for transition in plan.transitions] == [64, 1]
 
 
+def test_the_specification_says_which_lengths_are_usual_for_its_module():
+    spec = replace(small_steps.policy(), segment_lengths=[3, 7])
+    assert plan_of(spec).segment_lengths == (7, 3)
+    assert plan_of(spec, lengths=(2,)).segment_lengths == (2,), "what is asked for comes first"
+    assert "segment lengths are [0], expected whole numbers from 1" in refusal(replace(spec, segment_lengths=[0]))
+
+
 def test_a_cell_that_keeps_its_state_itself_takes_one_position():
     spec = small_steps.cell()
     training = spec.module.training
@@ -469,6 +476,7 @@ def test_a_shared_state_runs_in_lockstep():
 
 
 WRONG = [
+    ({"segment_lengths": 64}, "segment_lengths is 64, expected a list of whole numbers"),
     ({"inputs": []}, "there are no inputs"),
     ({"outputs": []}, "there are no outputs"),
     ({"outputs": "y"}, "outputs is a str, expected a list of OutputSpec or str"),
