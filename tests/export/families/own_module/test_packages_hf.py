@@ -119,7 +119,7 @@ def labml(model: Any) -> Own:
     config, layers = model.config, range(model.config["n_layers"])
 
     def own(tokens: torch.Tensor, memory: Any) -> tuple[torch.Tensor, Any, Named]:
-        rows, squeezed = memory or ([[] for _ in layers], [[] for _ in layers])
+        rows, squeezed = map(list, memory or ([[] for _ in layers], [[] for _ in layers]))  # the memory itself stays
         mem = [torch.stack(part) for part in rows] if rows[0] else []
         old = [torch.stack(part) for part in squeezed] if squeezed[0] else []
         seen = len(rows[0]) + len(squeezed[0]) + torch.arange(len(tokens))
