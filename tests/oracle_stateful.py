@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,16 @@ def export_case(case: Case, path: Path, **options: Any) -> Any:
     return txl_export.export(
         case.build(), path, batch_size=case.batch_size, segment_length=case.segment_lengths(), **options
     )
+
+
+@functools.cache
+def exported(name: str, growth: str = "") -> Any:
+    """What exporting a case returns; many tests share one bundle, which is there as long as the process is."""
+    folder = Path(_EXPORTED.name) / f"{name}-{growth}"
+    return export_case(Case(name), folder, growth=growth or GROWTH.get(name, "auto"))
+
+
+_EXPORTED = tempfile.TemporaryDirectory(prefix="oracle-stateful-")
 
 
 def run_bundle(case: Case, path: Path) -> list[tuple[Arrays, Arrays]]:

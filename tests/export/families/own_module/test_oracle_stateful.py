@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import txl_runtime
-from oracle_stateful import BUILDS, FOLDER, GROWTH, Case, errors, export_case, run_bundle, run_module
+from oracle_stateful import BUILDS, FOLDER, Case, errors, exported, run_bundle, run_module
 from txl_export.families.own_module.sizes import fresh_states
 
 LIMIT = 1e-4
@@ -56,10 +54,9 @@ def test_a_forgotten_reset_shows_in_outputs_and_states(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_the_bundle_carries_outputs_and_every_state_through_all_segments(name: str, tmp_path: Path) -> None:
+def test_the_bundle_carries_outputs_and_every_state_through_all_segments(name: str) -> None:
     case = Case(name)
-    made = export_case(case, tmp_path / "bundle.txl", growth=GROWTH.get(name, "auto"))
-    found = run_bundle(case, made.path)
+    found = run_bundle(case, exported(name).path)
     outputs, states = errors(found, case)
     assert outputs <= LIMIT
     assert states <= LIMIT
@@ -67,8 +64,8 @@ def test_the_bundle_carries_outputs_and_every_state_through_all_segments(name: s
 
 
 @pytest.mark.slow
-def test_a_package_that_mixes_its_sequences_runs_in_lockstep(tmp_path: Path) -> None:
-    made = export_case(Case("rw01_rwkv"), tmp_path / "bundle.txl")
+def test_a_package_that_mixes_its_sequences_runs_in_lockstep() -> None:
+    made = exported("rw01_rwkv")
     assert made.manifest.streams == "lockstep"
     with pytest.raises(txl_runtime.TxlError, match="lockstep"):
         txl_runtime.load(made.path, "cpu").stream().reset([1])
@@ -76,11 +73,9 @@ def test_a_package_that_mixes_its_sequences_runs_in_lockstep(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gd01_policy_step", "ma01_mamba", "rp01_lstm_policy"])
-def test_a_forgotten_reset_of_one_sequence_shows_in_the_bundle(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forgotten_reset_of_one_sequence_shows_in_the_bundle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(name)
-    made = export_case(case, tmp_path / "bundle.txl")
+    made = exported(name)
     monkeypatch.setattr(txl_runtime.Stream, "reset", lambda stream, rows=None: None)
     outputs, states = errors(run_bundle(case, made.path), case)
     assert outputs > LIMIT
