@@ -32,7 +32,10 @@ MODELS = {
         "TrXL-PPO, episodic-transformer-memory-ppo",
         "a row for each step of the episode, and its number",
     ),
-    "rp01_lstm_policy": ("LSTM and GRU policies: rsl_rl, rl_games, sb3", "hidden and cell state"),
+    "rp01_lstm_policy": (
+        "LSTM and GRU policies: rsl_rl (Isaac Lab), rl_games, sb3's RecurrentPPO",
+        "hidden and cell state",
+    ),
     "rm01_xl": (
         "recurrent-memory-transformer-pytorch, with XL memory",
         "memory tokens; keys and values of the segment",
@@ -59,6 +62,8 @@ MINIMAL = {"as01_adaptive_span": "adaptive_span", "ut01_act": "universal", "kn01
 
 def main(names: list[str]) -> None:
     """Print a line for each case."""
+    if unknown := [name for name in names if name not in MODELS]:
+        sys.exit(f"there is no case {', '.join(unknown)}, expected {', '.join(MODELS)}; usage: models_table.py [CASE…]")
     print(f"| {' | '.join(HEADER)} |")
     print("|" + "---|" * len(HEADER))
     for name in names or MODELS:
@@ -74,7 +79,7 @@ def words(name: str) -> tuple[str, str, str]:
     """The model with what to type, its memory, and how it is exported."""
     model, memory = MODELS[name]
     if adapter := ADAPTED.get(name):
-        return f"[{model}](#with-an-adapter)", memory, f"adapter `{adapter}`"
+        return f"[{model}](adapters.md#{adapter})", memory, f"adapter `{adapter}`"
     file = f"own_modules/{WRITTEN[name]}.py" if name in WRITTEN else f"stand_ins/stateful/{MINIMAL[name]}.py"
     return f"[{model}](../tests/{file})", memory, "own module"
 

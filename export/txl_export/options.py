@@ -17,8 +17,6 @@ from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
-from txl_export.adapters.table import ADAPTERS
-
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
 MemoryStart = Literal["empty", "zeros"]
@@ -56,11 +54,11 @@ class ExportOptions:
     family: Annotated[str, Flag("The code base it was trained with.", Family)] = "auto"
     adapter: Annotated[
         str | None,
-        Flag(f"In place of CHECKPOINT: the package whose model --weights is of: {' | '.join(ADAPTERS)}."),
+        Flag("The adapter for the package that --weights is of, such as mamba; docs/adapters.md lists all."),
     ] = None
     config: Annotated[
         str | Path | Mapping[str, Any] | None,
-        Flag("JSON with the family's own constructor or config.json names; of --adapter, its constructor's.", _File),
+        Flag("JSON of the constructor's arguments: the family's, config.json, or the --adapter's package's.", _File),
     ] = None
     segment_length: Annotated[
         int | Sequence[int],

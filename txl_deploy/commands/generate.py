@@ -65,7 +65,10 @@ def _prompt(text: str | None, tokens: str | None, vocabulary: Vocabulary | None)
         assert tokens is not None
         return _ids(tokens, "--prompt-tokens")
     if vocabulary is None:
-        raise UsageError("the bundle has no vocabulary to read a text with; give --prompt-tokens 1,2,3")
+        raise UsageError(
+            "the bundle has no vocabulary to read a text with; give --prompt-tokens 1,2,3, or export with "
+            "--vocabulary FILE"
+        )
     if not text:
         raise UsageError("--prompt is empty, expected at least one character to start from")
     return vocabulary.encode(text.encode(errors="surrogateescape"))

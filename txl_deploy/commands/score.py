@@ -83,6 +83,9 @@ def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int 
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}, expected a file to score") from None
     if vocabulary is None:
-        raise UsageError(f"{file}: the bundle has no vocabulary to read text with; give token ids in an .npy file")
+        raise UsageError(
+            f"{file}: the bundle has no vocabulary to read text with; give token ids in an .npy file, or export with "
+            "--vocabulary FILE"
+        )
     ids = vocabulary.encode(data)
     return ids, len(data) - len(vocabulary.decode(ids[:1]))
