@@ -76,11 +76,10 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
 
 def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, states: Named) -> tuple[Tensor, ...]:
     """Segment, what lies ahead and summary for the next layer; puts its own new states in place of the old ones."""
-    attention, (length, batch, width), ahead = layer.attention, x.shape, len(right)
+    attention, (length, batch, width), ahead, own = layer.attention, x.shape, len(right), torch.cat((right, x))
     none = x.new_zeros(0, batch, width)
     memory, old_key, old_value = (states.get(name + part, none) for part in ("memory", "left_key", "left_value"))
     past, bank, left = states[f"{name}past_length"], len(memory), len(old_key)
-    own = torch.cat((right, x))
     normed = layer.layer_norm_input(own)
     asked = torch.cat((normed, normed[ahead:].mean(0, keepdim=True))) if bank else normed
     key, value = attention.emb_to_key_value(torch.cat((memory, normed))).chunk(2, 2)

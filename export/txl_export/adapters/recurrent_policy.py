@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.adapters.policies import plain, rl_games, rsl_rl, sb3
 from txl_export.adapters.policies.shape import Recurrence, state_specs
-from txl_export.adapters.registry import WRAPPERS
+from txl_export.adapters.registry import unwrapped
 from txl_export.families.own_module.spec import InputSpec, Named, StepSpec
 
 START, STARTS = "episode_start", "episode_start_input"
@@ -30,24 +31,22 @@ def build(config: Mapping[str, Any]) -> Any:
     keys = ", or ".join(" ".join(package.KEYS) for package in (rsl_rl, rl_games, plain))
     raise UsageError(
         f"the config has {', '.join(config) or 'no keys'}, expected {keys}; of any other policy: build the policy as "
-        'your training did and call txl_export.adapt("recurrent-policy", policy)'
+        'your training did and call txl_export.adapt("recurrent-policy", policy); of sb3-contrib it is '
+        'RecurrentPPO.load("model.zip").policy'
     )
 
 
-def split(stored: Any) -> tuple[Mapping[str, Any], None]:
-    """The state dict; where rsl_rl stored those of two models, both."""
+def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], None]:
+    """The state dict; where rsl_rl stored those of several models, those that the config has."""
     if not isinstance(stored, Mapping) or not stored:
         raise CheckpointError("there is no state dict; save policy.state_dict(), or give the training's checkpoint")
-    roles = [role for role in ("actor", "critic") if f"{role}_state_dict" in stored]
-    if roles:
-        parts = {role: stored[f"{role}_state_dict"] for role in roles}
-        return {f"{role}.{key}": tensor for role, part in parts.items() for key, tensor in part.items()}, None
-    return next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored), None
+    return rsl_rl.state_dict(stored, config or {}) or unwrapped(stored), None
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     """How a policy is run: one position of each sequence; the plain one any number."""
     config = config or {}
+    module = _policy(module)
     found = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, plain))
     shape = next((one for one in found if one is not None), None)
     if shape is None:
@@ -67,3 +66,10 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
     inputs = [*shape.inputs, *([InputSpec(START, ("B",))] if starts else [])]
     return StepSpec(module, inputs, state_specs(module, shape.rnns), shape.outputs, step=step)
+
+
+def _policy(given: Any) -> Any:
+    """The policy itself: of an algorithm that has one, or of a runner that has the algorithm."""
+    algorithm = getattr(given, "alg", given)
+    names = ("policy", "actor_critic", "actor", "student") if not isinstance(algorithm, nn.Module) else ()
+    return next((found for name in names if isinstance(found := getattr(algorithm, name, None), nn.Module)), given)

@@ -11,18 +11,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 from txl_runtime.errors import CheckpointError, UsageError, one_line
 
 from txl_export.adapters.table import ADAPTERS
 from txl_export.checkpoints import read_config
-from txl_export.checkpoints.plain_weights import read_stored
+from txl_export.checkpoints.plain_weights import described, read_stored
 from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
 WRAPPERS = ("model", "model_state_dict", "state_dict", "weights")
 """Under one of these keys a training loop's checkpoint has the state dict."""
 _ENDINGS = (".pt", ".pth", ".pkl", ".safetensors", ".zip")
+_NESTED = 3
+"""So many of them may lie in one another."""
 _NAMED = 4
 """So many tensors stand in a message."""
 
@@ -40,8 +42,10 @@ class AdapterModule(Protocol):
             UsageError: an option whose state cannot be carried, or a missing key of the config.
         """
 
-    def split(self, stored: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-        """The state dict in what a checkpoint holds, and the config beside it, if there is one."""
+    def split(
+        self, stored: Any, config: Mapping[str, Any] | None
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+        """The state dict in what a checkpoint holds for a module of a config, and the config in it, if there is one."""
 
 
 class _Config(dict[str, Any]):
@@ -62,10 +66,9 @@ def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> St
 
     Raises:
         UsageError: there is no such adapter, or the module has what cannot be exported.
+        CheckpointError: its weights hold what is no number.
     """
-    step_spec = _module(name).step_spec
-    with own_code(f"the adapter {name} cannot read this {type(module).__name__}"):
-        return step_spec(module, None if config is None else _Config(config))
+    return _specified(name, module, config, f"this {type(module).__name__}")
 
 
 def load_adapted(
@@ -94,13 +97,21 @@ def load_adapted(
         stored = read_stored(weights)
     split = getattr(adapter, "split", _split)
     try:
-        state, beside = split(stored)
+        state, beside = split(stored, config)
     except CheckpointError as error:
         raise CheckpointError(f"{named}: {error}") from None
     config = {**(beside or {}), **(config or {})}
     module = _built(name, adapter.build, _Config(config))
     _load(module, state, f"{named}: does not fit {name}'s {type(module).__name__} of this config")
-    return adapt(name, module, config)
+    return _specified(name, module, config, named)
+
+
+def unwrapped(stored: Any) -> Any:
+    """What lies under one of `WRAPPERS`, or under several of them in one another; else the whole."""
+    for _ in range(_NESTED):
+        if isinstance(stored, Mapping):
+            stored = next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored)
+    return stored
 
 
 def package_of(name: str) -> str:
@@ -118,6 +129,29 @@ def package_of(name: str) -> str:
         return f"{adapter.package} {version(adapter.package)}"
     except PackageNotFoundError:  # a checkout on the path
         return adapter.package
+
+
+def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: str) -> StepSpec:
+    """The specification, of weights that are numbers; `what` they are of, for a message."""
+    step_spec = _module(name).step_spec
+    _refuse_not_finite(module, what)  # first, since a step may be tried while it is specified
+    with own_code(f"the adapter {name} cannot read this {type(module).__name__}"):
+        spec = step_spec(module, None if config is None else _Config(config))
+    if spec.module is not module:
+        _refuse_not_finite(spec.module, what)
+    return spec
+
+
+def _refuse_not_finite(module: Any, what: str) -> None:
+    """Refuse NaN, and infinite parameters; a buffer may have infinities, as masks do."""
+    if not isinstance(module, nn.Module):
+        return
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    tensors = {key: value for key, value in module.state_dict().items() if isinstance(value, Tensor)}
+    found = [f"{key} holds NaN" for key, value in tensors.items() if value.isnan().any()]
+    found += [f"{key} holds infinity" for key, value in tensors.items() if key in parameters and value.isinf().any()]
+    if found:
+        raise CheckpointError(f"{what}: {_few(found)}, expected numbers; give weights from before the training failed")
 
 
 def _module(name: str) -> AdapterModule:
@@ -149,16 +183,18 @@ def _refuse_folder(path: Path) -> None:
         raise CheckpointError(f"{path}: is a folder, expected a file of weights, and {found}; give that file")
 
 
-def _split(stored: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+def _split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """The state dict of the usual checkpoints: the file itself, under one of `WRAPPERS`, or in a pair with a config."""
     config = None
     if isinstance(stored, tuple | list) and len(stored) == 2 and all(isinstance(part, Mapping) for part in stored):
         stored, config = stored
-    if isinstance(stored, Mapping):
-        stored = next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored)
+    stored = unwrapped(stored)
     if not isinstance(stored, Mapping) or not any(isinstance(value, Tensor) for value in stored.values()):
-        keys = _few([str(key) for key in stored]) if isinstance(stored, Mapping) else ""
-        found = f"the keys {keys or 'of nothing'}" if isinstance(stored, Mapping) else f"a {type(stored).__name__}"
+        found = described(stored)
+        if isinstance(stored, Mapping):
+            wrapped = {key: stored[key] for key in WRAPPERS if not isinstance(stored.get(key, {}), Mapping)}
+            strange = [f"{key} is {described(value)}" for key, value in wrapped.items()]
+            found = f"the keys {'; '.join([_few([str(key) for key in stored]) or 'of nothing', *strange])}"
         raise CheckpointError(
             f"holds {found}, expected tensors by name, or these under one of {', '.join(WRAPPERS)}; "
             "save model.state_dict()"
@@ -175,7 +211,7 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
     expected = {key: tuple(value.shape) for key, value in module.state_dict().items() if isinstance(value, Tensor)}
     state = _without_prefix(state, expected)
     shapes = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, Tensor)}
-    if others := [f"{key} is a {type(value).__name__}" for key, value in state.items() if key not in shapes]:
+    if others := [f"{key} is {described(value)}" for key, value in state.items() if key not in shapes]:
         raise CheckpointError(f"{what}; {_few(others)}, expected tensors; save model.state_dict()")
     parts = {
         "missing": [key for key in expected if key not in shapes],

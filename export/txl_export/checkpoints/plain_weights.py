@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from txl_runtime.errors import CheckpointError, UsageError
 
-from txl_export.checkpoints.files.loading import load_file, module_state, scan_globals
+from txl_export.checkpoints.files.loading import load_file, module_state
 from txl_export.checkpoints.files.numpy_data import without_numpy
-from txl_export.checkpoints.files.pickle_names import KNOWN, Stub
+from txl_export.checkpoints.files.pickle_names import KNOWN, Stub, shown
 from txl_export.checkpoints.files.unpickling import PYTHON_2
 
-_INERT = "torch.nn.modules.linear.Identity"
-"""What a class that is not known is read as: a stand-in that only keeps attributes."""
 _NAMED = 3
 """So many classes stand in a message."""
+_UNKNOWN = "not known here (nothing was imported or run)"
+_EXPECTED = "expected a state dict or a dictionary with one in it; save model.state_dict()"
 
 
 def read_weights(path: str | Path | None) -> dict[str, Any]:
@@ -27,21 +28,11 @@ def read_weights(path: str | Path | None) -> dict[str, Any]:
     """
     if path is None:
         raise UsageError("no weights were given, and this module reads a file of them; give --weights FILE")
-    path = Path(path)
-    content, unknown = _stored(path)
-    if unknown and not isinstance(content, Stub):
-        listed = ", ".join(unknown[:_NAMED]) + (f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else "")
-        raise CheckpointError(
-            f"{path}: refers to {listed}, not known here (nothing was imported or run); load the file where it was "
-            "trained and save model.state_dict()"
-        )
-    if isinstance(content, Stub):
-        return dict(module_state(content)[0])
+    content, unknown = _stored(Path(path))
+    if unknown:
+        raise CheckpointError(f"{path}: {_refers_to(unknown)}")
     if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{path}: holds a {type(content).__name__}, expected a state dict or a dictionary with one in it; "
-            "save model.state_dict()"
-        )
+        raise CheckpointError(f"{path}: holds {described(content)}, {_EXPECTED}")
     return content
 
 
@@ -51,23 +42,34 @@ def read_stored(path: str | Path) -> Any:
     Objects of classes that are not known are stand-ins that nothing can be done with.
 
     Raises:
-        CheckpointError: there is no such file, or it is damaged.
+        CheckpointError: there is no such file, it is damaged, or it is one object that is no module.
     """
-    content, _ = _stored(Path(path))
-    return dict(module_state(content)[0]) if isinstance(content, Stub) else content
+    return _stored(Path(path))[0]
+
+
+def described(value: Any) -> str:
+    """What stands in a file where something else was expected."""
+    if isinstance(value, Stub):
+        return f"an object of {shown(value.class_name)}, {_UNKNOWN}"
+    return f"a {type(value).__name__}"
 
 
 def _stored(path: Path) -> tuple[Any, list[str]]:
-    """What a file holds, and the classes in it that are not known."""
-    unknown = _unknown_names(path)
-    content = load_file(path, dict.fromkeys(unknown, _INERT), others=True).content
-    return without_numpy(content), unknown
-
-
-def _unknown_names(path: Path) -> list[str]:
-    """The classes that a pickle names and nobody knows here; none for another file, which `load_file` tells."""
+    """What a file holds, and the classes in it that are not known; none for a whole module, which is its state dict."""
+    loaded = load_file(path, others=True)
+    named = [name.rpartition(".") for name in loaded.global_names]
+    unknown = [f"{home}.{name}" for home, _, name in named if f"{PYTHON_2.get(home, home)}.{name}" not in KNOWN]
+    content = without_numpy(loaded.content)
+    if not isinstance(content, Stub):
+        return content, unknown
+    if "_modules" not in content.state:
+        raise CheckpointError(f"{path}: {_refers_to(unknown or [content.class_name])}")
     try:
-        named = [name.rpartition(".") for name in scan_globals(path)]
-    except CheckpointError:
-        return []
-    return [f"{home}.{name}" for home, _, name in named if f"{PYTHON_2.get(home, home)}.{name}" not in KNOWN]
+        return dict(module_state(content)[0]), []
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _refers_to(names: Sequence[str]) -> str:
+    listed = ", ".join(map(shown, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"refers to {listed}, {_UNKNOWN}; load the file where it was trained and save model.state_dict()"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -167,11 +170,52 @@ def test_the_critic_can_be_left_out_with_the_input_that_it_alone_needs() -> None
     assert len(adapt(NAME, policy).states) == 4
 
 
-def test_a_checkpoint_of_two_models_is_one_state_dict() -> None:
+def test_of_a_checkpoint_of_several_models_those_of_the_config_are_read() -> None:
     stored = {"actor_state_dict": {"mlp.0.bias": 1}, "critic_state_dict": {"mlp.0.bias": 2}, "iter": 3}
-    assert split(stored) == ({"actor.mlp.0.bias": 1, "critic.mlp.0.bias": 2}, None)
-    assert split({"model": {"a": 1}, "epoch": 3}) == ({"a": 1}, None)
-    assert split({"rnn.bias": 1}) == ({"rnn.bias": 1}, None)
+    assert split(stored, {"actor": {}, "critic": {}}) == ({"actor.mlp.0.bias": 1, "critic.mlp.0.bias": 2}, None)
+    for config in ({"actor": {}}, {"actor": {}, "critic": False}, {"actor": {}, "critic": None}):
+        assert split(stored, config) == ({"actor.mlp.0.bias": 1}, None)
+    taught = {"student_state_dict": {"mlp.0.bias": 3}, "teacher_state_dict": {"mlp.0.bias": 4}, "iter": 3}
+    assert split(taught, {"actor": {}}) == ({"actor.mlp.0.bias": 3}, None)
+    assert split({"model": {"a": 1}, "epoch": 3}, None) == ({"a": 1}, None)
+    assert split({"rnn.bias": 1}, PLAIN) == ({"rnn.bias": 1}, None)
+
+
+class RNNModel(nn.Module):
+    """Built as rsl_rl's, without its normaliser."""
+
+    def __init__(self, obs: Any, groups: Named, role: str, width: int, hidden: int) -> None:
+        super().__init__()
+        self.rnn = nn.ModuleDict({"rnn": nn.LSTM(sum(obs[name].shape[1] for name in groups[role]), hidden)})
+        self.mlp = nn.Linear(hidden, width)
+
+
+@pytest.mark.parametrize("change", [{}, {"critic": False}])
+def test_the_actor_alone_is_built_and_loaded(change: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rsl_rl.models", SimpleNamespace(RNNModel=RNNModel))
+    monkeypatch.setitem(sys.modules, "tensordict", SimpleNamespace(TensorDict=lambda seen, **_: seen))
+    groups = {"actor": ["policy"], "critic": ["policy"]}
+    config = {"obs": {"policy": 6}, "num_actions": 3, "obs_groups": groups, "actor": {"hidden": 8}}
+    pair: Any = random_weights(build({**config, "critic": {"hidden": 9}}))
+    actor, critic = pair["actor"].state_dict(), pair["critic"].state_dict()
+    both = {"actor_state_dict": actor, "critic_state_dict": critic, "iter": 3}
+    for stored in (both, {"student_state_dict": actor, "teacher_state_dict": critic}):
+        spec = load_adapted(NAME, {**config, **change}, stored)
+        assert [entry.name for entry in spec.states] == ["h", "c"]
+        found = spec.module.state_dict()
+        assert all(torch.equal(found[f"actor.{name}"], tensor) for name, tensor in actor.items())
+    assert len(load_adapted(NAME, {**config, "critic": {"hidden": 9}}, both).states) == 4
+
+
+@pytest.mark.parametrize("name", ["policy", "actor_critic", "actor", "student"])
+def test_an_algorithm_or_a_runner_gives_its_policy(name: str) -> None:
+    policy = ActorCriticRecurrent(6, 9, 3, "lstm", True)
+    algorithm = SimpleNamespace(**{"device": "cpu", name: policy})
+    for given in (algorithm, SimpleNamespace(alg=algorithm)):
+        assert adapt(NAME, given).module is policy
+    policy.memory_a.rnn.weight_hh_l0.data[0, 0] = torch.nan
+    with pytest.raises(TxlError, match=r"memory_a\.rnn\.weight_hh_l0 holds NaN"):
+        adapt(NAME, algorithm)
 
 
 @pytest.mark.parametrize(
@@ -179,11 +223,12 @@ def test_a_checkpoint_of_two_models_is_one_state_dict() -> None:
     [
         ({"kind": "RNN"}, "kind is 'RNN', expected one of LSTM, GRU"),
         ({"kind": None, "layers": None}, "build the policy as your training did and call txl_export.adapt"),
+        ({"kind": None, "layers": None}, 'of sb3-contrib it is RecurrentPPO.load("model.zip").policy'),
     ],
 )
 def test_a_config_that_builds_nothing_is_refused(change: Named, message: str) -> None:
     config = {key: value for key, value in {**PLAIN, **change}.items() if value is not None}
-    with pytest.raises(TxlError, match=message.replace("(", r"\(")):
+    with pytest.raises(TxlError, match=re.escape(message)):
         load_adapted(NAME, config, {"x": torch.zeros(1)})
 
 

@@ -28,8 +28,8 @@ from txl_export.families.own_module.spec import StepSpec
 from txl_runtime.errors import CheckpointError, TxlError, UsageError
 
 FOLDER = Path(import_module("txl_export.adapters").__file__ or "").parent
-LINES = 85
-"""About 80 lines of code: what needs more belongs to the general step, or is another model."""
+LINES = 80
+"""So many lines of code: what needs more belongs to the general step, or is another model."""
 NAMES = "x-transformers di-engine rllib episodic recurrent-memory recurrent-policy emformer mamba"
 
 
@@ -110,6 +110,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
     "a state dict": lambda path: _saved(path, state_dict()),
     "in memory": lambda path: state_dict(),
     **{f"under {key}": lambda path, key=key: _saved(path, {"iter": 3, key: state_dict()}) for key in WRAPPERS},
+    "in one another": lambda path: _saved(path, {"model": {"state_dict": {"model": state_dict()}, "iter": 3}}),
     "of several devices": lambda path: _saved(path, {f"module.{key}": value for key, value in state_dict().items()}),
     "of a wrapper": lambda path: _saved(path, {"model": {f"a.net.{key}": v for key, v in state_dict().items()}}),
     "a pair with its config": lambda path: _saved(path, (state_dict(), {"width": 9, "scale": 9.0})),
@@ -173,6 +174,12 @@ REFUSED: dict[str, tuple[Any, Any, type[TxlError], str]] = {
         CheckpointError,
         "holds the keys step, expected tensors by name, or",
     ),
+    "far inside": (
+        CONFIG,
+        {"model": {"model": {"model": {"model": state_dict()}}}},
+        CheckpointError,
+        "holds the keys model, expected tensors by name, or",
+    ),
     "a refused config": (
         {"width": 4, "scale": -1.0},
         state_dict(),
@@ -199,6 +206,41 @@ def test_what_does_not_fit_is_refused_in_one_line(package, case):
     assert "\n" not in str(refused.value)
     if case == "a refused config":
         assert "small_memory.py" in refused.value.frames
+
+
+def test_objects_in_place_of_weights_are_named(package, tmp_path):
+    strange = r"an object of [\w.]+\.Unknown, not known here \(nothing was imported or run\), expected tensors"
+    for content, words in (
+        (({**state_dict(), "z": Unknown()}, CONFIG), f"a.pkl: does not fit .*; z is {strange}"),
+        ({"weights": Unknown()}, f"a.pkl: holds the keys weights; weights is {strange}"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            load_adapted(NAME, CONFIG, _pickled(tmp_path / "a.pkl", content))
+
+
+@pytest.mark.parametrize(("value", "words"), [("nan", "NaN"), ("inf", "infinity")])
+def test_weights_that_are_no_numbers_are_named_before_the_step_is_specified(package, tmp_path, value, words):
+    def step_spec(module: Any, config: Any = None) -> StepSpec:
+        raise AssertionError
+
+    weights = state_dict()
+    weights["cell.weight"][1, 2] = float(value)
+    module = small_adapter.build(CONFIG)
+    module.load_state_dict(weights)
+    with small_adapter.adapter(step_spec=step_spec):
+        with pytest.raises(CheckpointError, match=rf"w\.pt: cell\.weight holds {words}, expected numbers"):
+            load_adapted(NAME, CONFIG, _saved(tmp_path / "w.pt", weights))
+        with pytest.raises(CheckpointError, match=f"this Net: cell.weight holds {words}, expected numbers"):
+            adapt(NAME, module)
+
+
+def test_a_buffer_may_be_infinite(package):
+    module = small_adapter.build(CONFIG)
+    module.register_buffer("mask", torch.full((2,), -torch.inf))
+    assert adapt(NAME, module).module is module
+    module.mask[0] = torch.nan
+    with pytest.raises(CheckpointError, match="mask holds NaN"):
+        adapt(NAME, module)
 
 
 def test_a_folder_of_files_names_them(package, tmp_path):

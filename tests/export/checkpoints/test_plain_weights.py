@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pickle  # noqa: TID251 - the tests write what others wrote with it
@@ -118,6 +119,39 @@ def test_a_config_that_ruamel_read_from_yaml_is_plain_data(tmp_path, monkeypatch
     assert [type(config["transformer"][name]) for name in ("rows", "rate")] == [list, float]
 
 
+@pytest.mark.parametrize("write", [pickle.dump, torch.save])
+def test_an_object_that_is_no_module_is_named_and_not_run(tmp_path, write):
+    canary, path = tmp_path / "canary", tmp_path / "runs.pkl"
+    with path.open("wb") as file:
+        write(Runs(f"touch {canary}"), file)
+    words = r"runs\.pkl: refers to \w+\.system, not known here \(nothing was imported or run\); load the file where"
+    for read in (read_weights, read_stored):
+        with pytest.raises(CheckpointError, match=words):
+            read(path)
+    assert not canary.exists()
+
+
+class Own(nn.Module):
+    """A module that pickles what it likes."""
+
+    def __getstate__(self):
+        return {"pattern": "b n -> n b"}
+
+
+def test_a_whole_module_is_read_beside_attributes_of_any_kind(tmp_path):
+    path, module = tmp_path / "whole.pt", Policy()
+    module.activation = functools.partial(torch.clamp, min=0)
+    torch.save(module, path)
+    found = read_stored(path)
+    assert list(found) == list(module.state_dict())
+    module.own = Own()
+    torch.save(module, path)
+    with pytest.raises(
+        CheckpointError, match=r"whole\.pt: .*test_plain_weights\.Own has no _buffers, .*state_dict\(\)"
+    ):
+        read_stored(path)
+
+
 def test_a_plain_pickle_of_a_state_dict_is_read(tmp_path):
     path = tmp_path / "weights.pkl"
     path.write_bytes(pickle.dumps(Policy().state_dict()))
@@ -216,20 +250,39 @@ def test_a_pickle_that_contains_itself_is_refused(tmp_path):
         read_stored(path)
 
 
-def test_the_policy_of_a_stable_baselines_archive_is_read(tmp_path):
-    path, module = tmp_path / "ppo.zip", Policy()
+DEEP = 20_000
+DEEP_PICKLES = {
+    "lists": (b"]" * DEEP, b"a" * (DEEP - 1) + b"."),
+    "dictionaries": (b"}N" * DEEP, b"N" + b"s" * DEEP + b"."),
+    "tuples": (b"(" * DEEP, b"t" * DEEP + b"."),
+}
+
+
+@pytest.mark.parametrize("kind", DEEP_PICKLES)
+def test_what_is_nested_too_deeply_is_refused_before_the_rest_is_read(tmp_path, kind):
+    """The second half is not there: whoever looks for it says that the file is damaged."""
+    path = tmp_path / "deep.pkl"
+    first, second = DEEP_PICKLES[kind]
+    for data in (first + second, first):
+        path.write_bytes(b"\x80\x02" + data)
+        with pytest.raises(CheckpointError, match=r"deep\.pkl: the content is nested more than 256 levels deep"):
+            read_stored(path)
+
+
+def test_what_is_deep_and_wide_within_the_limits_is_read(tmp_path):
+    path, deep = tmp_path / "a.pkl", {"many": tuple([] for _ in range(3000)), "end": torch.ones(1)}
+    for n in range(120):
+        deep = {"a": n, "b": (n, [deep])} if n % 2 else {"b": deep, "a": [n]}
+    path.write_bytes(pickle.dumps(deep))
+    assert read_stored(path)["a"] == 119
+
+
+def test_an_archive_of_stable_baselines_is_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "ppo.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("data", "{}")
-        for name, content in (("pytorch_variables.pth", {}), ("policy.pth", module.state_dict())):
-            with archive.open(name, "w", force_zip64=True) as file:
-                torch.save(content, file)
-    found = read_weights(path)
-    assert all(torch.equal(found[name], tensor) for name, tensor in module.state_dict().items())
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"policy.pth", b"policy.pti"))
-    with pytest.raises(CheckpointError, match=r"a zip archive with 0 data\.pkl"):
-        read_weights(path)
-    at = whole.index(b"policy.pth")
-    path.write_bytes(whole[: at + 400] + bytes([whole[at + 400] ^ 1]) + whole[at + 401 :])
-    with pytest.raises(CheckpointError, match=r"the checksum of policy\.pth is wrong"):
-        read_weights(path)
+        with archive.open("policy.pth", "w", force_zip64=True) as file:
+            torch.save(Policy().state_dict(), file)
+    for read in (read_weights, read_stored):
+        with pytest.raises(CheckpointError, match=r"Stable-Baselines3.* RecurrentPPO\.load\(path\)\.policy.*adapt\("):
+            read(path)

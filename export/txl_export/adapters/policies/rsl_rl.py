@@ -50,11 +50,23 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     seen = tensordict.TensorDict({name: torch.zeros(1, n) for name, n in config["obs"].items()}, batch_size=[1])
     models = nn.ModuleDict()
     for role, width in (("actor", config["num_actions"]), ("critic", 1)):
-        if role in config:
+        if _has(config, role):
             arguments = dict(config[role])
             made = getattr(package, arguments.pop("class_name", "RNNModel"))
             models[role] = made(seen, config["obs_groups"], role, width, **arguments)
     return models
+
+
+def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a checkpoint with one for each model, those that the config has; a distillation's student is the actor."""
+    stores = {"actor_state_dict": "actor", "student_state_dict": "actor", "critic_state_dict": "critic"}
+    parts = [(role, stored.get(key)) for key, role in stores.items() if _has(config, role)]
+    named = [(role, part) for role, part in parts if isinstance(part, Mapping)]
+    return {f"{role}.{key}": tensor for role, part in named for key, tensor in part.items()}
+
+
+def _has(config: Mapping[str, Any], role: str) -> bool:
+    return config.get(role) not in (None, False)
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:

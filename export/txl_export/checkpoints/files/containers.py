@@ -44,6 +44,12 @@ class ZipFile:
             raise CheckpointError(
                 f"this is a TorchScript archive, expected a checkpoint; {SAVE_AGAIN} where it was trained"
             )
+        if not programs and "policy.pth" in self._entries:
+            raise CheckpointError(
+                "this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, "
+                'policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or '
+                "save policy.state_dict() for a module of your own"
+            )
         if len(programs) != 1:
             raise CheckpointError(
                 f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes; {SAVE_AGAIN}"
@@ -163,21 +169,6 @@ class PlainPickle:
         if not isinstance(content, Storage):
             raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
         return content
-
-
-def policy_of(file: File, size: int) -> io.BytesIO | None:
-    """The file of weights inside an archive that Stable-Baselines3 wrote; None where a zip is something else.
-
-    Raises:
-        CheckpointError: the archive is damaged, or compressed.
-    """
-    entry = _zip_entries(file, size).get("policy.pth")
-    if entry is None:
-        return None
-    file.seek(entry.offset)
-    data = file.read(entry.length)
-    entry.check(zlib.crc32(data))
-    return io.BytesIO(data)
 
 
 class LegacyFile:

@@ -34,7 +34,6 @@ from txl_export.checkpoints.files.containers import (
     PlainPickle,
     ZipFile,
     load_safetensors,
-    policy_of,
 )
 from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
@@ -71,7 +70,7 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
         path: the file.
         aliases: names of classes in the file that are not known, and the known ones to read them as, e.g.
             {"modules.MemTransformerLM": "mem_transformer.MemTransformerLM"}.
-        others: whether to read what pickle.dump and Stable-Baselines3 wrote as well.
+        others: whether to read what pickle.dump wrote as well, and objects of unknown classes as stand-ins for nothing.
 
     Raises:
         CheckpointError: there is no such file, it is something else, damaged, or refers to names that are not known.
@@ -80,19 +79,17 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
     with _reading(path) as (file, size, head):
         if _is_safetensors(head, size):
             return Loaded("safetensors", load_safetensors(path), (), _sha256(file))
-        zipped = head.startswith(b"PK\x03\x04")
         unpickler: Unpickler
         container: ZipFile | LegacyFile | PlainPickle
-        inside = policy_of(file, size) if zipped and others else None
         if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
             container = PlainPickle(file)
-            unpickler = Unpickler(aliases=aliases, nested=container.nested, lenient=True)
-        elif zipped:
-            container = ZipFile(file, size) if inside is None else ZipFile(inside, len(inside.getbuffer()))
-            unpickler = Unpickler(container.storage, aliases=aliases)
+            unpickler = Unpickler(aliases=aliases, nested=container.nested, lenient=True, strangers=True)
+        elif head.startswith(b"PK\x03\x04"):
+            container = ZipFile(file, size)
+            unpickler = Unpickler(container.storage, aliases=aliases, strangers=others)
         elif MAGIC_BYTES in head[:40]:
             container = LegacyFile(file, size)
-            unpickler = Unpickler(container.storage, legacy=True, aliases=aliases)
+            unpickler = Unpickler(container.storage, legacy=True, aliases=aliases, strangers=others)
         else:
             raise CheckpointError(_what_else(path, head, file, size))
         content = container.load(unpickler)
@@ -203,7 +200,7 @@ def _parts(module: Stub, kind: str) -> dict[str, Any]:
     parts = module.state.get(kind)
     if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts):
         raise CheckpointError(
-            f"{module.class_name} has no {kind}, expected a whole module as torch.save(model) writes it"
+            f"{shown(module.class_name)} has no {kind}, expected a module as torch.save(model) writes it; {SAVE_AGAIN}"
         )
     return parts
 

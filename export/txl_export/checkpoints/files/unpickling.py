@@ -38,6 +38,8 @@ PROGRAM_LIMIT = 1 << 27
 INSTRUCTION_LIMIT = 20_000_000
 EXPANDED_LIMIT = 50_000_000
 DEPTH_LIMIT = 256
+OPEN_LIMIT = 4 * DEPTH_LIMIT  # at that depth so many wait: a dictionary, a key, a function, its arguments
+TOO_DEEP = f"the content is nested more than {DEPTH_LIMIT} levels deep"
 INTEGER_BITS = 256
 
 # (key, dtype, number of elements) → one-dimensional tensor
@@ -62,6 +64,7 @@ class Unpickler:
         nested: reads the files that a plain pickle has in place of storages. None where a program may have none.
         lenient: whether objects may be made, called and filled in any way: they stay stand-ins for nothing.
         bare: whether the program may be one storage and nothing else, as such a file is.
+        strangers: whether classes and functions that are not known are stand-ins of that name, rather than refused.
 
     Attributes:
         names: every dotted name met so far, as in the file.
@@ -78,8 +81,9 @@ class Unpickler:
         nested: NestedReader | None = None,
         lenient: bool = False,
         bare: bool = False,
+        strangers: bool = False,
     ) -> None:
-        self._nested, self._lenient, self._bare = nested, lenient, bare
+        self._nested, self._lenient, self._bare, self._strangers = nested, lenient, bare, strangers
         self._actions = _ACTIONS | _LENIENT_ACTIONS if lenient else _ACTIONS
         self._read_storage, self._legacy, self._aliases = storage, legacy, dict(aliases or {})
         if wrong := sorted(shown(target) for target in self._aliases.values() if target not in STUBS):
@@ -140,6 +144,12 @@ class Unpickler:
     def _push(self, argument: Any) -> None:
         self._stack.append(argument)
 
+    def _open(self, container: Any) -> None:
+        """Put an empty list or dictionary on the stack; without a mark, each of them waits to be put into the other."""
+        self._stack.append(container)
+        if not self._marks and len(self._stack) > OPEN_LIMIT:
+            raise CheckpointError(TOO_DEEP)
+
     def _push_integer(self, argument: int) -> None:
         if argument.bit_length() > INTEGER_BITS:
             raise CheckpointError(f"the pickle has an integer of {argument.bit_length()} bits")
@@ -149,6 +159,8 @@ class Unpickler:
         self._stack.append(argument.encode("latin-1").decode())
 
     def _mark(self, argument: Any) -> None:
+        if len(self._marks) >= OPEN_LIMIT:
+            raise CheckpointError(TOO_DEEP)
         self._marks.append(self._stack)
         self._stack = []
 
@@ -201,7 +213,7 @@ class Unpickler:
         self.names.add(name)
         canonical = self._canonical(name)
         # A dot in the second part would reach through attributes (module torch, name serialization.os.system).
-        if canonical not in KNOWN or "." in attribute:
+        if "." in attribute or (canonical not in KNOWN and not self._strangers):
             raise _UnknownNameError(name)
         self._stack.append(self._classes.setdefault(canonical, Name(canonical)))
 
@@ -213,7 +225,7 @@ class Unpickler:
             self._stack.append(self._nested(args[0]))
         elif (function := FUNCTIONS.get(callee.class_name)) is not None:
             self._stack.append(function(args))
-        elif callee.class_name in STUBS:
+        elif callee.class_name not in STORAGE_TYPES:
             self._stack.append(Stub(callee.class_name, {}, args))
         else:
             raise CheckpointError(f"the pickle calls {callee.class_name}; the file is damaged")
@@ -228,7 +240,7 @@ class Unpickler:
         if target.class_name in OPAQUE:
             target.built = state
             return
-        if self._lenient and type(state) is not dict:
+        if (self._lenient or target.class_name not in KNOWN) and type(state) is not dict:
             return
         for part in state if type(state) is tuple else (state,):  # a tuple holds __dict__ and slots
             if part is not None and (type(part) is not dict or not all(type(name) is str for name in part)):
@@ -286,9 +298,9 @@ _ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
     "NONE": lambda machine, _: machine._push(None),
     "NEWTRUE": lambda machine, _: machine._push(True),
     "NEWFALSE": lambda machine, _: machine._push(False),
-    "EMPTY_DICT": lambda machine, _: machine._push({}),
-    "EMPTY_LIST": lambda machine, _: machine._push([]),
-    "EMPTY_SET": lambda machine, _: machine._push([]),
+    "EMPTY_DICT": lambda machine, _: machine._open({}),
+    "EMPTY_LIST": lambda machine, _: machine._open([]),
+    "EMPTY_SET": lambda machine, _: machine._open([]),
     "EMPTY_TUPLE": lambda machine, _: machine._push(()),
     "MARK": Unpickler._mark,
     "TUPLE": lambda machine, _: machine._push(tuple(machine._since_mark())),
@@ -352,7 +364,7 @@ def _check_plain(content: Any) -> None:
             raise CheckpointError("the content contains itself; save model.state_dict() instead")
         if size is None:
             if len(path) > DEPTH_LIMIT:
-                raise CheckpointError(f"the content is nested more than {DEPTH_LIMIT} levels deep")
+                raise CheckpointError(TOO_DEEP)
             sizes[id(value)] = 0
             path.append((value, _children(value)))
 
