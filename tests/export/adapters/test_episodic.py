@@ -140,7 +140,7 @@ def test_the_repository_is_found_where_the_config_says_in_the_current_folder_or_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = BLOCKS | {"input_dim": 6, "max_episode_steps": STEPS}
-    with pytest.raises(UsageError, match=r"episodic.*put its folder on the path: PYTHONPATH=FOLDER"):
+    with pytest.raises(UsageError, match=r"episodic.*name its folder as .repository. in the config"):
         load_adapted("episodic", config, {"any": torch.zeros(1)})
     before = list(sys.path)
     assert type(build(config | {"repository": str(REPOSITORY)})).__module__ == "transformer"
