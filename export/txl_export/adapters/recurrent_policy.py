@@ -25,14 +25,17 @@ START, STARTS = "episode_start", "episode_start_input"
 
 def build(config: Mapping[str, Any]) -> Any:
     """A policy without its weights: which keys the config has says of which package."""
-    for package in (plain, rl_games, rsl_rl):
-        if set(package.KEYS) <= set(config):
-            return package.build(config)
+    config = rl_games.unfolded(config)
+    nearest: Any = max((plain, rl_games, rsl_rl), key=lambda package: len(set(package.KEYS) & set(config)))
+    missing = [key for key in nearest.KEYS if key not in config]
+    if not missing:
+        return nearest.build(config)
+    lacks = f", lacks {', '.join(missing)}" if len(missing) < len(nearest.KEYS) else ""
     keys = ", or ".join(" ".join(package.KEYS) for package in (rsl_rl, rl_games, plain))
     raise UsageError(
-        f"the config has {', '.join(config) or 'no keys'}, expected {keys}; of any other policy: build the policy as "
-        'your training did and call txl_export.adapt("recurrent-policy", policy); of sb3-contrib it is '
-        'RecurrentPPO.load("model.zip").policy'
+        f"the config has {', '.join(config) or 'no keys'}{lacks}, expected {keys}; of any other policy: "
+        'build the policy as your training did and call txl_export.adapt("recurrent-policy", policy); of sb3-contrib '
+        'it is RecurrentPPO.load("model.zip").policy'
     )
 
 
@@ -40,7 +43,7 @@ def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, A
     """The state dict; where rsl_rl stored those of several models, those that the config has."""
     if not isinstance(stored, Mapping) or not stored:
         raise CheckpointError("there is no state dict; save policy.state_dict(), or give the training's checkpoint")
-    return rsl_rl.state_dict(stored, config or {}) or unwrapped(stored), None
+    return rsl_rl.state_dict(unwrapped(stored), config or {}), None
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
@@ -71,5 +74,10 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 def _policy(given: Any) -> Any:
     """The policy itself: of an algorithm that has one, or of a runner that has the algorithm."""
     algorithm = getattr(given, "alg", given)
+    if algorithm is not given and not isinstance(getattr(given, "obs_normalizer", nn.Identity()), nn.Identity):
+        raise UsageError(
+            "the runner itself normalises observations, unknown to its policy; set policy.actor_obs_normalizer "
+            'to runner.obs_normalizer and call txl_export.adapt("recurrent-policy", policy)'
+        )
     names = ("policy", "actor_critic", "actor", "student") if not isinstance(algorithm, nn.Module) else ()
     return next((found for name in names if isinstance(found := getattr(algorithm, name, None), nn.Module)), given)

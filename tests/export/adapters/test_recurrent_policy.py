@@ -23,7 +23,7 @@ from txl_export.adapters.registry import adapt, load_adapted
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.spec import StepSpec
-from txl_runtime.errors import TxlError
+from txl_runtime.errors import TxlError, UsageError
 
 NAME, BATCH = "recurrent-policy", 3
 LIMIT, EXACT = 1e-4, 1e-6
@@ -190,21 +190,73 @@ class RNNModel(nn.Module):
         self.mlp = nn.Linear(hidden, width)
 
 
-@pytest.mark.parametrize("change", [{}, {"critic": False}])
-def test_the_actor_alone_is_built_and_loaded(change: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rsl_rl(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A package that builds such a model, and a config of an actor."""
     monkeypatch.setitem(sys.modules, "rsl_rl.models", SimpleNamespace(RNNModel=RNNModel))
     monkeypatch.setitem(sys.modules, "tensordict", SimpleNamespace(TensorDict=lambda seen, **_: seen))
     groups = {"actor": ["policy"], "critic": ["policy"]}
-    config = {"obs": {"policy": 6}, "num_actions": 3, "obs_groups": groups, "actor": {"hidden": 8}}
+    return {"obs": {"policy": 6}, "num_actions": 3, "obs_groups": groups, "actor": {"hidden": 8}}
+
+
+@pytest.mark.parametrize("change", [{}, {"critic": False}])
+def test_the_actor_alone_is_built_and_loaded(change: Named, rsl_rl: dict[str, Any], tmp_path: Path) -> None:
+    config = rsl_rl
     pair: Any = random_weights(build({**config, "critic": {"hidden": 9}}))
     actor, critic = pair["actor"].state_dict(), pair["critic"].state_dict()
-    both = {"actor_state_dict": actor, "critic_state_dict": critic, "iter": 3}
-    for stored in (both, {"student_state_dict": actor, "teacher_state_dict": critic}):
-        spec = load_adapted(NAME, {**config, **change}, stored)
+    both = {"actor_state_dict": actor, "critic_state_dict": critic}
+    rest = {"optimizer_state_dict": torch.optim.Adam(pair.parameters()).state_dict(), "iter": 3, "infos": None}
+    for stored in (both, pair.state_dict(), {"student_state_dict": actor, "teacher_state_dict": critic}):
+        torch.save(stored | (rest if "actor_state_dict" in stored else {}), tmp_path / "model_3.pt")
+        spec = load_adapted(NAME, {**config, **change}, tmp_path / "model_3.pt")
         assert [entry.name for entry in spec.states] == ["h", "c"]
         found = spec.module.state_dict()
         assert all(torch.equal(found[f"actor.{name}"], tensor) for name, tensor in actor.items())
     assert len(load_adapted(NAME, {**config, "critic": {"hidden": 9}}, both).states) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"obs": 12},
+            'obs is 12 in the config, expected the width of each group of observations, such as {"policy": 48}',
+        ),
+        ({"obs": {"policy": [7]}}, "obs.policy is [7] in the config, expected a whole number from 1"),
+        ({"num_actions": "3"}, "num_actions is '3' in the config, expected a whole number from 1"),
+        ({"critic": True}, "critic is True in the config, expected the model's arguments"),
+        ({"actor": {"class_name": "Bogus"}}, "class_name of actor is 'Bogus', which rsl_rl.models lacks"),
+    ],
+)
+def test_a_config_that_rsl_rl_cannot_take_is_refused_by_name(
+    change: Named, message: str, rsl_rl: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
+        load_adapted(NAME, {**rsl_rl, **change}, {"x": torch.zeros(1)})
+
+
+def test_rl_games_whole_config_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_model(**given: Any) -> nn.Module:
+        asked.append(given)
+        return nn.Identity()
+
+    asked: list[dict[str, Any]] = []
+    model = SimpleNamespace(load=lambda params: SimpleNamespace(build=lambda given: build_model(**params, **given)))
+    builder = SimpleNamespace(ModelBuilder=lambda: model)
+    monkeypatch.setitem(sys.modules, "rl_games.algos_torch.model_builder", builder)
+    training = {"model": {"name": "m"}, "network": {"name": "n"}, "algo": {"name": "a2c"}}
+    training["config"] = {"normalize_input": True, "normalize_value": True, "gamma": 0.9}
+    told = {"actions_num": 3, "input_shape": 6}
+    build({"params": training, **told})
+    build({**training, **told, "input_shape": [6], "normalize_value": False})
+    whole, own = asked
+    assert (whole["model"], whole["network"], whole["input_shape"]) == ({"name": "m"}, {"name": "n"}, (6,))
+    assert (whole["normalize_input"], whole["normalize_value"]) == (True, True)
+    assert own == {**whole, "normalize_value": False}
+    with pytest.raises(UsageError, match=r"the config has .*, lacks actions_num, input_shape, expected"):
+        build({"params": training})
+    with pytest.raises(UsageError, match=r"input_shape is 6\.5 in the config, expected a whole number from 1"):
+        build({"params": training, **told, "input_shape": 6.5})
 
 
 @pytest.mark.parametrize("name", ["policy", "actor_critic", "actor", "student"])
@@ -213,6 +265,9 @@ def test_an_algorithm_or_a_runner_gives_its_policy(name: str) -> None:
     algorithm = SimpleNamespace(**{"device": "cpu", name: policy})
     for given in (algorithm, SimpleNamespace(alg=algorithm)):
         assert adapt(NAME, given).module is policy
+    assert adapt(NAME, SimpleNamespace(alg=algorithm, obs_normalizer=nn.Identity())).module is policy
+    with pytest.raises(UsageError, match=r"set policy\.actor_obs_normalizer to runner\.obs_normalizer"):
+        adapt(NAME, SimpleNamespace(alg=algorithm, obs_normalizer=nn.BatchNorm1d(6)))
     policy.memory_a.rnn.weight_hh_l0.data[0, 0] = torch.nan
     with pytest.raises(TxlError, match=r"memory_a\.rnn\.weight_hh_l0 holds NaN"):
         adapt(NAME, algorithm)
@@ -223,6 +278,12 @@ def test_an_algorithm_or_a_runner_gives_its_policy(name: str) -> None:
     [
         ({"kind": "RNN"}, "kind is 'RNN', expected one of LSTM, GRU"),
         ({"kind": None, "layers": None}, "build the policy as your training did and call txl_export.adapt"),
+        (
+            {"kind": None, "layers": None},
+            "the config has obs, hidden, actions, episode_start_input, lacks layers, kind,",
+        ),
+        ({"layers": 0}, "layers is 0 in the config, expected a whole number from 1"),
+        ({"obs": "6"}, "obs is '6' in the config, expected a whole number from 1"),
         ({"kind": None, "layers": None}, 'of sb3-contrib it is RecurrentPPO.load("model.zip").policy'),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from txl_runtime.errors import UsageError
 
-from txl_export.adapters.policies.shape import Recurrence, Shape
+from txl_export.adapters.policies.shape import Recurrence, Shape, count
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 
 KEYS = ("obs", "hidden", "layers", "actions", "kind")
@@ -35,7 +35,7 @@ def build(config: Mapping[str, Any]) -> PlainPolicy:
     """From the sizes and the kind, "LSTM" or "GRU"."""
     if config["kind"] not in KINDS:
         raise UsageError(f"kind is {config['kind']!r}, expected one of {', '.join(KINDS)}")
-    return PlainPolicy(**{key: config[key] for key in KEYS})
+    return PlainPolicy(**{key: count(key, config[key]) for key in KEYS[:-1]}, kind=config["kind"])
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:

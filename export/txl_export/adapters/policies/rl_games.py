@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from txl_runtime.errors import UsageError
 
-from txl_export.adapters.policies.shape import Recurrence, Shape
+from txl_export.adapters.policies.shape import Recurrence, Shape, count
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 
 KEYS = ("model", "network", "actions_num", "input_shape")
@@ -19,10 +19,20 @@ CLIP = 5.0
 """What a normaliser cuts normalised numbers to."""
 
 
+def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With what stands under `params` of a whole training's config, and under `config` there, beside the rest."""
+    params = config.get("params")
+    params = params if isinstance(params, Mapping) else {}
+    trained = {**config, **params}.get("config")
+    told = {key: trained[key] for key in _REST if key in trained} if isinstance(trained, Mapping) else {}
+    return {**told, **params, **config}
+
+
 def build(config: Mapping[str, Any]) -> nn.Module:
     """From `model` and `network` of a training's params, and what a player adds, such as `actions_num`."""
     params = {key: config[key] for key in ("model", "network")}
-    given = {"actions_num": config["actions_num"], "input_shape": tuple(config["input_shape"])}
+    sizes = config["input_shape"] if isinstance(config["input_shape"], list | tuple) else [config["input_shape"]]
+    given = {"actions_num": config["actions_num"], "input_shape": tuple(count("input_shape", n) for n in sizes)}
     rest = {key: config.get(key, value) for key, value in _REST.items()}
     builder = import_module("rl_games.algos_torch.model_builder").ModelBuilder()
     model: nn.Module = builder.load(params).build(given | rest)

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor, nn
 from txl_runtime.errors import UsageError
 
-from txl_export.adapters.policies.shape import Recurrence, Shape
+from txl_export.adapters.policies.shape import Recurrence, Shape, count
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 
 KEYS = ("obs", "num_actions", "obs_groups", "actor")
+_EXPECTED = {
+    "obs": 'the width of each group of observations, such as {"policy": 48}',
+    "actor": "the model's arguments, as in the runner's config",
+    "critic": "the model's arguments, as in the runner's config, or false",
+}
 
 
 class _Place(NamedTuple):
@@ -47,22 +52,30 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     `critic` are those of the runner's config. Without `critic` there is the actor alone.
     """
     package, tensordict = import_module("rsl_rl.models"), import_module("tensordict")
-    seen = tensordict.TensorDict({name: torch.zeros(1, n) for name, n in config["obs"].items()}, batch_size=[1])
+    for key in ("obs", *(role for role in ("actor", "critic") if _has(config, role))):
+        if not isinstance(config[key], Mapping):
+            raise UsageError(f"{key} is {config[key]!r} in the config, expected {_EXPECTED[key]}")
+    widths = {name: count(f"obs.{name}", width) for name, width in config["obs"].items()}
+    seen = tensordict.TensorDict({name: torch.zeros(1, n) for name, n in widths.items()}, batch_size=[1])
     models = nn.ModuleDict()
-    for role, width in (("actor", config["num_actions"]), ("critic", 1)):
+    for role, width in (("actor", count("num_actions", config["num_actions"])), ("critic", 1)):
         if _has(config, role):
             arguments = dict(config[role])
-            made = getattr(package, arguments.pop("class_name", "RNNModel"))
+            made = getattr(package, name := arguments.pop("class_name", "RNNModel"), None)
+            if made is None:
+                raise UsageError(f"class_name of {role} is {name!r}, which rsl_rl.models lacks; expected RNNModel")
             models[role] = made(seen, config["obs_groups"], role, width, **arguments)
     return models
 
 
-def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a checkpoint with one for each model, those that the config has; a distillation's student is the actor."""
+def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """That of the models that the config has, where a checkpoint has one for each; a student is the actor."""
     stores = {"actor_state_dict": "actor", "student_state_dict": "actor", "critic_state_dict": "critic"}
-    parts = [(role, stored.get(key)) for key, role in stores.items() if _has(config, role)]
+    parts = [(role, stored.get(key)) for key, role in stores.items()]
     named = [(role, part) for role, part in parts if isinstance(part, Mapping)]
-    return {f"{role}.{key}": tensor for role, part in named for key, tensor in part.items()}
+    state = {f"{role}.{key}": tensor for role, part in named for key, tensor in part.items()} or stored
+    alone = _has(config, "actor") and not _has(config, "critic")
+    return {key: tensor for key, tensor in state.items() if not (alone and str(key).startswith("critic."))}
 
 
 def _has(config: Mapping[str, Any], role: str) -> bool:

@@ -32,6 +32,17 @@ class Shape:
     starts: bool = False
 
 
+def count(name: str, value: Any) -> int:
+    """A size from a config.
+
+    Raises:
+        UsageError: it is no whole number from 1.
+    """
+    if type(value) is not int or value < 1:
+        raise UsageError(f"{name} is {value!r} in the config, expected a whole number from 1")
+    return value
+
+
 class Recurrence:
     """The LSTMs and GRUs of a policy during one step, and their states by name."""
 
