@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from txl_runtime.errors import UsageError
 
 from txl_export.adapters.proving import Tensors, proven
+from txl_export.adapters.refusing import refuse_recurrent_memory, refuse_short
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _BEGIN = 9998
@@ -37,11 +37,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     """The step of a RecurrentMemoryTransformer, or of one that stands in another as `transformer`."""
     module = getattr(module, "transformer", module)
     attentions = _attentions(module)
-    if not attentions or not hasattr(module, "read_memory_emb"):
-        raise UsageError(
-            f"this {type(module).__name__} has no read_memory_emb, or no layers with null_kv; expected the "
-            "RecurrentMemoryTransformer of recurrent-memory-transformer-pytorch"
-        )
+    refuse_recurrent_memory(module, attentions)
     count, width = module.read_memory_emb.shape
     states, names = [StateSpec("read_memories", ("B", count, width))], []
     if module.use_xl_memories:
@@ -72,8 +68,7 @@ def _step(angles: Mapping[torch.dtype, Tensor], module: Any, inputs: Named, stat
     (batch, length), count = tokens.shape, memories.shape[1]
     rows = max((cache.shape[3] for cache in caches.values()), default=0)
     always = module.always_have_read_memories
-    if length + count < rows and not always:
-        raise UsageError(f"a segment of {length} leaves read memories among the {rows} rows that are kept; take more")
+    refuse_short(length, count, rows, always)
     with ExitStack() as hooks:
         if fill is not None:
             memory = ((fill > 0) | always)[:, None].expand(batch, count)

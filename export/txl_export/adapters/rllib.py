@@ -50,7 +50,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
             "RLlib's sampler, outside the model; train without, or give a StepSpec of your own"
         )
     units, rows, width = core.num_transformer_units, core.memory_inference, core.attention_dim
-    states = [StateSpec(f"units.{unit:02d}.memory", ("B", rows, width)) for unit in range(units)]
+    states = [StateSpec(f"units.{unit:02d}.memory", ("B", rows, width)) for unit in range(units if rows else 0)]
     outputs = [OutputSpec("logits", ("B", "L", module.num_outputs)), OutputSpec("value", ("B", "L"))]
     if core is module and core.logits is None:
         outputs = [OutputSpec("features", ("B", "L", width))]
@@ -62,10 +62,11 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     """One segment; the package takes sequences one behind the other, and keeps what the value head reads."""
     obs, core = inputs["obs"], getattr(module, "gtrxl", module)
     batch, length = obs.shape[:2]
+    held = list(states.values()) or [obs.new_zeros(batch, 0, core.attention_dim)] * core.num_transformer_units
     kept = [(part, dict(vars(part))) for part in (module, core)]
     try:
         given = {"obs": obs.flatten(0, 1)}
-        found, rows = module(given, list(states.values()), torch.full((batch,), length, dtype=torch.int32))
+        found, rows = module(given, held, torch.full((batch,), length, dtype=torch.int32))
         found = found.unflatten(0, (batch, length))
         if core is module and core.logits is None:
             outputs = {"features": found}
@@ -74,7 +75,5 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
     finally:
         for part, content in kept:
             vars(part).update(content)
-    new = [
-        torch.cat((old, row.unflatten(0, (batch, length))), 1) for old, row in zip(states.values(), rows, strict=True)
-    ]
-    return outputs, {name: full[:, length:] for name, full in zip(states, new, strict=True)}
+    new = [torch.cat((old, row.unflatten(0, (batch, length))), 1) for old, row in zip(held, rows, strict=True)]
+    return outputs, {name: full[:, length:] for name, full in zip(states, new, strict=False)}

@@ -15,18 +15,9 @@ import torch
 from txl_runtime.errors import UsageError
 
 from txl_export.adapters.proving import Tensors, proven
+from txl_export.adapters.refusing import refuse_x_transformers, suspects
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.spec import VALID, InputSpec, Named, OutputSpec, StateSpec, StepSpec
-
-_ALONE = {
-    "stream_emb": "num_residual_streams",
-    "polar_pos_emb": "polar_pos_emb",
-    "add_value_residual": "add_value_residual",
-    "data_dependent_alibi": "attn_data_dependent_alibi",
-    "qkv_receive_diff_residuals": "integrate_layers",
-    "orthog_projected_values": "attn_orthog_projected_values",
-}
-"""Options, by the attribute that is set then, of which some cannot go with a memory in the package itself."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
@@ -41,12 +32,8 @@ def build(config: Mapping[str, Any]) -> Any:
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     """The step of a wrapper, or of one that stands in another as `net`."""
     module = getattr(module, "net", module)
-    rows, layers = getattr(module, "max_mem_len", None), getattr(module, "attn_layers", None)
-    if not rows or layers is None:
-        raise UsageError(
-            f"max_mem_len of this {type(module).__name__} is {rows}, expected at least 1 in a TransformerWrapper or "
-            "ContinuousTransformerWrapper: without it there is no memory; train it with one"
-        )
+    refuse_x_transformers(module)
+    rows, layers = module.max_mem_len, module.attn_layers
     kinds = [layers.layer_types[index] for index in layers.layers_execute_order]
     names = [f"layers.{number:02d}.mem" for number in range(kinds.count("a"))]
     states = [StateSpec(name, ("B", rows, layers.dim)) for name in names]
@@ -62,13 +49,8 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
     try:
         return proven((spec, replace(spec, lengths=False)), own, (most, (most + 1) // 2, most))
     except OwnCodeError as error:
-        told = [option for name, option in _ALONE.items() if any(_has(part, name) for part in module.modules())]
+        told = suspects(module)
         raise UsageError(f"{error}; of its options look at {', '.join(told)}" if told else str(error)) from error
-
-
-def _has(part: Any, name: str) -> bool:
-    value = getattr(part, name, None)
-    return value is not None and value is not False
 
 
 def _interface(module: Any, layers: Any) -> tuple[InputSpec, OutputSpec]:

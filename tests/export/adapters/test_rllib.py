@@ -18,7 +18,10 @@ from support import package
 from torch import nn
 from txl_export.adapters.registry import adapt, load_adapted
 from txl_export.adapters.rllib import build, step_spec
+from txl_export.families.own_module.plan import make_plan
+from txl_export.families.own_module.running import Eager
 from txl_runtime.errors import UsageError
+from txl_runtime.listener import Silent
 
 NET: dict[str, Any] = {
     "observation": 7,
@@ -150,6 +153,17 @@ def test_a_call_leaves_the_module_as_it_was() -> None:
     Stepped(step_spec(module), BATCH).run(drawn(module)(np.random.default_rng(0)))
     for now, was in zip((vars(module), vars(module.gtrxl)), before, strict=True):
         assert all(now[name] is value for name, value in was.items())
+
+
+def test_without_rows_to_keep_there_is_no_state() -> None:
+    module = model(NET | {"memory_inference": 0})
+    spec = step_spec(module)
+    plan = make_plan(spec, BATCH, [3], Silent())
+    obs = torch.randn(BATCH, 3, 7)
+    with torch.no_grad():
+        expected, _ = module({"obs": obs.flatten(0, 1)}, [obs.new_zeros(BATCH, 0, 8)], torch.full((BATCH,), 3))
+    assert (spec.states, plan.streams) == ([], "independent")
+    assert torch.equal(Eager(spec)({"obs": obs}, {})[0]["logits"].flatten(0, 1), expected)
 
 
 def test_a_policys_checkpoint_has_its_weights_under_weights() -> None:

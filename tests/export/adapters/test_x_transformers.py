@@ -149,13 +149,28 @@ def test_what_padding_would_change_has_exact_lengths(
         ({}, {**ROTARY, "use_adaptive_layernorm": True}, "condition needs to be passed in"),
         ({"recycling": True}, ROTARY, "`recycle_steps` must be provided"),
         ({"embed_num_tokens": {"kind": 3}}, ROTARY, "embed_num_tokens"),
-        ({"num_output_heads": 2}, ROTARY, "output logits is a tuple"),
+        ({"num_output_heads": 2}, ROTARY, "num_output_heads is above 1, expected 1"),
+        ({"max_mem_len": -3}, ROTARY, "max_mem_len of this TransformerWrapper is -3, expected at least 1"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_by_name(wrapper: Options, layers: Options, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         adapt("x-transformers", module(wrapper, layers))
     assert told in str(caught.value)
+
+
+def test_means_with_variances_are_refused_by_name() -> None:
+    package("x_transformers")
+    config = {"dim_in": 5, "dim_out": 7, "max_mem_len": 6, "probabilistic": True, "attn_layers": {**LAYERS, **ROTARY}}
+    with pytest.raises(UsageError, match="probabilistic is True, expected False"):
+        step_spec(build(config).eval())
+
+
+def test_a_decoder_with_a_prefix_is_refused_by_name() -> None:
+    x_transformers = package("x_transformers")
+    layers = x_transformers.PrefixDecoder(**LAYERS, rotary_pos_emb=True)
+    with pytest.raises(UsageError, match="attn_layers is a PrefixDecoder, expected a Decoder"):
+        step_spec(x_transformers.TransformerWrapper(**WRAPPER, attn_layers=layers).eval())
 
 
 def test_an_encoder_tells_no_next_token() -> None:

@@ -61,8 +61,8 @@ def _neighbours(tries: Tries, length: int, row: int) -> str:
             results = tries.eager(
                 _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, states, kept, row), valid
             )
-        except UsageError:
-            return f"{what} in one sequence stop the others"
+        except UsageError as error:
+            return f"a batch cannot be run where one sequence holds {what}: {error}"
         for name, tensor in _rows(spec, results, row).items():
             if not same_bits(tensor, expected[name]):
                 return f"{name} of a sequence changes with {what} in its neighbours"

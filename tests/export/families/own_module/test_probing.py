@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import replace
 
@@ -458,6 +459,15 @@ def test_nan_in_a_neighbour_shows_what_other_values_do_not():
         return x + h + 0 * h[-1:].sum(), h + x
 
     assert plan_of(spec_of(forward), 3).reason == "output y of a sequence changes with NaN in its neighbours"
+
+
+def test_nan_in_a_neighbour_that_no_table_has_a_row_for_stops_all():
+    def forward(self, x, h):
+        return x + torch.zeros(9)[h.sigmoid().floor().long()], h + x
+
+    plan = plan_of(spec_of(forward), 3)
+    assert plan.streams == "lockstep"
+    assert re.match(r"a batch cannot be run where one sequence holds NaN: .*IndexError: index -\d+ is out", plan.reason)
 
 
 def test_a_place_in_the_batch_that_matters_runs_in_lockstep():
