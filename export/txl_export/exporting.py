@@ -16,7 +16,7 @@ import txl_runtime
 from torch import Tensor
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import REPORT, SELFTEST
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.selftest import SelftestResult, run_selftest
 
@@ -112,7 +112,7 @@ def _export(source: Source, target: Path, options: ExportOptions) -> ExportResul
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())
         manifest = seal(folder, manifest)
         heard.stage("self-test")
-        _selftest(folder, manifest).require()
+        _require(_selftest(folder, manifest), folder)
     return ExportResult(target, manifest, parity)
 
 
@@ -143,6 +143,19 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
 def _selftest(folder: Path, manifest: Manifest) -> SelftestResult:
     with runnable(folder, manifest, "cpu") as runs:
         return run_selftest(txl_runtime.load(runs, "cpu"))
+
+
+def _require(result: SelftestResult, folder: Path) -> None:
+    """Raise CheckError unless the self-test passed; of a model that is far from itself in float32, with that."""
+    with np.load(folder / SELFTEST, allow_pickle=False) as vectors:
+        rounding = float(vectors["rounding"]) if "rounding" in vectors else 0.0
+    if rounding and not result.passed:
+        raise CheckError(
+            f"the self-test cannot judge this model: in one segment the bundle is {max(result.largest.values()):.0e} "
+            f"from it (limit {min(result.limits.values()):.0e}), and so is the model from itself, {rounding:.0e}, "
+            "between float32 and float64; it amplifies rounding: look whether its weights are trained, or too large"
+        )
+    result.require()
 
 
 def _versions() -> dict[str, str | None]:

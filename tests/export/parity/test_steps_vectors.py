@@ -159,3 +159,42 @@ def test_axes_of_sequences_may_stand_anywhere(vectors):
     assert AXES["h"] == 1
     assert vectors["state/h"].shape == (3, 4)
     assert vectors["state_shape/h"].tolist() == [1, 4]
+
+
+class Rounds(NumpyReference):
+    """In float32 far from itself where an input is large, or after a second segment."""
+
+    def __init__(self, single: bool = False, always: bool = False) -> None:
+        self.single, self.always = single, always
+
+    def step(self, inputs, states, valid):
+        outputs, after = super().step(inputs, states, valid)
+        return outputs | {"mean": outputs["mean"] + self.single * ill(inputs["x"], states, self.always)}, after
+
+    def in_single(self):
+        return Rounds(True, self.always)
+
+
+class RoundsToo(ArrayStream):
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs | {"mean": outputs["mean"] + np.float32(ill(x, states, False))}, after
+
+
+def ill(x: np.ndarray, states: Any, always: bool) -> Any:
+    """The error of each sequence."""
+    return 2e-4 * (always | (x[:, :, 0].max(1, keepdims=True) > 1.75) | (states["count"][:, None] >= 8))
+
+
+def test_a_correct_bundle_of_a_model_that_amplifies_rounding_passes():
+    found = selftest_vectors(ArrayModel().manifest, Rounds())
+    assert found["reset"].all(axis=1).any()
+    assert "rounding" not in found, "inputs are found on which it does not"
+    assert (found["counts"] == 0).any()
+    replayed(found, RoundsToo).require()
+    assert not replayed(found, OffOutput).passed
+
+
+def test_rounding_that_is_large_for_all_inputs_is_told():
+    found = selftest_vectors(ArrayModel().manifest, Rounds(always=True))
+    assert found["rounding"] == pytest.approx(2e-4, rel=0.2)

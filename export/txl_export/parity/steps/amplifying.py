@@ -27,26 +27,23 @@ class OwnRounding:
 
     Attributes:
         errors: how far each output and state is that is no whole number, by "output" or "state" and its name.
+        sides: the reference, and itself in float32.
     """
 
     def __init__(self, manifest: Manifest, reference: Reference, single: Reference, count: int) -> None:
-        self._sides = [ReferenceStreams(manifest, side, count) for side in (reference, single)]
+        self.sides = [ReferenceStreams(manifest, side, count) for side in (reference, single)]
         self._nats = {f"output {output.name}" for output in manifest.outputs if output.role == "logprobs"}
         self.errors: dict[str, TensorErrors] = {}
 
-    @property
-    def largest(self) -> float:
-        """The largest of all."""
-        return max((errors.largest for errors in self.errors.values()), default=0.0)
-
-    def segment(self, inputs: Mapping[str, Array], counts: Any) -> None:
-        """One segment on both sides."""
+    def segment(self, inputs: Mapping[str, Array], counts: Any) -> float:
+        """One segment on both sides: how far they are apart at most."""
         pairs: dict[str, list[tuple[Array, Array]]] = {}
-        outputs = [side.run(inputs, counts) for side in self._sides]
+        outputs = [side.run(inputs, counts) for side in self.sides]
         for (_, exact), (_, rounded) in zip(*outputs, strict=True):
             for name, values in exact.items():
                 pairs.setdefault(f"output {name}", []).append((values, rounded[name]))
-        exact_state, rounded_state = (side.state() for side in self._sides)
+        largest = 0.0
+        exact_state, rounded_state = (side.state() for side in self.sides)
         for name, held in exact_state.items():
             other = rounded_state[name]
             if held is not None and other is not None:
@@ -54,12 +51,13 @@ class OwnRounding:
         for name, some in pairs.items():
             if np.issubdtype(some[0][0].dtype, np.floating):
                 self.errors.setdefault(name, TensorErrors(nats=name in self._nats)).add(*some)
+                largest = max(largest, self.errors[name].most[-1])
+        return largest
 
-    def reset(self) -> None:
-        """Begin anew on both sides, as if nothing had been compared."""
-        self.errors = {}
-        for side in self._sides:
-            side.reset()
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """These sequences, or all, begin anew on both sides."""
+        for side in self.sides:
+            side.reset(rows)
 
 
 @dataclass(frozen=True)
