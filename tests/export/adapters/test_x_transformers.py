@@ -15,7 +15,9 @@ from support import package
 from torch import Tensor, nn
 from txl_export.adapters.registry import adapt
 from txl_export.adapters.x_transformers import build, step_spec
+from txl_export.families.own_module.plan import make_plan
 from txl_runtime.errors import UsageError
+from txl_runtime.listener import Silent
 
 LIMIT = 1e-4
 EXACT = 1e-6  # the package computes softmaxes in float32 whatever the dtype
@@ -171,6 +173,13 @@ def test_a_decoder_with_a_prefix_is_refused_by_name() -> None:
     layers = x_transformers.PrefixDecoder(**LAYERS, rotary_pos_emb=True)
     with pytest.raises(UsageError, match="attn_layers is a PrefixDecoder, expected a Decoder"):
         step_spec(x_transformers.TransformerWrapper(**WRAPPER, attn_layers=layers).eval())
+
+
+def test_a_table_read_at_places_of_the_values_keeps_sequences_together() -> None:
+    spec = step_spec(module({}, {"attn_use_cope": True, "attn_cope_max_pos": 16}))
+    plan = make_plan(spec, 2, [5], Silent())
+    assert plan.streams == "lockstep"
+    assert "a batch cannot be run where one sequence holds NaN" in plan.reason
 
 
 def test_an_encoder_tells_no_next_token() -> None:
