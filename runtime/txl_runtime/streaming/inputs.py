@@ -140,8 +140,8 @@ def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int,
             step = min(rest, known[0])
         if step is None:
             raise UsageError(
-                f"there are {length} positions (look-ahead aside), of which {rest} remain after whole segments, expected "
-                f"what segments of {_listed(known)} add up to; give more or fewer, or export with another --segment-length"
+                f"there are {length} positions (look-ahead aside), of which {rest} remain after segments, expected "
+                f"what segments of {_listed(known)} add up to; give more or fewer, or export another --segment-length"
             )
         edges.append(edges[-1] + step)
     if manifest.lengths == "exact":
