@@ -7,7 +7,6 @@ that single sequences can be reset.
 from __future__ import annotations
 
 import torch
-import txl_export
 from maze import SEEN
 from policy import Policy
 from torch import Tensor, nn
@@ -97,6 +96,6 @@ def build(weights: str | None) -> StepSpec:
     """What `txl-deploy export` calls."""
     policy = GtrxlPolicy()
     if weights:
-        policy.load_state_dict(txl_export.read_weights(weights))
+        policy.read(weights)
     states = [StateSpec("memory", ("B", LAYERS, MEMORY, WIDTH)), StateSpec("fill", ("B",), dtype="int32")]
     return StepSpec(policy, [InputSpec("observation", ("B", "L", SEEN))], states, ["action", "value"])

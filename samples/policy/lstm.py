@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import txl_export
 from maze import SEEN
 from policy import Policy
 from torch import Tensor, nn
@@ -28,6 +27,6 @@ def build(weights: str | None) -> StepSpec:
     """What `txl-deploy export` calls."""
     policy = LstmPolicy()
     if weights:
-        policy.load_state_dict(txl_export.read_weights(weights))
+        policy.read(weights)
     states = [StateSpec(name, (LAYERS, "B", WIDTH)) for name in "hc"]
     return StepSpec(policy, [InputSpec("observation", ("B", "L", SEEN))], states, ["action", "value"])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import torch
+import txl_export
 from maze import DOORS, SEEN
 from torch import Tensor, nn
+from txl_runtime.errors import CheckpointError
 
 LIMIT = 5.0
 """Normalised observations are cut to this: a broken sensor does not throw the policy off its track."""
@@ -22,6 +26,14 @@ class Policy(nn.Module):
         for name, value in {"mean": torch.zeros(SEEN), "variance": torch.ones(SEEN), "count": torch.zeros(())}.items():
             self.register_buffer(name, value)
         self.action, self.value = nn.Linear(width, 3), nn.Linear(width, 1)
+
+    def read(self, file: str) -> None:
+        """Take the weights that `train.py` wrote."""
+        try:
+            self.load_state_dict(txl_export.read_weights(file))
+        except RuntimeError as error:
+            found = textwrap.shorten(str(error).partition(":")[2], 160, placeholder=" …")
+            raise CheckpointError(f"{file}: not the weights of this {type(self).__name__}: {found}") from None
 
     def see(self, observation: Tensor) -> None:
         """While training: take observations [..., 9] into the mean and the variance."""

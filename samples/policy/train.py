@@ -1,4 +1,4 @@
-"""Trains a policy in about a minute on two cores, by imitation of somebody who remembers.
+"""Trains a policy in about a minute on two idle cores, by imitation of somebody who remembers.
 
 python samples/policy/train.py lstm lstm.pt
 python samples/policy/train.py gtrxl gtrxl.pt
@@ -89,7 +89,7 @@ def main() -> None:
     player = TorchPlayer(spec, 64)
     returned = np.mean([episode.returned for episode in play(player.scores, player.reset, 64, 200)])
     took = time.monotonic() - started
-    print(f"return {returned:.2f} of {DOORS} after {took:.0f} s; without a memory at most {FORGETFUL} on average")
+    print(f"return {returned:.2f} of {DOORS} after {took:.0f} s; without a memory at most {FORGETFUL} in the long run")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,28 @@
 """A streaming detector in the shape of an Emformer: it hears a tone once, and then finds that tone in a noisy stream.
 
-    python samples/streaming/target_tone.py --train tone.pt
+    python samples/streaming/target_tone.py tone.pt
     txl-deploy export samples/streaming/target_tone.py:build --weights tone.pt -o tone.txl \
         --segment-length 8 --batch-size 4
-    python samples/streaming/target_tone.py --run tone.txl
+    python samples/streaming/listen.py tone.txl
 
-README.md in this folder says what you see, and answers what people ask about streams.
+Here are the model and its training. README.md in this folder answers what people ask about streams.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 import txl_export
-import txl_runtime
+from tones import BANDS, agreement, simulate
 from torch import Tensor, nn
 from torch.nn import functional
 from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 
-BANDS, WIDTH, HEADS, LAYERS, SEGMENT, AHEAD, LEFT, BANK = 8, 48, 4, 2, 8, 4, 8, 32
-FRAME = 10  # milliseconds that one frame stands for
-Array = np.ndarray[Any, Any]
+WIDTH, HEADS, LAYERS, SEGMENT, AHEAD, LEFT, BANK = 48, 4, 2, 8, 4, 8, 32
+UPDATES = 400
 
 
 def nearness() -> Tensor:
@@ -121,38 +118,30 @@ def build(weights: str | None) -> StepSpec:
     )
 
 
-def simulate(length: int, seed: int) -> tuple[Array, Array]:
-    """Frames [length, 8] as a filter bank gives them, and which belong to the tone that is heard first.
-
-    Tones last 6 frames or more, clicks 3 at most: only what follows tells them apart.
-    """
-    random = np.random.default_rng(seed)
-    frames, labels = random.normal(size=(length, BANDS)) * 0.3, np.zeros(length, np.bool_)
-    wanted, place = int(random.integers(BANDS)), 10
-    frames[1:8, wanted] += 3
-    while place < length - 12:
-        band = wanted if random.random() < 0.5 else int(random.integers(BANDS))
-        lasts = int(random.integers(6, 10) if random.random() < 0.5 else random.integers(1, 4))
-        frames[place : place + lasts, band] += 2
-        labels[place : place + lasts] = band == wanted and lasts >= 6
-        place += lasts + int(random.integers(2, 7))
-    return frames.astype(np.float32), labels
+def walk(model: Detector, frames: Tensor) -> Tensor:
+    """Scores [B, T] of frames [B, T + ahead, 8], segment by segment."""
+    states, found = initial(len(frames)), []
+    for first in range(0, frames.shape[1] - AHEAD, SEGMENT):
+        scores, *states = model(frames[:, first : first + SEGMENT + AHEAD], *states)
+        found.append(scores)
+    return torch.cat(found, 1)
 
 
-def train(seconds: float, number: int = 16, length: int = 12) -> Detector:
+def streams(number: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
+    """So many simulated streams of `length` segments: frames, and which of them belong to the tone."""
+    pairs = [simulate(length * SEGMENT + AHEAD, seed + row) for row in range(number)]
+    frames, labels = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*pairs, strict=True))
+    return frames, labels[:, :-AHEAD]
+
+
+def train(updates: int = UPDATES, number: int = 16, length: int = 12) -> Detector:
     """Learn from simulated streams, through several segments at once."""
     torch.manual_seed(0)
-    model, started, seed = Detector(), time.monotonic(), 1000
+    model = Detector()
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
-    while time.monotonic() - started < seconds:
-        seed += number
-        pairs = [simulate(length * SEGMENT + AHEAD, seed + row) for row in range(number)]
-        frames, labels = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*pairs, strict=True))
-        states, found = initial(number), []
-        for first in range(0, length * SEGMENT, SEGMENT):
-            scores, *states = model(frames[:, first : first + SEGMENT + AHEAD], *states)
-            found.append(scores)
-        loss = functional.binary_cross_entropy_with_logits(torch.cat(found, 1), labels[:, :-AHEAD].float())
+    for update in range(updates):
+        frames, labels = streams(number, length, 1000 + update * number)
+        loss = functional.binary_cross_entropy_with_logits(walk(model, frames), labels.float())
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -160,132 +149,24 @@ def train(seconds: float, number: int = 16, length: int = 12) -> Detector:
     return model
 
 
-class Ears:
-    """Several streams that begin and end when they like, in chunks of any size.
-
-    Each has a buffer of the frames that are still needed. As soon as one holds a segment and what lies ahead of it,
-    that segment runs, together with those of all other streams that hold one; the rest of the batch is idle.
-    """
-
-    def __init__(self, model: txl_runtime.Model) -> None:
-        self.stream = model.stream()
-        self.waiting = [np.zeros((0, BANDS), np.float32) for _ in range(model.batch_size)]
-        self.owed = [0] * model.batch_size  # frames that came and have no score yet
-
-    def hear(self, chunks: Mapping[int, Array], ended: Collection[int] = ()) -> dict[int, Array]:
-        """Scores of all frames for which enough has been heard.
-
-        Args:
-            chunks: by stream, [T, 8] with any T.
-            ended: streams whose last chunk this is. Silence stands for what would lie ahead, all their frames get their
-                scores, and the stream begins anew with the next chunk.
-        """
-        for row, chunk in chunks.items():
-            self.waiting[row] = np.concatenate([self.waiting[row], chunk])
-            self.owed[row] += len(chunk)
-        for row in ended:
-            silence = -self.owed[row] % SEGMENT + AHEAD
-            missing = self.owed[row] + silence - len(self.waiting[row])
-            self.waiting[row] = np.concatenate([self.waiting[row], np.zeros((missing, BANDS), np.float32)])
-        found: dict[int, list[Array]] = {row: [] for row in {*chunks, *ended}}
-        while ready := [row for row, frames in enumerate(self.waiting) if len(frames) >= SEGMENT + AHEAD]:
-            windows = np.zeros((len(self.waiting), SEGMENT + AHEAD, BANDS), np.float32)
-            lengths = np.zeros(len(self.waiting), np.int32)
-            for row in ready:
-                windows[row], lengths[row] = self.waiting[row][: SEGMENT + AHEAD], SEGMENT
-            scores = self.stream.run({"frames": windows}, lengths)["scores"]
-            for row in ready:
-                found[row].append(scores[row, : self.owed[row]])
-                self.waiting[row] = self.waiting[row][SEGMENT:]
-                self.owed[row] -= min(SEGMENT, self.owed[row])
-        for row in ended:
-            self.stream.reset([row])
-            self.waiting[row] = self.waiting[row][:0]
-        return {row: np.concatenate([np.zeros(0, np.float32), *parts]) for row, parts in found.items()}
-
-
-def whole(model: txl_runtime.Model, frames: Array, ahead: bool = True, past: bool = True) -> Array:
-    """Scores of one utterance that is there from the beginning to the end; if asked, blind or forgetful."""
-    length = len(frames)
-    padded = np.concatenate([frames, np.zeros((-length % SEGMENT + AHEAD, BANDS), np.float32)])
-    stream, found = model.stream(1), []
-    if ahead and past:
-        return np.asarray(stream.feed({"frames": padded[None]})["scores"][0, :length])
-    for first in range(0, len(padded) - AHEAD, SEGMENT):
-        window = padded[None, first : first + SEGMENT + AHEAD].copy()
-        window[:, SEGMENT:] *= ahead
-        found.append(stream.run({"frames": window})["scores"][0])
-        if not past:
-            stream.reset()
-    return np.concatenate(found)[:length]
-
-
-def listen(bundle: str, utterances: int = 12, seed: int = 1) -> None:
-    """Several streams at once, without torch: chunks of odd sizes, beginnings and ends at different times."""
-    model, random = txl_runtime.load(bundle), np.random.default_rng(seed)
-    ears, left = Ears(model), list(range(utterances))
-    speaking: dict[int, tuple[int, int]] = {}  # by stream: which utterance, and how much of it came
-    sounds = [simulate(int(random.integers(120, 240)), seed=index) for index in range(utterances)]
-    heard: list[list[Array]] = [[] for _ in sounds]
-    took = []
-    while left or speaking:
-        for row in range(model.batch_size):
-            if row not in speaking and left and random.random() < 0.2:
-                speaking[row] = (left.pop(0), 0)
-        chunks, ended = {}, []
-        for row, (index, place) in speaking.items():
-            size = int(random.integers(0, 14))
-            chunks[row] = sounds[index][0][place : place + size]
-            if place + size >= len(sounds[index][0]):
-                ended.append(row)
-        started = time.perf_counter()
-        scores = ears.hear(chunks, ended)
-        took.append(time.perf_counter() - started)
-        for row, (index, place) in list(speaking.items()):
-            heard[index].append(scores[row])
-            speaking[row] = (index, place + len(chunks[row]))
-            if row in ended:
-                del speaking[row]
-    report(model, sounds, [np.concatenate(parts) for parts in heard], np.array(took) * 1e3)
-
-
-def report(model: txl_runtime.Model, sounds: list[tuple[Array, Array]], heard: list[Array], took: Array) -> None:
-    """What was found in the streams, how long it took, and what is lost without what lies ahead or behind."""
-    for name, marks in (("tone ", sounds[0][1]), ("found", heard[0] > 0)):
-        print(name, "".join(".#"[int(mark)] for mark in marks[:100]))
-    alone = [whole(model, frames) for frames, _ in sounds]
-    same = all((one == other).all() for one, other in zip(heard, alone, strict=True))
-    print(f"{len(sounds)} utterances in {model.batch_size} streams, chunks of 0 to 13 frames:", end=" ")
-    print("every bit as from the whole utterance" if same else "NOT as from the whole utterance")
-    middle, worst = np.percentile(took, [50, 99])
-    first, last = (np.median(part) for part in (took[: len(took) // 4], took[-len(took) // 4 :]))
-    print(f"a chunk: {middle:.2f} ms, 99 % below {worst:.2f} ms; at first {first:.2f}, in the end {last:.2f} ms")
-    print(f"a frame waits for at most {(SEGMENT + AHEAD - 1) * FRAME} ms of sound that comes after it")
-    for name, found in (
-        ("found", heard),
-        ("without what lies ahead", [whole(model, frames, ahead=False) for frames, _ in sounds]),
-        ("without the past", [whole(model, frames, past=False) for frames, _ in sounds]),
-    ):
-        print(f"{name}: {agreement(found, [labels for _, labels in sounds]):.0%}")
-
-
-def agreement(scores: list[Array], labels: list[Array]) -> float:
-    """Twice the frames that both call the tone's, divided by those that either does and those that both do (F1)."""
-    found, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
-    return float(2 * (found & wanted).sum() / (found.sum() + wanted.sum()))
+@torch.no_grad()
+def found_by(model: Detector) -> float:
+    """F1 in streams that training has not seen."""
+    frames, labels = streams(32, 25, 0)
+    return agreement([walk(model, frames).numpy()], [labels.numpy()])
 
 
 def main() -> None:
-    """Train, or listen."""
-    parser = argparse.ArgumentParser(description="A streaming detector of one tone.")
-    parser.add_argument("--train", metavar="WEIGHTS", help="train, and write the weights to this file")
-    parser.add_argument("--run", metavar="BUNDLE", help="let this bundle listen to several streams")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time to train for (default: %(default)s)")
+    """Train, and save the weights."""
+    parser = argparse.ArgumentParser(description="Train a streaming detector of one tone.")
+    parser.add_argument("weights", help="file to write")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="default: %(default)s")
     arguments = parser.parse_args()
-    if arguments.train:
-        torch.save(train(arguments.seconds).state_dict(), arguments.train)
-    if arguments.run:
-        listen(arguments.run)
+    started = time.monotonic()
+    model = train(arguments.updates)
+    torch.save(model.state_dict(), arguments.weights)
+    took = time.monotonic() - started
+    print(f"found: {found_by(model):.0%} (F1) after {arguments.updates} updates in {took:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""A buffer before a bundle that reads segments of frames with what lies ahead of them. Copy it: it knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import txl_runtime
+from txl_runtime import UsageError
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Ears:
+    """Several streams that begin and end when they like, in chunks of any size.
+
+    Each has a buffer of the frames that are still needed. As soon as one holds a segment and what lies ahead of it,
+    that segment runs, together with those of all other streams that hold one; the rest of the batch is idle.
+
+    Attributes:
+        model, stream: what listens.
+        input, output: names, of frames and of what comes back for each.
+        segment, ahead: frames of a segment, and those behind it that a step sees.
+        waiting: of each stream, frames that came and have no result yet.
+    """
+
+    def __init__(self, model: txl_runtime.Model) -> None:
+        manifest = model.manifest
+        inputs = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
+        outputs = manifest.outputs
+        told = [(entry.name, entry.shape) for entry in inputs] + [(entry.name, entry.shape) for entry in outputs]
+        if [shape[:2] for _, shape in told] != [("B", "L")] * 2 or manifest.streams != "independent":
+            has = ", ".join(f"{name} {list(shape)}" for name, shape in told)
+            raise UsageError(
+                f"this bundle has {has} and {manifest.streams} streams, expected one input and one output [B, L, …] "
+                "and independent ones; write a buffer of your own around Stream.run"
+            )
+        self.model, self.stream = model, model.stream()
+        self.input, self.output = inputs[0].name, outputs[0].name
+        self.segment, self.ahead = model.segment_lengths[0], inputs[0].lookahead
+        self.none = np.zeros((0, *map(int, inputs[0].shape[2:])), inputs[0].dtype)
+        self.nothing = np.zeros((0, *map(int, outputs[0].shape[2:])), outputs[0].dtype)
+        self.waiting = [self.none] * model.batch_size
+
+    def hear(self, chunks: Mapping[int, Array], ended: Collection[int] = ()) -> dict[int, Array]:
+        """Results of all frames for which enough has been heard.
+
+        Args:
+            chunks: by stream, [T, …] with any T.
+            ended: streams whose last chunk this is. Silence stands for what would lie ahead, all their frames get their
+                results, and the stream begins anew with the next chunk.
+        """
+        for row, chunk in chunks.items():
+            if chunk.shape[1:] != self.none.shape[1:]:
+                wanted = ["T", *self.none.shape[1:]]
+                raise UsageError(f"a chunk has shape {list(chunk.shape)}, expected {wanted}; give frames as trained")
+            self.waiting[row] = np.concatenate([self.waiting[row], chunk])
+        owed = [len(frames) for frames in self.waiting]
+        for row in ended:
+            self.waiting[row] = self.flushed(self.waiting[row])
+        found: dict[int, list[Array]] = {row: [] for row in {*chunks, *ended}}
+        seen = self.segment + self.ahead
+        while ready := [row for row, frames in enumerate(self.waiting) if len(frames) >= seen]:
+            windows = np.zeros((len(self.waiting), seen, *self.none.shape[1:]), self.none.dtype)
+            lengths = np.zeros(len(self.waiting), np.int32)
+            for row in ready:
+                windows[row], lengths[row] = self.waiting[row][:seen], self.segment
+            results = self.stream.run({self.input: windows}, lengths)[self.output]
+            for row in ready:
+                found[row].append(results[row, : owed[row]])
+                self.waiting[row] = self.waiting[row][self.segment :]
+                owed[row] -= min(self.segment, owed[row])
+        for row in ended:
+            self.stream.reset([row])
+            self.waiting[row] = self.none
+        return {row: np.concatenate([self.nothing, *parts]) for row, parts in found.items()}
+
+    def flushed(self, frames: Array) -> Array:
+        """Frames and silence after them: what the last segment lacks, and what lies ahead of it."""
+        silence = np.zeros((-len(frames) % self.segment + self.ahead, *frames.shape[1:]), frames.dtype)
+        return np.concatenate([frames, silence])

@@ -1,0 +1,36 @@
+"""What is listened to: simulated frames with a tone to be found, and how much of it was. No torch here."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+BANDS = 8
+FRAME = 10
+"""Milliseconds that one frame stands for."""
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def simulate(length: int, seed: int) -> tuple[Array, Array]:
+    """Frames [length, 8] as a filter bank gives them, and which belong to the tone that is heard first.
+
+    Tones last 6 frames or more, clicks 3 at most: only what follows tells them apart.
+    """
+    random = np.random.default_rng(seed)
+    frames, labels = random.normal(size=(length, BANDS)) * 0.3, np.zeros(length, np.bool_)
+    wanted, place = int(random.integers(BANDS)), 10
+    frames[1:8, wanted] += 3
+    while place < length - 12:
+        band = wanted if random.random() < 0.5 else int(random.integers(BANDS))
+        lasts = int(random.integers(6, 10) if random.random() < 0.5 else random.integers(1, 4))
+        frames[place : place + lasts, band] += 2
+        labels[place : place + lasts] = band == wanted and lasts >= 6
+        place += lasts + int(random.integers(2, 7))
+    return frames.astype(np.float32), labels
+
+
+def agreement(scores: list[Array], labels: list[Array]) -> float:
+    """Twice the frames that both call the tone's, divided by those that either does and those that both do (F1)."""
+    found, wanted = np.concatenate(scores) > 0, np.concatenate(labels)
+    return float(2 * (found & wanted).sum() / (found.sum() + wanted.sum()))
