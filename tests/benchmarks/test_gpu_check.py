@@ -119,7 +119,11 @@ def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> No
 
 
 def test_an_interrupt_ends_it_with_what_there_is(check: Callable[..., Any]) -> None:
-    code, document, page = check("rtx", "tensorrt", "torch")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+    try:
+        code, document, page = check("rtx", "tensorrt", "torch")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert code == gpu_check.INTERRUPTED
     assert set(states(document, "rtx").values()) == {OK}
     assert states(document, "tensorrt")["build"] == OK
