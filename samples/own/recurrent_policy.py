@@ -11,7 +11,6 @@ sign said which side is right. A policy that forgets is right half of the time; 
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 import numpy as np
@@ -94,15 +93,15 @@ class Corridors:
         return left, won
 
 
-def train(seconds: float) -> Policy:
+def train(updates: int) -> Policy:
     """Learn to do what `right_action` does, and to foresee the reward: 0.9 to the power of the steps to go."""
     torch.manual_seed(0)
     policy, number = Policy(), 64
     seen = torch.tensor(np.concatenate([corridor.observe() for corridor in (Corridors(99, seed) for seed in range(9))]))
     policy.mean, policy.deviation = seen.mean(0), seen.std(0) + 1
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    corridors, started = Corridors(number, seed=1), time.monotonic()
-    while time.monotonic() - started < seconds:
+    corridors = Corridors(number, seed=1)
+    for _ in range(updates):
         corridors.enter(np.ones(number, bool))
         hidden = cell = torch.zeros(LAYERS, number, WIDTH)
         losses = []
@@ -142,10 +141,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A recurrent policy that remembers a sign.")
     parser.add_argument("--train", metavar="WEIGHTS", help="train, and write the weights to this file")
     parser.add_argument("--run", metavar="BUNDLE", help="let this bundle walk")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time to train for (default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=1000, help="of the weights, in training (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.train:
-        torch.save(train(arguments.seconds).state_dict(), arguments.train)
+        torch.save(train(arguments.updates).state_dict(), arguments.train)
     if arguments.run:
         print(f"right: {walk(arguments.run, 500):.0%}, without memory: {walk(arguments.run, 500, forgetful=True):.0%}")
 
