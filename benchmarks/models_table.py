@@ -95,7 +95,7 @@ def figures(name: str) -> tuple[str, ...]:
         outputs, states = differences(run_bundle(case, made.path), case, _new(form, logprobs))
         if manifest.family.get("growth") == "symbolic":
             made = exported(case, form, Path(folder) / "stages.txl", growth="stages")
-        engines = _engines(made)
+        engines = engines_of(made)
     none = "a counter" if _counts(manifest) else "none"
     growth = {"": none, "symbolic": "any number of rows", "stages": f"{len(manifest.programs)} graphs"}
     return (
@@ -139,7 +139,7 @@ def _states(manifest: Any) -> list[str]:
     return [f"{count} × {shape}" if count > 1 else shape for shape, count in found.items()]
 
 
-def _engines(made: Any) -> str:
+def engines_of(made: Any) -> str:
     """How many engines there are, or why there are none."""
     try:
         return f"{len(build_bundle(made.path, 'rtx', gpus=(GPU,)).engines)} built"

@@ -8,15 +8,11 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from models_table import engines_of
 from oracle_stateful import BUILDS, GROWTH, Case, errors, export_case, run_bundle
-from txl_engines import build_bundle
-from txl_runtime.errors import TxlError
-
-GPU = 86
 
 
 def main(names: list[str]) -> None:
@@ -36,17 +32,9 @@ def _line(case: Case, folder: Path) -> str:
     package = f"{case.facts['implementation']['package'].split('@')[0]}, {case.facts['family']}"
     open_rows = any("rows" in spec.shape for program in manifest.programs for spec in program.inputs)
     programs = f"{len(manifest.programs)}{', rows open' if open_rows else ''}"
-    engines = _engines(case, export_case(case, folder / "stages.txl", growth="stages") if open_rows else made)
+    engines = engines_of(export_case(case, folder / "stages.txl", growth="stages") if open_rows else made)
     row = (case.name, package, manifest.streams, programs, f"{outputs:.1e}", carried, engines)
     return f"| {' | '.join(row)} |"
-
-
-def _engines(case: Case, made: Any) -> str:
-    """How many engines there are, or why there are none."""
-    try:
-        return f"{len(build_bundle(made.path, 'rtx', gpus=(GPU,)).engines)} built"
-    except TxlError as error:
-        return f"refused: {error}"
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def without_clip(graph: Graph) -> Graph:
 def without_elu(graph: Graph) -> Graph:
     """The graph with Max, Min and Exp in place of each Elu; its `sha256` stays.
 
-    TensorRT-RTX 1.7 parses it, but where one follows another its compiler may fail: "elu … There are 2 inputs. Expected
-    1". Layers of a policy are often like that.
+    TensorRT-RTX 1.7 parses it, but its compiler fails on some graphs with two of them, a policy of rl_games among them:
+    "elu … There are 2 inputs. Expected 1".
     """
     return _replaced(graph, "Elu", _elu)
 

@@ -22,7 +22,7 @@ from txl_export.families.own_module.spec import StepSpec
 
 WRAPPERS = ("model", "model_state_dict", "state_dict", "weights")
 """Under one of these keys a training loop's checkpoint has the state dict."""
-_ENDINGS = (".pt", ".pth", ".pkl", ".safetensors", ".zip")
+_ENDINGS = (".pt", ".pth", ".pkl", ".safetensors")
 _NESTED = 3
 """So many of them may lie in one another."""
 _NAMED = 4
@@ -60,7 +60,7 @@ def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> St
     """The specification of a package's module that is in memory, with its weights.
 
     Args:
-        name: of the adapter; `txl-deploy export --help` lists them.
+        name: of the adapter; docs/adapters.md has all.
         module: the package's own.
         config: the constructor's arguments, where the module itself does not tell a size.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +11,8 @@ import pytest
 import torch
 from stand_ins import small_adapter
 from stand_ins.small_adapter import CONFIG, NAME, state_dict
-from support import cli, save_checkpoint, small_config
+from support import call_main, cli, save_checkpoint, small_config
 from txl_export.adapters.table import ADAPTERS
-
-from txl_deploy.main import main
 
 GIVEN = ("--adapter", NAME, "--config", "c.json", "--weights", "net.pt")
 RUNS = "small-memory 1.2.3 is run on this machine"
@@ -44,17 +41,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     """A command in this process."""
 
     def call(*arguments: object) -> Result:
-        monkeypatch.setattr("sys.argv", ["txl-deploy", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        captured = capfd.readouterr()
-        return Result(int(str(ended.value.code)), captured.out, captured.err.splitlines())
+        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
+        return Result(int(str(code)), stdout, stderr.splitlines())
 
     return call
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import cli, random_state, save_checkpoint, small_config
+from support import call_main, cli, random_state, save_checkpoint, small_config
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import MANIFEST
-
-from txl_deploy.main import main
 
 CONFIG = small_config()
 
@@ -44,17 +41,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     """A command in this process: what `txl-deploy` itself calls. An error nobody foresaw would come out of it."""
 
     def call(*arguments: object) -> Result:
-        monkeypatch.setattr("sys.argv", ["txl-deploy", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        captured = capfd.readouterr()
-        return Result(ended.value.code, captured.out, captured.err.splitlines())
+        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
+        return Result(code, stdout, stderr.splitlines())
 
     return call
 

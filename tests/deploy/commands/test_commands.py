@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 import torch
 import txl_runtime
-from support import ORACLE, cli, random_state, save_checkpoint, small_config
+from support import ORACLE, call_main, cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.reference import Reference
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.reading import open_bundle
-
-from txl_deploy.main import main
 
 TEXT = "The memory of a segment is the input of the next one. " * 8
 CONFIG = small_config(vocab_size=256)
@@ -52,18 +50,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     """A command in this process: what `txl-deploy` itself calls, without the seconds that importing torch takes."""
 
     def call(*arguments: object) -> Result:
-        monkeypatch.setattr("sys.argv", ["txl-deploy", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "200")
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        captured = capfd.readouterr()
-        return Result(ended.value.code, captured.out, captured.err)
+        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
+        return Result(code, stdout, stderr)
 
     return call
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from stand_ins import bad_models
-
-from txl_deploy.main import main
+from support import call_main
 
 FILE = Path(bad_models.__file__)
 
@@ -32,17 +30,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     torch.save({"cell.weight_ih": torch.zeros(24, 4)}, "other.pt")
 
     def call(*arguments: object) -> Result:
-        monkeypatch.setattr("sys.argv", ["txl-deploy", *map(str, arguments)])
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        captured = capfd.readouterr()
-        return Result(int(str(ended.value.code)), captured.out, captured.err.splitlines())
+        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
+        return Result(int(str(code)), stdout, stderr.splitlines())
 
     return call
 

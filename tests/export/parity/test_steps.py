@@ -348,6 +348,8 @@ def test_in_half_precision_an_error_may_settle_and_not_grow_on(stream: type[Arra
     parity = verified(stream, segments=40, precision="fp16")
     assert {name for name in failing(parity) if name != "drift of words"} == found
     assert parity.chains[0].segments == 40 * LONGER**TRIES if found else parity.chains[0].segments > 40
+    longest = parity.chains[0]
+    assert longest.full_from == longest.segments // LONGER, "judged from where the chain before it ended"
     assert "drift of h" in failing(verified(stream, segments=40)), "in float32 nothing settles"
 
 
