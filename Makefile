@@ -1,19 +1,31 @@
 # Two commands: `make demo` and `make test`. Each sets itself up in .venv.
 PYTHON ?= python3
 MINUTES ?= 4
+SECONDS ?= 30
+WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
+BUNDLE ?= $(DEMO)/model.txl
+# A worker per core, each of one thread: an idle worker takes tests from the end of a busy one's, so that tests which
+# share what they made stay together. WORKERS=0 runs them in one process.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test sweep lint packages gpu-check wheel clean
+.PHONY: demo test sweep fuzz lint packages versions clients triton browser screenshots gpu-check wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
-	@echo "make test       lint, types and the tests"
+	@echo "make test       lint, types and the tests (WORKERS=$(WORKERS): processes that share them)"
 	@echo "make sweep      the tests that take minutes: every oracle case exported, engines of every kind, benchmarks"
+	@echo "make fuzz       hostile bytes for every reader of files, guided by coverage (SECONDS=$(SECONDS) for each)"
 	@echo "make packages   the packages whose models some tests export, for these tests alone; they skip without"
+	@echo "make versions   the lowest declared and the newest versions, for the tests of these alone; they skip without"
+	@echo "make clients    the clients of the server and of Triton, and Ray, for the tests of these alone; they skip without"
 	@echo "make lint       ruff and mypy --strict"
+	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
+	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
+	@echo "make screenshots  both pages in three widths and two themes, as pictures in screenshots/ (BUNDLE=$(BUNDLE))"
 	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run (SITE=, OPTIONS=)"
 	@echo "make wheel      the package, as a file in dist/"
 	@echo "make clean      remove what the other commands made"
@@ -40,10 +52,14 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 sweep: $(VENV)/ready
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
+
+# What fails is kept beside the log that it names; then `python -m fuzz.run --keep` puts it into the corpus for good.
+fuzz: $(VENV)/ready
+	cd tests && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(SECONDS)
 
 # Without their dependencies, which want other versions of torch; into a folder that nothing else looks into.
 packages: .packages/ready
@@ -54,6 +70,46 @@ packages: .packages/ready
 	rm -f .packages/torchaudio/lib/*.so  # the extension wants CUDA's libraries; its models do without
 	@touch $@
 
+# Two sets: the lowest declared on the oldest Python, the newest on the newest Python that is here.
+versions: .versions/ready
+
+.versions/ready: pyproject.toml tests/versions/environments.py $(shell find runtime txl_deploy -name '*.py') | $(VENV)/ready
+	$(BIN)/python tests/versions/environments.py .versions
+	@touch $@
+
+# An environment of its own: these want other versions than the project. Every package is pinned, so nothing is resolved,
+# and what no test imports is not compiled. The last line is what an editable install would write.
+clients: .clients/ready
+
+.clients/ready: tests/clients.txt
+	rm -rf .clients
+	$(PYTHON) -m venv .clients
+	.clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r tests/clients.txt
+	printf '%s\n' "$(CURDIR)" "$(CURDIR)/export" "$(CURDIR)/runtime" \
+		> "$$(.clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/txl-deploy.pth"
+	@touch $@
+
+# A server that the tests start; its clients are those of `make clients`.
+triton: .triton/ready
+
+.triton/ready: tests/deploy/triton/environment.py | $(VENV)/ready
+	$(BIN)/python tests/deploy/triton/environment.py .triton
+	@mkdir -p .triton && touch $@
+
+# Where npm is missing, the tests that need axe-core or TypeScript skip. Nothing that npm fetches runs while it installs.
+browser: .browser/ready
+
+.browser/ready: tests/browser.txt | $(VENV)/ready
+	rm -rf .browser
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .browser \
+		-r tests/browser.txt
+	npm install --prefix .browser --no-save --no-package-lock --ignore-scripts --no-audit --no-fund --silent \
+		axe-core@4.14.1 typescript@7.0.2 || echo "npm is not here or failed; tests with axe-core will skip"
+	@touch $@
+
+screenshots: .browser/ready
+	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots
+
 # SITE=FOLDER of carried packages: no pip, no network, and PYTHON runs it. OPTIONS: see benchmarks/gpu_check.py --help
 gpu-check: $(if $(SITE),,$(VENV)/ready)
 	$(if $(SITE),$(PYTHON),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
@@ -62,4 +118,4 @@ wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) .packages $(DEMO) gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages .versions .clients .triton .browser $(DEMO) screenshots gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -70,13 +70,18 @@ def random_bundle(
     return path
 
 
-def parser(description: str | None, seconds: float | None = 3.0) -> argparse.ArgumentParser:
-    """Options of every benchmark."""
+def parser(
+    description: str | None,
+    seconds: float | None = 3.0,
+    quick: str = "tiny shapes: proves that it runs, measures nothing",
+    threads: str = "of every competitor (default 2)",
+) -> argparse.ArgumentParser:
+    """Options of every benchmark; `quick` and `threads` say what these two do, where it is something else."""
     summary = (description or "").strip().split("\n", maxsplit=1)[0]
     made = argparse.ArgumentParser(description=summary)
-    made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
+    made.add_argument("--quick", action="store_true", help=quick)
     made.add_argument("--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here")
-    made.add_argument("--threads", type=int, default=2, help="of every competitor (default 2)")
+    made.add_argument("--threads", type=int, default=2, help=threads)
     if seconds is not None:
         made.add_argument("--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work")
     return made

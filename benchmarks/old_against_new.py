@@ -1,6 +1,6 @@
 """Time one checkout against another, in turns: what a refactoring costs or gains.
 
-    python benchmarks/old_against_new.py ../old-checkout --bundles demo/model.txl bench-m160.txl [--rounds 10]
+    python benchmarks/old_against_new.py ../old-checkout --bundles demo/model.txl policy.txl [--update rolled]
 
 Both sides are processes that open the same bundle and answer requests for a slice of work each; while one works the
 other sleeps, and who goes first changes with every round. A ratio is taken per round, so that what changes on a machine
@@ -9,8 +9,12 @@ than a little of the machine are left out where at least three quiet ones remain
 anew, because where a process happens to lie in memory moves its times by a few per cent for as long as it lives. What
 fresh processes take to the first token and how much memory they need is measured in turns as well.
 
-Python's share of a step is measured around ONNX Runtime's `run_with_iobinding`: the time of `Stream.step` outside of
-real calls (caches are as cold as the engine leaves them), and that of a step whose engine does nothing (caches warm).
+A Transformer-XL decodes, reads prompts and scores, with its memory full; any other model runs its shortest and its
+longest segments (`--update` says with which update rule). Python's share of a step is measured around ONNX Runtime's
+`run_with_iobinding`: the time of a step outside of real calls (caches are as cold as the engine leaves them), and that
+of a step whose engine does nothing (caches warm).
+
+On a machine with other work, --processor and one thread give steadier ratios: what waits for a core is not counted.
 
 A checkout against a copy of itself shows the noise. The code of the other process is in this file and uses nothing but
 what `txl_runtime` documents and what the manifest says.
@@ -34,10 +38,11 @@ import numpy as np
 from asking import Ask, asked
 from bit_equality import runtime_of
 
-WORKS = ("decode", "prefill", "score")
+TOKENS, ARRAYS = ("decode", "prefill", "score"), ("shortest segment", "longest segment")
+"""The work of a Transformer-XL, and that of any other step."""
 PYTHON = ("outside the engine", "without an engine")
 LOADS = ("import", "load", "first token", "load to first token", "peak memory")
-UNITS = dict.fromkeys(WORKS, ("ms", 1e-6)) | dict.fromkeys(PYTHON, ("µs", 1e-3))
+UNITS = dict.fromkeys(TOKENS + ARRAYS, ("ms", 1e-6)) | dict.fromkeys(PYTHON, ("µs", 1e-3))
 UNITS |= dict.fromkeys(LOADS, ("ms", 1e3)) | {"peak memory": ("MB", 1e-6)}
 WARM_UP_CALLS, LEAST_CALLS = 3, 3
 REST = 0.1
@@ -53,7 +58,7 @@ Rounds = dict[str, list[dict[str, float]]]
 def measure(bundle: Path, sources: dict[str, Path], options: argparse.Namespace) -> Rounds:
     """Everything about one bundle."""
     found: Rounds = {}
-    for wrap, works in ((False, WORKS), (True, PYTHON)):
+    for wrap, works in ((False, works_of(json.loads((bundle / "manifest.json").read_text()))), (True, PYTHON)):
         for first in range(0, options.rounds, options.renew):
             with ExitStack() as stack:
                 ask = {side: stack.enter_context(_child(sources[side], bundle, options, wrap)) for side in SIDES}
@@ -77,6 +82,11 @@ def measure(bundle: Path, sources: dict[str, Path], options: argparse.Namespace)
         for name in LOADS if turn else ():  # the first processes read the files into the cache
             found.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
     return found
+
+
+def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
+    """What a bundle is asked to do."""
+    return TOKENS if "fill" in manifest["counters"] else ARRAYS
 
 
 class _Machine:
@@ -105,6 +115,8 @@ def _order(turn: int) -> tuple[str, ...]:
 def _child(source: Path, bundle: Path, options: argparse.Namespace, wrap: bool) -> Iterator[Ask]:
     """A process with a checkout's packages and an open bundle."""
     command = [sys.executable, __file__, str(source), "--child", str(bundle), "--threads", str(options.threads)]
+    command += ["--update", options.update] if options.update else []
+    command += ["--processor"] * options.processor
     with asked(command + ["--wrap"] * wrap, source, f"of {source}") as ask:
         ask({"work": "load"})  # it is ready when it answers
         yield ask
@@ -130,7 +142,7 @@ def table(bundle: Path, found: Rounds) -> str:
 class _Engine:
     """ONNX Runtime's calls with a clock around them, or none at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int]) -> None:
         import onnxruntime
 
         self.nanoseconds, self.calls, self.idle = 0, 0, False
@@ -140,9 +152,9 @@ class _Engine:
             self.calls += 1
             if self.idle:
                 return
-            started = time.perf_counter_ns()
+            started = clock()
             real(*arguments, **more)
-            self.nanoseconds += time.perf_counter_ns() - started
+            self.nanoseconds += clock() - started
 
         onnxruntime.InferenceSession.run_with_iobinding = wrapped
 
@@ -151,28 +163,46 @@ class _Worker:
     """What a child process does: it has one stream, whose memory is full."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        started = time.perf_counter()
+        self._clock = time.process_time_ns if options.processor else time.perf_counter_ns
+        started = self._clock()
         runtime = runtime_of(options.old)
-        imported = time.perf_counter()
-        self._engine = _Engine() if options.wrap else None
-        model = runtime.load(options.child, backend="cpu", threads=options.threads)
-        loaded = time.perf_counter()
+        imported = self._clock()
+        self._engine = _Engine(self._clock) if options.wrap else None
+        model = runtime.load(options.child, backend="cpu", threads=options.threads, update=options.update)
+        loaded = self._clock()
         manifest = json.loads((options.child / "manifest.json").read_text())
-        batch, draws = manifest["batch_size"], np.random.default_rng(0)
-        self._stream = model.stream()
-        next(self._stream.generate(np.zeros((batch, 1), np.int32), 1, temperature=0))
-        ended = time.perf_counter()
-        self._times = {"import": imported - started, "load": loaded - imported, "first token": ended - loaded}
-        self._times["load to first token"] = ended - imported
-        longest = max(program["segment_length"] for program in manifest["programs"])
-        lengths = {"decode": 1, "prefill": longest, "score": longest + 1}
-        vocab = manifest["config"]["vocab_size"]
-        self._tokens = {w: draws.integers(0, vocab, (64, batch, n), np.int32) for w, n in lengths.items()}
-        self._numbers = count()
-        for _ in range(manifest["memory_length"] // longest + 2):
-            self._do("prefill")
-        for work in WORKS:
+        self._batch, self._stream, self._numbers = manifest["batch_size"], model.stream(), count()
+        self._draws, self._inputs = np.random.default_rng(0), manifest["inputs"]
+        self._works, lengths = works_of(manifest), model.segment_lengths
+        if self._works == TOKENS:
+            first = np.zeros((self._batch, 1), np.int32)
+            next(self._stream.generate(first, 1, temperature=0))
+        else:
+            self._stream.run(self._arrays(lengths[-1]))
+        ended = self._clock()
+        times = {"import": imported - started, "load": loaded - imported, "first token": ended - loaded}
+        self._times = {name: spent / 1e9 for name, spent in (times | {"load to first token": ended - imported}).items()}
+        ways = (lengths[-1], lengths[0], lengths[0] + 1)
+        pairs = zip(self._works, ways, strict=False)  # only tokens are scored
+        self._given = {work: [self._arrays(length) for _ in range(64)] for work, length in pairs}
+        for _ in range(max(model.memory_length or 0, 64) // lengths[0] + 2):
+            self._do(self._works[1])
+        for work in self._works:
             self._do(work)
+
+    def _arrays(self, length: int) -> dict[str, Any]:
+        """Random inputs of one segment."""
+        found: dict[str, Any] = {}
+        for given in self._inputs:
+            if given["role"] in ("valid", "fill", "head"):
+                continue
+            places = {"B": self._batch, "L": length + given["lookahead"]}
+            sizes = [places.get(size, size) for size in given["shape"]]
+            most = given["vocab"] or 2
+            whole = given["dtype"] != "float32"
+            drawn = self._draws.integers(0, most, sizes) if whole else self._draws.normal(size=sizes)
+            found[given["name"]] = drawn.astype(given["dtype"])
+        return found
 
     def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
         """What a request asks for."""
@@ -185,20 +215,22 @@ class _Worker:
             samples = self._slice(lambda: self._do(work), seconds)
         else:
             calls, engine.idle = engine.calls, work == "without an engine"
-            samples = self._slice(lambda: self._do("decode"), seconds)
+            samples = self._slice(lambda: self._do(self._works[0]), seconds)
             engine.idle = False
             if engine.calls == calls:
                 raise SystemExit("a step did not call InferenceSession.run_with_iobinding, expected that it does")
         return {"median": statistics.median(samples), "cpu": time.process_time() - cpu}
 
     def _do(self, work: str) -> None:
-        tokens = self._tokens[work][next(self._numbers) % 64]
+        given = self._given[work][next(self._numbers) % 64]
         if work == "decode":
-            self._stream.step(tokens)
+            self._stream.step(given["tokens"])
         elif work == "prefill":
-            next(self._stream.generate(tokens, 1, temperature=0))
+            next(self._stream.generate(given["tokens"], 1, temperature=0))
+        elif work == "score":
+            self._stream.score(given["tokens"])
         else:
-            self._stream.score(tokens)
+            self._stream.run(given)
 
     def _slice(self, call: Callable[[], None], seconds: float) -> Sequence[int]:
         """Nanoseconds of single calls, without those of the engine where it is wrapped."""
@@ -208,9 +240,9 @@ class _Worker:
         until = time.perf_counter_ns() + int(seconds * 1e9)
         while time.perf_counter_ns() < until or len(samples) < LEAST_CALLS:
             before = self._engine.nanoseconds if self._engine else 0
-            started = time.perf_counter_ns()
+            started = self._clock()
             call()
-            took = time.perf_counter_ns() - started
+            took = self._clock() - started
             samples.append(took - (self._engine.nanoseconds - before if self._engine else 0))
         return samples
 
@@ -221,6 +253,10 @@ def main() -> int:
     parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="what to compare with")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[1], help="by default this checkout")
     parser.add_argument("--bundles", type=Path, nargs="+", default=[Path("demo/model.txl")])
+    parser.add_argument("--update", help="update rule of the streams (default: what load takes)")
+    parser.add_argument(
+        "--processor", action="store_true", help="processor time instead of time: for one thread on a busy machine"
+    )
     parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
     parser.add_argument("--renew", type=int, default=3, help="rounds after which both start anew (default 3)")
     parser.add_argument("--loads", type=int, default=7, help="fresh processes of each side (default 7)")

@@ -108,7 +108,8 @@ def measured(values: dict[str, Any], rows: int, batch: int, precision: str) -> T
 
     with tempfile.TemporaryDirectory() as name:
         path = random_bundle(Path(name) / "m.txl", values, (64, 1), rows, batch_size=batch, precision=precision)
-        open_length = onnx.load(path / "hidden-ring.onnx", load_external_data=False)
+        open_sizes = onnx.load(path / "hidden-ring.onnx", load_external_data=False)
+        open_length = fix_sizes(open_sizes, {"batch": batch})
         fixed = {length: fix_sizes(open_length, {"segment": length}) for length in (64, 1)}
         log("building")
         products = {length: build(fixed[length], path, (), batch) for length in (64, 1)}

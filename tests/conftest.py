@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import txl_export
+from filelock import FileLock
 from support import random_state, save_checkpoint, small_config
 
 torch.set_num_threads(1)  # models this small lose more to handing work around than they gain
@@ -41,19 +44,31 @@ def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     vocabulary (256 ids); everything else goes to `txl_export.export`.
     """
     made: dict[str, Path] = {}
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if worker else base) / "bundles"  # one folder for all workers
+    shared.mkdir(exist_ok=True)
 
     def make(config: dict[str, Any] | None = None, seed: int = 0, vocabulary: bool = False, **options: Any) -> Path:
         key = repr((sorted((config or {}).items()), seed, vocabulary, sorted(options.items())))
         if key not in made:
-            values = small_config(**(config or {}))
-            path = tmp_path_factory.mktemp("bundle") / "small.txl"
-            options.setdefault("segment_length", (4, 1))
-            if vocabulary:
-                file = save_checkpoint(path.with_suffix(".pt"), values, vocabulary={"kind": "bytes"})
-                txl_export.export(file, path, **options)
-            else:
-                txl_export.export(random_state(values, seed), path, config=values, **options)
+            # An address means something in one process alone.
+            name = key + str(worker) if " at 0x" in key else key
+            path = shared / hashlib.sha256(name.encode()).hexdigest()[:16] / "small.txl"
+            path.parent.mkdir(exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                if not path.exists():  # an export is there whole or not at all
+                    _export(path, small_config(**(config or {})), seed, vocabulary, options)
             made[key] = path
         return made[key]
 
     return make
+
+
+def _export(path: Path, values: dict[str, Any], seed: int, vocabulary: bool, options: dict[str, Any]) -> None:
+    options = {"segment_length": (4, 1)} | options
+    if vocabulary:
+        file = save_checkpoint(path.with_suffix(".pt"), values, vocabulary={"kind": "bytes"})
+        txl_export.export(file, path, **options)
+    else:
+        txl_export.export(random_state(values, seed), path, config=values, **options)

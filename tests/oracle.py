@@ -38,19 +38,24 @@ def refuses_kv(case: str) -> bool:
     return config.get("attn_type", 0) in (2, 3) and config["mem_len"] > 0
 
 
-def export_case(case: str, memory: str, folder: Path) -> tuple[Any, dict[str, Any], Any]:
-    """Export a case to folder/model.txl: (the checkpoint or state, the config it needed, the result)."""
+def source_of(case: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The checkpoint or state of a case, the config it needs, and the options that its run was set to."""
     facts, values = facts_of(case), np.load(ORACLE / f"{case}.npz")
     names = {"memory_length": "mem_len", "clamp_length": "clamp_len", "same_length": "same_length"}
     options = {ours: facts["opts"][own] for ours, own in names.items() if facts.get("opts", {}).get(own) is not None}
     stem = ORACLE / case
     checkpoint: Any = next((p for p in (stem.with_name(stem.name + end) for end in OWN_FILES) if p.exists()), None)
-    config: dict[str, Any] = {}
-    if checkpoint is None:
-        checkpoint = {name[3:]: torch.from_numpy(values[name]) for name in values.files if name.startswith("sd/")}
-        config = config_of(facts)
+    if checkpoint is not None:
+        return checkpoint, {}, options
+    state = {name[3:]: torch.from_numpy(values[name]) for name in values.files if name.startswith("sd/")}
+    return state, config_of(facts), options
+
+
+def export_case(case: str, memory: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], Any]:
+    """Export a case to folder/model.txl: (the checkpoint or state, the config it needed, the result)."""
+    facts, (checkpoint, config, options) = facts_of(case), source_of(case)
     shape = {"segment_length": max(facts["segs"]), "batch_size": facts["bsz"], "memory": memory, "verify": False}
-    result = txl_export.export(checkpoint, folder / "model.txl", config=config or None, **options, **shape)
+    result = txl_export.export(checkpoint, folder / "model.txl", config=config or None, **options, **shape, **more)
     return checkpoint, config, result
 
 

@@ -100,7 +100,9 @@ class Play:
         self.case, self.model, self.draws = case, ours, np.random.default_rng(seed)
         self.said: list[str] = []
         sizes = [B if index == 0 or case.name == "growing" else self.number(1, B) for index in range(pairs)]
-        self.pairs = [Pair(ours.stream(size), case.theirs.stream(size)) for size in sizes]
+        most = case.theirs.memory_length
+        rows = [None if most is None or index % 2 == 0 else self.number(0, most) for index in range(pairs)]
+        self.pairs = [Pair(ours.stream(*given), case.theirs.stream(*given)) for given in zip(sizes, rows, strict=True)]
         fluent = case.name not in ("recurrent", "growing")
         names = ["run", "run", "uncommitted", "unread", "together", "feed", "select", "snapshot", "restore", "reset"]
         names += ["run", "renew"]
@@ -218,8 +220,11 @@ class Play:
         self.same({"feed": ours}, {"feed": pair.theirs.feed(tokens, lengths, last)})
 
     def do_score(self, pair: Pair) -> None:
-        tokens = self.tokens(pair.ours.batch_size, self.number(2, 9))
-        self.same({"nll": pair.ours.score(self.there(tokens))}, {"nll": pair.theirs.score(tokens)})
+        columns = self.number(2, 9)
+        tokens = self.tokens(pair.ours.batch_size, columns)
+        lengths = self.draws.integers(0, columns + 1, len(tokens)) if self.draws.random() < 0.6 else None
+        ours = pair.ours.score(self.there(tokens), lengths)
+        self.same({"nll": ours}, {"nll": pair.theirs.score(tokens, lengths)})
 
     def do_generate(self, pair: Pair) -> None:
         tokens = self.tokens(pair.ours.batch_size, self.number(1, 6))

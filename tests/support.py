@@ -28,6 +28,9 @@ ORACLE = FIXTURES / "oracle"
 PACKAGES = Path(__file__).parents[1] / ".packages"
 """What `make packages` installs: packages whose models tests export, and nothing else looks into."""
 
+CLIENTS = Path(__file__).parents[1] / ".clients" / "bin" / "python"
+"""What `make clients` makes: an environment with openai, lm-eval, Ray, tritonclient and this project's runtime."""
+
 SMALL = {
     "vocab_size": 60,
     "n_layer": 2,
@@ -109,6 +112,7 @@ def call_main(
     from txl_deploy.main import main
 
     monkeypatch.setattr("sys.argv", ["txl-deploy", *map(str, arguments)])
+    monkeypatch.setenv("TXL_DEPLOY_TRACEBACK", "1")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     capfd.readouterr()
     try:
@@ -117,6 +121,8 @@ def call_main(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        for stream in (sys.stdout, sys.stderr):  # pytest reads back what was written through the same objects
+            stream.reconfigure(errors="replace")
     captured = capfd.readouterr()
     return ended.value.code, captured.out, captured.err
 
@@ -130,7 +136,7 @@ def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subproce
     if options.pop("packages", False):
         started = ["-c", f"import sys; sys.path.append({str(PACKAGES)!r}); from txl_deploy.main import main; main()"]
     command = [sys.executable, *started, *map(str, arguments)]
-    environment = os.environ | {"COLUMNS": "200"} | options.pop("env", {})
+    environment = os.environ | {"COLUMNS": "200", "TXL_DEPLOY_TRACEBACK": "1"} | options.pop("env", {})
     return subprocess.run(
         command,
         cwd=cwd,
@@ -182,3 +188,10 @@ def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+def clients() -> Path:
+    """The Python of the environment that `make clients` makes; the test is skipped where there is none."""
+    if not CLIENTS.exists():
+        pytest.skip("no environment of clients here; make clients")
+    return CLIENTS

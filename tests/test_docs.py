@@ -53,6 +53,26 @@ def test_commands_have_the_options_they_are_shown_with(document: Path) -> None:
         assert not unknown, f"{document.name}: txl-deploy {line}"
 
 
+@pytest.mark.parametrize("document", ["SECURITY.md", "docs/reliability.md"])
+def test_what_holds_a_promise_is_there(document: str) -> None:
+    """Files, tests by their names, and targets of `make fuzz`."""
+    text = (ROOT / document).read_text()
+    for name, test in re.findall(r"`((?:tests|benchmarks|docs)/[\w./-]+)(?:::(\w+))?", text):
+        assert (ROOT / name).exists(), f"{document} names {name}"
+        assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{document} names {name}::{test}"
+    for targets in re.findall(r"Fuzzed: ([^.]*)", text):
+        for target in re.findall(r"`(\w+)`", targets):
+            assert f'"{target}"' in (ROOT / "tests/fuzz/targets/__init__.py").read_text(), f"{document} names {target}"
+
+
+def test_every_promise_names_what_holds_it() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    promises = re.findall(r"^\*\*\d+\. (.*?)(?=^\*\*\d|^## )", text, re.DOTALL | re.MULTILINE)
+    assert len(promises) == 10
+    for promise in promises:
+        assert re.search(r"Tests:\s+`tests/", promise), promise
+
+
 def test_the_design_names_every_module() -> None:
     """Its trees are indented by four; the first word of a line is a file, or a folder that ends with a slash."""
     named: list[str] = []
@@ -65,7 +85,9 @@ def test_the_design_names_every_module() -> None:
             folders[(len(line) - len(line.lstrip())) // 4 :] = [name]
             named += ["".join(folders)] if name.endswith(".py") else []
     packages = [
-        ROOT / place for place in ("runtime/txl_runtime", "export/txl_export", "export/txl_engines", "txl_deploy")
+        *(ROOT / "export" / name for name in ("txl_export", "txl_engines", "txl_report")),
+        ROOT / "runtime/txl_runtime",
+        ROOT / "txl_deploy",
     ]
     modules = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
     assert len(named) == len(set(named))
@@ -146,3 +168,41 @@ def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.Monk
             tried += 1
     assert tried == 5
     assert names["action"].shape == names["preview"].shape == (4, 3)
+
+
+def test_the_snippets_for_sessions_run(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "model.txl").symlink_to(make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in python_blocks("docs/serving.md"):
+        exec(block, names)
+    assert len(names["drawn"]) == 8
+    assert [len(text) for text in names["texts"]] == [8, 8]
+
+
+def test_the_page_on_serving_names_limits_as_they_are() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text()
+    flags = {option: parameter.default for parameter in command("serve").params for option in parameter.opts}
+    for flag in re.findall(
+        r"`(--(?:max|body|prompt|request|header|session|idle|drain|checkpoint|park|disk)-[\w-]+)`", text
+    ):
+        assert flag in flags, flag
+    for flag, shown in {
+        "--body-bytes": "1 MiB",
+        "--prompt-tokens": "262,144 tokens",
+        "--max-tokens": "16,384",
+        "--header-seconds": "20 s",
+        "--request-seconds": "600 s",
+        "--max-sessions": "1,024",
+        "--max-waiting": "256",
+        "--max-connections": "512",
+        "--session-bytes": "1 GiB",
+        "--idle-seconds": "1 hour",
+    }.items():
+        number = float(shown.split()[0].replace(",", ""))
+        number *= {"MiB": 1 << 20, "GiB": 1 << 30, "hour": 3600}.get(shown.split()[-1], 1)
+        assert flags[flag] == number, flag
+        assert any(f"`{flag}`" in line and shown in line for line in text.splitlines()), flag

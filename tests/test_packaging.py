@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from txl_deploy.serve.playground import STATIC
 
 ROOT = Path(__file__).parents[1]
 PINS = ROOT / "constraints.txt"
@@ -87,11 +90,32 @@ def runtime_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_four_packages_typed_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert packages == {"txl_deploy", "txl_engines", "txl_export", "txl_runtime"}
+    assert packages == {"txl_deploy", "txl_engines", "txl_export", "txl_report", "txl_runtime"}
     for package in packages:
         assert f"{package}/py.typed" in names
-    assert all(name.endswith((".py", "/py.typed")) for name in names if ".dist-info" not in name)
+    others = {name for name in names if ".dist-info" not in name and not name.endswith((".py", "/py.typed"))}
+    pages = {f"txl_deploy/serve/playground/static/{path.name}" for path in STATIC.iterdir()}
+    pages |= {f"txl_report/templates/{path.name}" for path in (ROOT / "export/txl_report/templates").iterdir()}
+    assert others == pages, "what the pages are made of"
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_playground_is_served_from_an_installed_package(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    program = "from txl_deploy.serve.playground import pages; print(pages.__file__, *pages.OPEN, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    file, *found = done.stdout.split()
+    assert Path(file).is_relative_to(tmp_path)
+    assert {Path(name).name for name in found} == {path.name for path in STATIC.iterdir()} - {"page.html"}
 
 
 def test_an_embedder_needs_three_packages_and_an_engine(requirements: dict[str, dict[str, str]]) -> None:

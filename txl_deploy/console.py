@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import math
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,20 +15,49 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from txl_runtime.bundle.encoding import escaped, utf8
 
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
+from txl_deploy import stopping
+from txl_deploy.terminal import Messages
+
+_NARROW = 7
+"""Columns of a terminal for each of a table, below which names would be cut."""
+_CONTROLS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+"""What a terminal obeys or does not show: control characters, changes of direction, invisible ones, no text at all."""
+
+
+def plain(text: str, kept: str = "") -> str:
+    """A text that strangers may have chosen, as a terminal may be sent it: controls are escaped, but for those kept."""
+    return _CONTROLS.sub(lambda found: found[0] if found[0] in kept else escaped(found[0]), text)
+
+
+class _Plain(Console):
+    """Prints texts as they are, no markup, no emoji; controls in them are escaped, but for the ends of lines."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print on this stream."""
+        super().print(*(plain(each, "\n") if isinstance(each, str) else each for each in objects), **options)
+
+
+stderr = _Plain(file=Messages())
+stdout = _Plain()
 
 
 class Display:
     """Draws the stages of long work on stderr: elapsed time, and a bar where the number of steps is known.
 
-    A `txl_runtime.listener.Listener`. Where stderr is no terminal, every finished stage is printed as one line.
+    A `txl_runtime.listener.Listener`. Where stderr is no terminal, or a dumb one, every finished stage is one line.
     """
 
     def __init__(self) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=stderr, disable=not stderr.is_terminal)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        draws = stderr.is_terminal and not stderr.is_dumb_terminal
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=stderr, disable=not draws)
         self._task: Any = None
 
     def __enter__(self) -> Display:
@@ -39,8 +71,9 @@ class Display:
 
     def stage(self, title: str, total: int | None = None) -> None:
         """A new stage begins; `total` is the number of its steps, if they can be counted."""
+        stopping.require_going()
         self._finish()
-        self._task = self._progress.add_task(title, total=total)
+        self._task = self._progress.add_task(plain(title), total=total)
 
     def advance(self, steps: int = 1) -> None:
         """Some steps of the stage are done."""
@@ -48,14 +81,14 @@ class Display:
 
     def warn(self, message: str) -> None:
         """One line a user should know."""
-        stderr.print(f"note: {message}", markup=False, soft_wrap=True)
+        stderr.print(f"note: {message}", soft_wrap=True)
 
     def _finish(self) -> None:
         if self._task is None:
             return
         task = self._progress.tasks[-1]
         if self._progress.disable:
-            stderr.print(f"{task.description}: {task.elapsed or 0:.1f} s", markup=False, soft_wrap=True)
+            stderr.print(f"{task.description}: {task.elapsed or 0:.1f} s", soft_wrap=True)
         else:
             total = task.total if task.total is not None else 1
             self._progress.update(self._task, total=total, completed=total)
@@ -63,33 +96,75 @@ class Display:
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
+    """One JSON document on stdout, in UTF-8 whatever the terminal's encoding is; what a terminal obeys is escaped."""
+    try:
+        data = msgspec.json.encode(document)
+    except UnicodeEncodeError:  # names of files may be any bytes, JSON's texts may not
+        data = msgspec.json.encode(utf8(msgspec.to_builtins(document)))
+    sys.stdout.flush()
+    text = _CONTROLS.sub(lambda found: _in_json(found[0]), msgspec.json.format(data).decode())
+    sys.stdout.buffer.write(f"{text}\n".encode())
+    sys.stdout.buffer.flush()
+
+
+def _in_json(character: str) -> str:
+    """A character as JSON escapes it, the same text to whoever reads it; the ends of lines are the document's own."""
+    return character if character == "\n" else json.dumps(character)[1:-1]
+
+
+def text_writer() -> Callable[[bytes], None]:
+    """What writes a model's text to stdout piece by piece.
+
+    A pipe or a file gets it byte by byte as it is. A terminal gets letters when they are whole, and controls escaped: a
+    model may write anything.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(piece: bytes) -> None:
+        if sys.stdout.isatty():
+            sys.stdout.write(plain(decoder.decode(piece), "\n\t"))
+            sys.stdout.flush()
+        else:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+
+    return write
 
 
 def facts_table(facts: Mapping[str, object]) -> Table:
     """Names and values, one per row."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(Text(name, style="bold"), value if isinstance(value, Text) else Text(str(value)))
+        table.add_row(Text(plain(name), style="bold"), value if isinstance(value, Text) else Text(plain(str(value))))
     return table
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
-    """A plain table; columns of numbers are aligned to the right."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    """A plain table; columns of numbers are aligned to the right. Where all do not fit, every row is a table."""
+    texts = [[cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row] for row in rows]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    if stdout.width < _NARROW * len(columns):
+        table.show_header = False
+        for _ in range(2):
+            table.add_column(overflow="fold")
+        for row in texts:
+            for heading, cell in zip(columns, row, strict=True):
+                table.add_row(Text(heading.strip(), style="bold"), cell)
+            table.add_row("", "")
+        return table
     for index, column in enumerate(columns):
-        numbers = all(row[index][:1].isdigit() or row[index] == "–" for row in texts)
+        numbers = all(row[index].plain[:1].isdigit() or row[index].plain == "–" for row in texts)
         table.add_column(column, justify="right" if numbers else "left", overflow="fold")
     for row in texts:
         table.add_row(*row)
     return table
 
 
-def number(value: float | None) -> str:
-    """A measured number in three digits; a dash where nothing was measured."""
-    return "–" if value is None else f"{value:.3g}"
+def number(value: object) -> str:
+    """A measured number in three digits; a dash where nothing was measured; what is no number as it is."""
+    return "–" if value is None else f"{value:.3g}" if isinstance(value, int | float) else str(value)
 
 
 def quantity(count: int, unit: str = "B") -> str:

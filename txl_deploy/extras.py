@@ -21,6 +21,21 @@ def require_export(verb: str) -> None:
         raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[export]'")
 
 
+def require_packaging(verb: str, *more: str) -> None:
+    """Refuse a verb that needs what the extra `build` installs, where that is missing.
+
+    Args:
+        verb: for the message.
+        more: packages besides the one that puts folders into place.
+
+    Raises:
+        BackendError: one is not installed.
+    """
+    missing = [name for name in ("filelock", *more) if find_spec(name) is None]
+    if missing:
+        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[build]'")
+
+
 def lean_heap() -> None:
     """Have glibc give large blocks back as soon as they are freed; with another C library nothing happens.
 

@@ -6,27 +6,33 @@ document and everything else goes to stderr. Nothing heavy is imported before it
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Mapping
 from importlib.util import find_spec
-from types import FrameType
+from pathlib import Path
 from typing import NoReturn
 
+from txl_deploy import stopping, terminal
+
+TRACEBACK = "TXL_DEPLOY_TRACEBACK"
+"""The environment variable that shows where an error of this program itself arose."""
 COMMAND_LINE = ("typer", "rich")
 """What the command line needs beside the runtime: the extra `cli`, which an embedding application does not install."""
-
-_received: list[int] = []
-"""Signals that told this run to stop."""
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    terminal.settle()
     if missing := [name for name in COMMAND_LINE if find_spec(name) is None]:
         sys.exit(_lacks(missing))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    sys.exit(_run())
+    stopping.listen()
+    code = _run()
+    terminal.leave()
+    sys.exit(code)
 
 
 def _lacks(missing: list[str]) -> int:
@@ -44,22 +50,29 @@ def _lacks(missing: list[str]) -> int:
 
 
 def _run() -> int:
-    _received.clear()
     try:
         from txl_deploy.verbs import app
 
         code = app(standalone_mode=False)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone; there is nobody left to tell
-        return 141  # as a shell counts a program that a closed pipe ended
+        sys.stdout.flush()
     except BaseException as error:
+        if _has_lost_its_reader(error):
+            terminal.silence(sys.stdout)
+            return 141  # as a shell counts a program that a closed pipe ended
         return _stopped() or _explain(error)
     # typer makes an exit code of some interrupts
     return (_stopped() or code) if isinstance(code, int) and code else 0
 
 
+def _has_lost_its_reader(error: BaseException | None) -> bool:
+    """Whether nobody reads standard output any more; rich tells of it by ending the program."""
+    if isinstance(error, SystemExit):
+        error = error.__context__
+    return isinstance(error, BrokenPipeError)
+
+
 def _explain(error: BaseException) -> int:
-    """Tell what ended the run in one line; errors that are nobody's but ours are raised again, with their traceback."""
+    """Tell what ended the run in one line, an error of this program itself as well."""
     from txl_runtime.errors import TxlError
     from typer import Abort
 
@@ -68,31 +81,34 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | Abort):
         return _fail("interrupted", 130)
     if isinstance(error, OSError | MemoryError):
-        return _fail(f"{type(error).__name__}: {error}; expected the machine to have room and rights for this", 2)
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return _fail(f"{said}; expected the machine to have room and rights for this", 2)
     # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
     if hasattr(error, "format_message"):
         return _fail(f"{error.format_message().rstrip('.')}; see txl-deploy --help", 2)
-    raise error
+    if os.environ.get(TRACEBACK):
+        raise error
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return _fail(
+        f"{type(error).__name__}: {str(error)[:300]} ({Path(last.filename).name}:{last.lineno}); this is a defect of "
+        f"txl-deploy, which should have said what is wrong: {TRACEBACK}=1 shows where it arose; report it, please",
+        2,
+    )
 
 
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
-    from txl_deploy.console import print_json, stderr
+    from txl_deploy.console import plain, print_json, stderr
 
-    line = " ".join(message.split())
-    stderr.print(f"error: {line}", markup=False, soft_wrap=True, style="red" if stderr.is_terminal else None)
+    line = plain(" ".join(message.split()))
+    stderr.print(f"error: {line}", soft_wrap=True, style="red" if stderr.is_terminal else None)
     if "--json" in sys.argv:
-        print_json({"error": line, "exit_code": code, **(details or {})})
+        with contextlib.suppress(OSError):  # the exit code tells it
+            print_json({"error": line, "exit_code": code, **(details or {})})
     return code
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Unwind, so that unfinished files are removed; remembered, because not every library lets an interrupt through."""
-    _received.append(number)
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def _stopped() -> int:
     """The exit code of a run that was told to stop; 0 for one that was not."""
-    if not _received:
+    if not (number := stopping.received()):
         return 0
-    return _fail("interrupted" if _received[0] == signal.SIGINT else "terminated", 128 + _received[0])
+    return _fail("interrupted" if number == signal.SIGINT else "terminated", 128 + number)

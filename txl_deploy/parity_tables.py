@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.text import Text
+
 from txl_deploy.console import curve, number, rows_table, stdout
 
 COLOURS = {"passed": "green", "FAILED": "bold red", "not judged": "dim"}
@@ -22,6 +24,8 @@ def print_parity(document: dict[str, Any]) -> None:
             f"99.9 % {number(kl['p99.9'])}, max {number(kl['max'])}",
             soft_wrap=True,
         )
+    if ranks := (document.get("spread") or {}).get("ranks"):
+        stdout.print(_order(ranks), soft_wrap=True)
     if document["text"]:
         text = document["text"]
         stdout.print(
@@ -36,13 +40,25 @@ def print_parity(document: dict[str, Any]) -> None:
             gate["name"],
             number(gate["value"]),
             number(gate["limit"]),
-            f"[{COLOURS[gate['verdict']]}]{gate['verdict']}[/]",
+            Text(gate["verdict"], COLOURS[gate["verdict"]]),
         )
         for gate in document["gates"]
     ]
     stdout.print(rows_table(("\ngate", "\nreached", "\nlimit", "\n"), gates))
     if any(gate["verdict"] == "not judged" for gate in document["gates"]) and kl and not document["text"]:
         stdout.print("not judged without real text: give --text FILE or --tokens FILE.npy", style="dim")
+
+
+def _order(ranks: dict[str, Any]) -> str:
+    """Where PyTorch's best tokens stand, near-ties included, in one line; what is not all of them is no 100 %."""
+
+    def share(part: int, whole: int) -> str:
+        return f"{part * 10_000 // whole / 100:g} %"
+
+    count, most = ranks["positions"], list(ranks["within"])[-1]
+    first, among = (share(ranks["within"][number], count) for number in ("1", most))
+    shared = share(ranks["shared"], count * ranks["best"])
+    return f"best token first {first}, among the first {most} {among} · {ranks['best']} best shared {shared}"
 
 
 def _print_memory(chains: list[dict[str, Any]]) -> None:

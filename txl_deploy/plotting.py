@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from txl_runtime.bundle.writing import plain_place, write_named
 from txl_runtime.errors import BackendError, UsageError
 
 FORMATS = (".png", ".svg")
@@ -17,13 +19,14 @@ def check_plot(path: Path) -> None:
     """Refuse a picture that cannot be written, before anything is measured for it.
 
     Raises:
-        UsageError: the name ends in another format, or its folder does not exist.
+        UsageError: the name ends in another format, its folder does not exist, or no plain file stands there.
         BackendError: matplotlib is not installed.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"--plot is {path}, expected a name that ends in {' or '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise UsageError(f"--plot is {path}, expected a folder that exists; make {path.parent} first")
+    plain_place(path)
     if find_spec("matplotlib") is None:
         raise BackendError("--plot needs matplotlib, not installed here; pip install 'txl-deploy[plot]'")
 
@@ -33,4 +36,6 @@ def draw(path: Path, panels: list[Callable[[Any], None]]) -> None:
     figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.2 * len(panels)), layout="constrained")
     for axes, panel in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
         panel(axes)
-    figure.savefig(path, dpi=150)
+    picture = BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:].lower())
+    write_named(path, picture.getvalue())

@@ -5,8 +5,9 @@ To add a verb, write `txl_deploy/commands/VERB.py` with a function `run` and add
 
 from __future__ import annotations
 
+import shutil
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -18,10 +19,18 @@ VERBS = {
     "verify": "Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
     "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",
-    "score": "Score a file as one stream: perplexity, bits per token, and bits per byte of text.",
+    "score": "Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.",
+    "package": "Write a model repository for Triton: the bundle, the runtime and the configuration.",
+    "serve": "Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory.",
+    "playground": "Try a bundle on a page in the browser, on this machine alone: generate, see probabilities, go back.",
+    "report": "Make a page that shows what a bundle is and what proves it: one file that loads nothing.",
     "bench": "Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory.",
 }
 """Every verb and what `txl-deploy --help` says about it: the first line of its function's docstring."""
+
+
+_STYLE: Literal["rich"] | None = "rich" if shutil.get_terminal_size().columns >= 60 else None
+"""How help is laid out: rich's boxes cut the names of options where they do not fit, plain text never does."""
 
 
 class _Verbs(TyperGroup):
@@ -39,12 +48,13 @@ app = typer.Typer(
     cls=_Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=_STYLE,
 )
 
 
 def command(verb: str) -> Any:
     """A verb's command with its arguments, as typer makes it from the verb's function."""
-    alone = typer.Typer(add_completion=False)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=_STYLE)
     alone.command(name=verb)(import_module(f"txl_deploy.commands.{verb}").run)
     return typer.main.get_command(alone)
 

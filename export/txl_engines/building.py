@@ -20,6 +20,7 @@ import msgspec
 from txl_runtime import errors
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
+from txl_runtime.bundle.writing import write_file
 from txl_runtime.device.engines.facts import Facts
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, TARGETS, Target
@@ -31,7 +32,6 @@ from txl_engines.adapting import adapt, newest_opset, without_clip
 from txl_engines.attending import unite_attention
 from txl_engines.checking import Graph, read_graph
 from txl_engines.messages import explain_build, explain_parse
-from txl_engines.publishing import write_file
 from txl_engines.worker import Finished, Outcome, Request, Steps
 
 COMMAND = ("-m", "txl_engines.worker")

@@ -87,21 +87,6 @@ def import_onnx() -> Any:
     return onnx
 
 
-def load_graph(path: Path) -> Any:
-    """A graph without its external weights.
-
-    Raises:
-        BundleError: it cannot be read.
-    """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise BundleError(f"{path}: no such file, expected an ONNX graph; check the path or {ADVICE}") from None
-    except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}; expected a readable ONNX graph") from None
-    return decode_graph(data, path)
-
-
 def decode_graph(data: bytes, path: Path) -> Any:
     """A graph's bytes as onnx has them; `path` is for messages."""
     onnx = import_onnx()

@@ -31,12 +31,14 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from txl_runtime.bundle.graph_check import check_graph as refuse_unfit
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.open_batch import BATCH, smaller, with_sequences
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES, Program, TensorSpec
 from txl_runtime.errors import BundleError, UsageError
 
-from txl_engines.checking import ADVICE, check_graph, load_graph
+from txl_engines.checking import ADVICE, check_graph, decode_graph
 from txl_engines.shapes import fix_sizes
 from txl_engines.weaving import Weaver
 
@@ -55,7 +57,8 @@ def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
 
     These are the steps of a bundle that has steps; of others, log-probabilities for every L, and last and score for the
     longest L. With L = 1 there is no `last`: the last position is the only one, so it would be `logprobs` again. Where
-    the vocabulary is large there is a `next` in place of `last`, which is the longest L's, and one for L = 1.
+    the vocabulary is large there is a `next` in place of `last`, which is the longest L's, and one for L = 1. All of
+    them are there for every B that the manifest names; their names say a smaller one.
 
     Raises:
         UsageError: a step takes a state whose rows are of any number.
@@ -72,7 +75,16 @@ def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
         elif lengths[0] > 1:
             wanted += [("last", lengths[0])]
         wanted += [("score", lengths[0])]
-    return tuple(_whole_program(manifest, kind, length, update) for kind, length in wanted)
+    programs = [_whole_program(manifest, kind, length, update) for kind, length in wanted]
+    for size in manifest.batch_sizes:
+        small = smaller(manifest, size)
+        programs += [_named(_whole_program(small, kind, length, update), f"-b{size}") for kind, length in wanted]
+    return tuple(programs)
+
+
+def _named(program: Program, more: str) -> Program:
+    file = program.file.removesuffix(".onnx")
+    return msgspec.structs.replace(program, name=f"{program.name}{more}", file=f"{file}{more}.onnx")
 
 
 def _check_sizes(programs: Sequence[Program]) -> None:
@@ -141,6 +153,13 @@ def _layers(manifest: Manifest, length: int, update: str) -> Program:
     return next(p for p in manifest.programs if (p.update, p.segment_length) == (update, length))
 
 
+def _read(bundle: Bundle, program: Program) -> bytes:
+    """A graph of the bundle, checked as whoever loads the bundle checks it."""
+    data = bundle.read(program.file)
+    refuse_unfit(data, str(bundle.file(program.file)), program, bundle.manifest, ADVICE)
+    return data
+
+
 def compose(bundle: Bundle, program: Program) -> bytes:
     """The graph of one of the `whole_programs`, as an ONNX file's bytes; its weights lie in the bundle's weight file.
 
@@ -149,12 +168,15 @@ def compose(bundle: Bundle, program: Program) -> bytes:
         BackendError: onnx is not installed.
     """
     held = {other.name: other for other in bundle.manifest.programs}
-    if program.name in held:
-        return bundle.file(held[program.name].file).read_bytes()
-    source = _layers(bundle.manifest, program.segment_length, program.update)
-    path = bundle.file(source.file)
-    model = fix_sizes(load_graph(path), {"segment": program.segment_length})
-    check_graph(model, path, source)
+    source = held.get(program.name) or _layers(bundle.manifest, program.segment_length, program.update)
+    data = _read(bundle, source)
+    if program.name in held and not source.open_batch:
+        return data
+    path, batch = bundle.file(source.file), program.inputs[0].fixed[0]
+    model = fix_sizes(decode_graph(data, path), {"segment": program.segment_length, BATCH: batch})
+    check_graph(model, path, with_sequences(source, bundle.manifest, batch))
+    if program.kind == source.kind:
+        return Weaver(model, path, {spec.name for spec in program.outputs}).finish(program)
     if not any(HIDDEN in node.output for node in model.graph.node):
         raise BundleError(f"{path}: no value is called {HIDDEN}, expected what the softmax takes; {ADVICE}")
     states = {spec.name for spec in source.outputs[1:]}
@@ -265,6 +287,6 @@ class _Softmax:
         """The result of the bundle's program of a kind, given rows."""
         found = self._find(kind)
         path = self._bundle.file(found.file)
-        model = load_graph(path)
+        model = decode_graph(_read(self._bundle, found), path)
         check_graph(model, path, found)
         return self._weaver.attach(model, kind, {HIDDEN: rows}, path)

@@ -2,25 +2,29 @@
 
 Files grow in a hidden folder of the bundle and are then renamed. A bundle whose manifest promises a file that is not
 there would not load. So the manifest first forgets the engines that are to be replaced, and lists the new ones last.
+Each of these steps is on the disk before the next one begins, so that a loss of power is no worse than a kill.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import secrets
 import shutil
 import signal
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import decode_manifest
 from txl_runtime.bundle.reading import MANIFEST
+from txl_runtime.bundle.writing import sync_folder, write_file
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 PARTIAL = ".building-"
 LOCK = ".building.lock"
@@ -53,6 +57,7 @@ class Staging:
 
         Raises:
             BundleError: somebody else changed the bundle in the meantime.
+            TxlError: the disk failed in the middle of it; the next build puts right what is then not listed.
         """
         if not self._files and not self._dropped:
             return
@@ -66,35 +71,42 @@ class Staging:
         }
         document = msgspec.json.decode(self._manifest)
         listed: dict[str, Any] = document["files"]
+        kept = {name: record for name, record in listed.items() if name not in {*records, *self._dropped}}
+        # Whatever needs room or rights is done before the bundle changes; then there is nothing left but names.
+        forgets = None if len(kept) == len(listed) else self._written("forgets", document | {"files": kept})
+        lists = self._written("lists", document | {"files": dict(sorted((kept | records).items()))})
+        finals = [self._bundle / name for name in records]
+        for final in finals:
+            final.parent.mkdir(parents=True, exist_ok=True)
         with _undisturbed():
-            kept = {name: record for name, record in listed.items() if name not in {*records, *self._dropped}}
-            if len(kept) < len(listed):
-                document["files"] = kept
-                self._write_manifest(document)
-            for name, path in self._files.items():
-                final = self._bundle / name
-                final.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(final)
-            document["files"] = dict(sorted((kept | records).items()))
-            self._write_manifest(document)
+            try:
+                if forgets is not None:
+                    self._rename([(forgets, target)])
+                self._rename([*zip(self._files.values(), finals, strict=True)])
+                self._rename([(lists, target)])
+            except OSError as error:
+                raise TxlError(
+                    f"{self._bundle}: {error.strerror}; the model is whole, but engines that were to be replaced may "
+                    "be unlisted; build again"
+                ) from None
             for name in self._dropped:
                 with contextlib.suppress(OSError):  # unlisted, it is nobody's; Windows keeps what a process has open
                     (self._bundle / name).unlink()
 
-    def _write_manifest(self, document: Mapping[str, Any]) -> None:
+    def _written(self, name: str, document: Mapping[str, Any]) -> Path:
+        """Write a manifest beside the files that it is about."""
         data = msgspec.json.format(msgspec.json.encode(document))
         decode_manifest(data, MANIFEST)
-        path = self._folder / MANIFEST
+        path = self._folder / f"{name}-{MANIFEST}"
         write_file(path, data)
-        path.replace(self._bundle / MANIFEST)
+        return path
 
-
-def write_file(path: Path, data: bytes | memoryview) -> None:
-    """Write bytes, and return when the disk holds them."""
-    with path.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+    def _rename(self, names: Sequence[tuple[Path, Path]]) -> None:
+        """Give files their names, and return when the disk holds these; folders above may be new as well."""
+        for path, final in names:
+            path.replace(final)
+        for folder in {above for _, final in names for above in final.parents if above.is_relative_to(self._bundle)}:
+            sync_folder(folder)
 
 
 @contextlib.contextmanager
@@ -108,13 +120,14 @@ def staging(bundle: Path) -> Iterator[Staging]:
         TxlError: the disk is full.
     """
     with _lock(bundle):
+        folder = bundle / f"{PARTIAL}{secrets.token_hex(4)}"
         try:
-            for left in bundle.glob(f"{PARTIAL}*"):
-                shutil.rmtree(left, ignore_errors=True)
-            folder = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=bundle))
-        except OSError as error:
-            raise _not_writable(bundle, error) from None
-        try:
+            try:
+                for left in bundle.glob(f"{PARTIAL}*"):
+                    _remove(left)
+                folder.mkdir(mode=0o700)
+            except OSError as error:
+                raise _not_writable(bundle, error) from None
             yield Staging(bundle, folder, (bundle / MANIFEST).read_bytes())
         except OSError as error:
             raise TxlError(
@@ -125,9 +138,12 @@ def staging(bundle: Path) -> Iterator[Staging]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder. An interrupt that arrives meanwhile is passed on when the folder is gone."""
+    """Remove a folder as far as that goes. An interrupt that arrives meanwhile is passed on when the folder is gone."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # not all of them are ignored, and an interrupt in the wrong place comes out as one
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -163,24 +179,33 @@ def _lock(bundle: Path) -> Iterator[None]:
         ) from None
     lock = FileLock(bundle / LOCK)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(
-            f"{bundle}: another build is at work on it, expected one at a time; wait until it has ended"
-        ) from None
-    except PermissionError as error:
-        raise _not_writable(bundle, error) from None
-    except (OSError, NotImplementedError) as error:
-        raise UsageError(
-            f"{bundle}: cannot be locked ({error}), expected a file system with locks; copy it to a local disk"
-        ) from None
-    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"{bundle}: another build is at work on it, expected one at a time; wait until it has ended"
+            ) from None
+        except PermissionError as error:
+            raise _not_writable(bundle, error) from None
+        except (OSError, NotImplementedError) as error:
+            raise UsageError(
+                f"{bundle}: cannot be locked ({error}), expected a file system with locks; copy it to a local disk"
+            ) from None
         yield
     finally:
-        # Removed while it is held, so that nobody else's is removed; Windows removes it when it is released.
-        with contextlib.suppress(OSError):
-            (bundle / LOCK).unlink(missing_ok=True)
-        lock.release()
+        try:
+            _unlock(lock)
+        except BaseException:  # an interrupt has to wait until that is done
+            _unlock(lock)
+            raise
+
+
+def _unlock(lock: BaseFileLock) -> None:
+    """Remove a lock's file while it is held, also where an interrupt came before it was; and let it go."""
+    with contextlib.suppress(OSError, NotImplementedError):  # Windows removes it when it is released
+        lock.acquire(timeout=0)
+        Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release(force=True)
 
 
 def _not_writable(bundle: Path, error: OSError) -> UsageError:

@@ -27,13 +27,13 @@ from msgspec import Struct
 from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
+from txl_runtime.bundle.writing import write_file
 from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.errors import BackendError, BundleError, TxlError
 
 from txl_engines.compiler import Compiler, Network, NodeError
 from txl_engines.layers import LayerReport, read_layers
-from txl_engines.publishing import write_file
 
 IN_PLACE = "KV_CACHE_UPDATE"
 """The layer that TensorScatter becomes; its output may share its input's memory."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError, TxlError
 
 from txl_export.checkpoints import check_family, identify, import_model, load
+from txl_export.checkpoints.files.budget import TEXT, Budget
 from txl_export.checkpoints.files.loading import Loaded, module_state, scan_globals
 from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
@@ -68,7 +69,7 @@ def describe_checkpoint(
             document["notes"] += [note for note in imported.notes if note not in document["notes"]]
     document["tensors"] = [
         {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-        for name, tensor in _tensors(_content(loaded))
+        for name, tensor in _tensors(_content(loaded), loaded.budget)
     ]
     return document
 
@@ -94,9 +95,18 @@ def _content(loaded: Loaded) -> Any:
         return None
 
 
-def _tensors(content: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
-    """Every tensor of nested mappings, with its path."""
+def _tensors(content: Any, budget: Budget, prefix: str = "") -> list[tuple[str, Tensor]]:
+    """Every tensor of nested mappings, with its path, which is charged to the budget."""
+    budget.charge(1 + len(prefix) // TEXT)
     if isinstance(content, Tensor):
         return [(prefix, content)]
     inside = content.items() if isinstance(content, Mapping) else ()
-    return [found for key, value in inside for found in _tensors(value, f"{prefix}.{key}" if prefix else str(key))]
+    return [
+        found
+        for key, value in inside
+        for found in _tensors(value, budget, f"{prefix}.{_key(key)}" if prefix else _key(key))
+    ]
+
+
+def _key(key: Any) -> str:
+    return str(key) if isinstance(key, str | int | float | None) else f"({type(key).__name__})"

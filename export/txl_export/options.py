@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
+from txl_runtime.streaming.checks import is_whole, shown
 
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
@@ -69,7 +70,13 @@ class ExportOptions:
     same_length: Annotated[
         bool | None, Flag("Every query sees equally many keys.", None, "--same-length/--no-same-length")
     ] = None
-    batch_size: Annotated[int, Flag("B, the most streams that advance together.")] = 1
+    batch_size: Annotated[
+        int | Sequence[int],
+        Flag(
+            "B, the most sequences that advance together; repeat for further B that engines are built for. (default 1)",
+            list[int] | None,
+        ),
+    ] = ()
     memory: Annotated[
         Literal["kv", "hidden"] | None,
         Flag("Keep keys and values, or the layers' inputs. (default kv, hidden where kv cannot be)"),
@@ -78,6 +85,9 @@ class ExportOptions:
     keep: Annotated[
         Sequence[str], Flag("With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable.", _Names)
     ] = ()
+    attention: Annotated[
+        bool, Flag("Add a program for stream.attention(…): where the model looks.", None, "--attention")
+    ] = False
     text: Annotated[str | Path | None, Flag("Real text to judge on, for the checkpoint's vocabulary.", _File)] = None
     tokens: Annotated[
         str | Path | NDArray[np.integer[Any]] | None, Flag("Real text as token ids, an .npy file.", _File)
@@ -85,6 +95,9 @@ class ExportOptions:
     verify: Annotated[bool, Flag("Compare with PyTorch before naming it.", None, "--verify/--no-verify")] = True
     force: Annotated[bool, Flag("Replace an existing bundle.", None, "--force")] = False
     vocabulary: Annotated[str | Path | None, Flag("Vocabulary file, where the checkpoint has none.", _File)] = None
+    boundary_token: Annotated[
+        int | None, Flag("Id that separates texts; an empty prompt is it. (default the vocabulary's end of a line)")
+    ] = None
     aliases: Annotated[
         Mapping[str, str] | None, Flag("Class of a fork and what it stands for: theirs=original.", _Names, "--alias")
     ] = None
@@ -119,8 +132,14 @@ class ExportOptions:
             raise UsageError(
                 f"growth is {self.growth!r}, expected one of {', '.join(get_args(Growth))}; check --growth"
             )
+        if self.boundary_token is not None and (not is_whole(self.boundary_token) or self.boundary_token < 0):
+            raise UsageError(
+                f"boundary_token is {shown(self.boundary_token)}, expected a token id of 0 …; check --boundary-token"
+            )
         if isinstance(self.segment_length, str):
             raise UsageError(f"segment_length is {self.segment_length!r}, expected whole numbers")
+        if isinstance(self.batch_size, str):
+            raise UsageError(f"batch_size is {self.batch_size!r}, expected a whole number, or several")
 
     def refuse(self, names: Sequence[str], purpose: str) -> None:
         """Refuse options that were given and mean nothing for what is exported; `purpose` says what they are for.
@@ -137,9 +156,17 @@ class ExportOptions:
     @property
     def segment_lengths(self) -> tuple[int, ...]:
         """Every L that was asked for, in the order given."""
-        given = self.segment_length
-        lengths = tuple(given) if isinstance(given, Sequence) else (given,)
-        return tuple(int(length) if isinstance(length, np.integer) else length for length in lengths)
+        return _numbers(self.segment_length)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Every B that was asked for, in the order given, each once; 1 where none was."""
+        return tuple(dict.fromkeys(_numbers(self.batch_size))) or (1,)
+
+
+def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
+    numbers = tuple(given) if isinstance(given, Sequence) else (given,)
+    return tuple(int(number) if isinstance(number, np.integer) else number for number in numbers)
 
 
 def flags_of_export() -> dict[str, Flag]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ def read_tokens(
                 f"{text}: the checkpoint has no vocabulary to read text with; give --tokens FILE.npy instead"
             )
         try:
-            ids = vocabulary.encode(Path(text).read_bytes())
+            ids = vocabulary.encode(regular(text).read_bytes())
         except OSError as error:
             raise UsageError(f"{text}: {error.strerror}, expected a text file; check --text") from None
         source = str(text)
@@ -50,6 +49,18 @@ def read_tokens(
     return ids.astype(np.int32)
 
 
+def regular(path: str | Path) -> Path:
+    """The path, unless a pipe or a device is there: the one waits for a writer, the other may have no end.
+
+    Raises:
+        UsageError: it is neither a file nor a folder, nor missing.
+    """
+    found = Path(path)
+    if found.exists() and not (found.is_file() or found.is_dir()):
+        raise UsageError(f"{path}: is a pipe or a device, expected a file; save what it gives in a file first")
+    return found
+
+
 def read_ids(path: str | Path) -> NDArray[Any]:
     """The array in an .npy file, whatever its shape.
 
@@ -57,9 +68,11 @@ def read_ids(path: str | Path) -> NDArray[Any]:
         UsageError: the file cannot be read, or holds something else.
     """
     try:
-        with Path(path).open("rb") as stream:
+        with regular(path).open("rb") as stream:
             loaded = np.load(stream, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # numpy, tokenize and zipfile each raise their own kinds
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise UsageError(f"{path}: {reason}; expected an .npy file of token ids") from None
     if not isinstance(loaded, np.ndarray):

@@ -14,9 +14,15 @@ from __future__ import annotations
 
 
 class TxlError(Exception):
-    """Base class of every error raised on purpose; the message is one line a user can act on."""
+    """Base class of every error raised on purpose; the message is one line a user can act on.
+
+    It quotes names and texts of files, so what is not printable, such as the end of a line, stands there escaped.
+    """
 
     exit_code = 2
+
+    def __init__(self, *said: object) -> None:
+        super().__init__(*(printable(str(part)) for part in said))
 
 
 class UsageError(TxlError, ValueError):
@@ -39,6 +45,13 @@ class CheckError(TxlError):
     """A parity gate or a self-test did not pass."""
 
     exit_code = 1
+
+
+def printable(text: str) -> str:
+    """A text as one line that any terminal can show: ends of lines, control characters and surrogates as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def one_line(error: BaseException) -> str:

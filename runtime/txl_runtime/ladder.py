@@ -22,6 +22,10 @@ FURTHER = 2.0
 """A quantised bundle's self-test may be this many times as far from the reference as it was where it was made, and a
 bundle in half precision from a competitor as the ladder has it."""
 
+EXPLAINED = 2.0
+"""A bundle that failed and is at most this many times as far from its model as the model in float32 is from itself in
+float64, over the same segments, is not known to be at fault: the failure is told as the model's. It stays a failure."""
+
 MASK = 1e3
 """A value of this size and more is compared relative to itself, and says nothing of how large the other values of its
 tensor are: one that stands for "never", such as -1e4 at a token that may not come, would hide any error beside it."""
@@ -69,6 +73,9 @@ class Rung:
         perplexity: relative difference of the perplexity on real text.
         deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
             standard deviation of its values.
+        attention: largest |Δ| of an attention probability, where a bundle tells them. Only float32 on the CPU has a
+            limit. Elsewhere a score takes over the rounding of weights and memory, times how large the model's scores
+            are: no number is right for all models, so what was reached is recorded and not judged.
     """
 
     logprobs: float | None
@@ -77,10 +84,11 @@ class Rung:
     top1: float | None
     perplexity: float
     deviation: float | None = None
+    attention: float | None = None
 
 
 LADDER: dict[tuple[str, str], Rung] = {
-    ("fp32", "cpu"): Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4),
+    ("fp32", "cpu"): Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4, attention=1e-5),
     ("fp32", "device"): Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4),
     ("fp16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=1e-2),
     ("bf16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=5e-2),

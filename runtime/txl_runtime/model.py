@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import Bundle, Held, open_bundle
-from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
-from txl_runtime.streaming.checks import is_whole
+from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
+from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.streaming.checks import check_flag, is_whole, shown
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.memory import initial_values
 from txl_runtime.streaming.stream import Stream
+from txl_runtime.types import Arrays
 
 if TYPE_CHECKING:
+    from txl_runtime.bundle.tables import Program
     from txl_runtime.bundle.vocabulary import Vocabulary
+    from txl_runtime.streaming.attending import Look
 
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "cpu", "rtx", "tensorrt", "cuda")
-ATTEMPTS = 5
-"""How often a bundle is loaded anew that was replaced while it was being loaded."""
 
 
 class Model:
@@ -42,14 +45,17 @@ class Model:
         update: str | None = None,
         lean: bool = False,
     ) -> None:
-        if backend not in BACKENDS:
-            raise BackendError(f"backend {backend!r} is unknown, expected one of {', '.join(BACKENDS)}")
-        if threads is not None and (not is_whole(threads) or threads < 1):
-            raise BackendError(f"threads is {threads!r}, expected a whole number of at least 1, or None for all cores")
-        held = bundle.manifest.updates
-        if update is not None and update not in held:
-            raise UsageError(f"update is {update!r}, this bundle has programs for {', '.join(held)}; use one")
-        self.bundle = bundle
+        if not isinstance(backend, str) or backend not in BACKENDS:
+            raise BackendError(f"backend {shown(backend)} is unknown, expected one of {', '.join(BACKENDS)}")
+        if threads is not None and (not is_whole(threads) or not 1 <= threads <= 1024):
+            raise BackendError(
+                f"threads is {shown(threads)}, expected a whole number of 1 … 1024, or None for all cores"
+            )
+        lean, held = check_flag(lean, "lean"), bundle.manifest.updates
+        if update is not None and (not isinstance(update, str) or update not in held):
+            raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")
+        self.bundle, self._threads = bundle, threads
+        self._aside: dict[str, Look] = {}
         self._initial = initial_values(bundle)
         self.backend: Backend
         self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean)
@@ -91,28 +97,42 @@ class Model:
         """L of the programs, largest first."""
         return self.manifest.segment_lengths
 
-    @property
+    @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """See `Bundle.vocabulary`."""
+        """See `Bundle.vocabulary`; read once. Take it right after loading, if the folder may be replaced later."""
         return self.bundle.vocabulary()
 
-    def stream(self, batch_size: int | None = None) -> Stream:
-        """Open b sequences with fresh memory; B of them unless said otherwise.
+    def stream(self, batch_size: int | None = None, memory_length: int | None = None) -> Stream:
+        """Open b fresh sequences, B without a number; they keep and see `memory_length` rows at most, M without it.
 
         Raises:
-            UsageError: more sequences than the bundle was exported for.
+            UsageError: more sequences or memory rows than the bundle was exported for, or it counts no rows.
         """
         b = self.batch_size if batch_size is None else batch_size
         if not is_whole(b) or not 1 <= b <= self.batch_size:
             raise UsageError(
-                f"batch_size is {b}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
+                f"batch_size is {shown(b)}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
             )
         if self.manifest.joint and b < self.batch_size:
             raise UsageError(
                 f"batch_size is {b}, expected {self.batch_size}, because this model's sequences influence one another; "
                 f"export it with --batch-size {b} for so many"
             )
-        return Stream(self.manifest, self.open_loop(), self.update, int(b))
+        manifest = self.backend.fitting(self.manifest, int(b))
+        loop = self.backend.open_loop(manifest, self._initial)
+        if memory_length is not None:
+            from txl_runtime.streaming.limiting import limit_all  # whoever only streams needs none of it
+
+            limit_all(loop, manifest, memory_length)
+        return Stream(manifest, loop, self.update, int(b), self._look)
+
+    def _look(self, program: Program, inputs: Arrays) -> Arrays:
+        """Run a program that stands beside the streams; it is opened at its first use."""
+        if program.file not in self._aside:
+            from txl_runtime.host.looking import open_look
+
+            self._aside[program.file] = open_look(self.bundle, program, self._threads)
+        return self._aside[program.file](program, inputs)
 
     def open_loop(self) -> Loop:
         """A loop of B fresh sequences, for whoever needs more of the engine than a stream shows."""
@@ -146,24 +166,13 @@ def load(
         BackendError: the engine is not installed or cannot run it.
         UsageError: the bundle has no programs of that update rule.
     """
-    started = time.monotonic()
-    for _ in range(ATTEMPTS):
-        with Held(path) as held:
-            try:
-                model = Model(open_bundle(path, verify_files), backend, threads, update, lean)
-            except TxlError:
-                if not held.replaced:
-                    raise
-            else:
-                if not held.replaced:
-                    seconds = time.monotonic() - started
-                    logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)
-                    return model
-        logger.warning("%s was replaced while it was being loaded; loading it anew", path)
-    raise BundleError(
-        f"{path}: was replaced {ATTEMPTS} times while it was being loaded, expected it to stay for as long as a load "
-        "takes; load it again when whoever replaces it has finished"
+    started, verify_files = time.monotonic(), check_flag(verify_files, "verify_files")
+    model = undisturbed(
+        bundle_path(path), lambda folder: Model(read_bundle(folder, verify_files), backend, threads, update, lean)
     )
+    seconds = time.monotonic() - started
+    logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)
+    return model
 
 
 def _open(

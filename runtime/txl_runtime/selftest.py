@@ -106,12 +106,12 @@ def run_selftest(model: Model) -> SelftestResult:
     rungs = rung(model.manifest.precision, model.backend.name)
     batch = model.batch_size
     limits = [float("inf") if limit is None else limit for limit in (rungs.logprobs, rungs.memory)]
-    if "reached" in vectors:
-        limits = [FURTHER * float(value) + 1e-4 for value in vectors["reached"]]
     streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
     if model.manifest.streams == "lockstep":
         streams = (batch,)
     try:
+        if "reached" in vectors:
+            limits = [FURTHER * float(value) + 1e-4 for value in vectors["reached"].reshape(2)]
         errors = [(_replay_step if any_step else _replay)(model, vectors, b) for b in streams]
         if not any_step:
             kinds = {program.kind for program in model.backend.programs}
@@ -133,9 +133,12 @@ def _replay(model: Model, vectors: dict[str, Array], b: int) -> tuple[float, flo
         counts = vectors["counts"][step, :b]
         logprobs = stream.step(vectors["tokens"][step, :b, :length], counts)
         positions = vectors["positions"][step, :b]
-        found = np.take_along_axis(logprobs, positions[..., None], axis=1)[..., columns]
+        expected = vectors["logprobs"][step, :b]
+        if expected.shape != (*positions.shape, *columns.shape):  # so that what is looked up is as small as the file
+            raise ValueError(f"log-probabilities of shape {expected.shape} at {positions.shape} of {columns.shape}")
+        found = logprobs[np.arange(len(positions))[:, None, None], positions[..., None], columns]
         compared = positions < counts[:, None]
-        worst = max(worst, _largest(found[compared], vectors["logprobs"][step, :b][compared]))
+        worst = max(worst, _largest(found[compared], expected[compared]))
         values += found[compared].size
     if not values:
         raise ValueError("nothing to compare")
@@ -185,8 +188,9 @@ def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[fl
         expected = vectors[f"state/{name}"][: len(rows)]
         if rows.shape[1:] != tuple(vectors[f"state_shape/{name}"].tolist()):
             worst_state = np.inf
+        elif expected.shape != (len(rows), *(places := vectors[f"state_place/{name}"]).shape):
+            raise ValueError(f"{name} has values of shape {expected.shape} at {places.shape} places")
         else:
-            places = vectors[f"state_place/{name}"]
             worst_state = max(worst_state, relative_difference(rows.reshape(len(rows), -1)[:, places], expected))
     return worst, float(worst_state)
 

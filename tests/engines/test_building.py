@@ -429,3 +429,20 @@ def test_the_command(bundle: Path):
     wrong = cli("build", bundle, "--target", "rtx", "--sm", "all")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "--sm holds 'all', expected compute capabilities such as 86,89,120" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_engines_are_built_for_every_b_over_one_weight_file(make_bundle, tmp_path):
+    path = tmp_path / "two.txl"
+    shutil.copytree(make_bundle(config={"d_head": 16}, batch_size=(2, 1), precision="fp16", verify=False), path)
+    files = {entry.name for entry in path.iterdir()}
+    made = build_bundle(path, "rtx", gpus=(86,), kinds=["logprobs"])
+    names = sorted(engine.program for engine in made.engines)
+    assert names == ["logprobs-ring-1", "logprobs-ring-1-b1", "logprobs-ring-4", "logprobs-ring-4-b1"]
+    for engine in made.engines:
+        batch = 1 if engine.program.endswith("-b1") else 2
+        assert engine.sidecar.identity.inputs[0].shape == (batch, engine.sidecar.identity.segment_length)
+        assert engine.sidecar.identity.weights.keys() == {"weights.safetensors"}
+        assert engine.file == f"engines/rtx/{engine.program}.engine"
+    assert {entry.name for entry in path.iterdir()} == {*files, "engines"}, "graphs and weights are there once"
+    assert all(engine.reused for engine in build_bundle(path, "rtx", gpus=(86,), kinds=["logprobs"]).engines)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import txl_export
+from support import random_state, small_config
 from torch import Tensor, nn
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+from txl_export.families.transformer_xl import building
 from txl_runtime.errors import CheckError
 
 
@@ -26,3 +28,38 @@ def test_the_self_test_of_a_model_that_is_far_from_itself_says_so(tmp_path: Path
     ):
         txl_export.export(spec, tmp_path / "waves.txl", batch_size=1, segment_length=1, verify=False)
     assert not (tmp_path / "waves.txl").exists()
+
+
+def _steep() -> dict[str, Tensor]:
+    """Weights whose logits are tens of thousands: float32 has no digits for what the limits ask for."""
+    state = random_state(small_config())
+    return state | {"softmax.tables.0": 1e4 * state["embedding.tables.0"]}
+
+
+@pytest.mark.slow
+def test_the_self_test_of_a_transformer_xl_that_is_far_from_itself_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"cannot judge .* so is the model from itself, .e-0[12], .*; it amplifies"):
+        txl_export.export(_steep(), tmp_path / "m", config=small_config(), segment_length=2, verify=False)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.slow
+def test_a_verification_of_such_a_model_says_so_too(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"log-probs max abs is .* from itself in the same segments: it amplifies"):
+        txl_export.export(_steep(), tmp_path / "m", config=small_config(), segment_length=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verify", "said"), [(False, "self-test failed on"), (True, "see the table, and report")])
+def test_a_fault_is_not_told_as_the_rounding_of_a_model(tmp_path: Path, monkeypatch, verify: bool, said: str) -> None:
+    """The very same model, and one wrong weight in what its graphs read."""
+    fold = building.fold
+
+    def wrong(*given: object) -> dict[str, Tensor]:
+        folded = fold(*given)
+        return folded | {"layers.01.feed_forward.inner.bias": 1.5 * folded["layers.01.feed_forward.inner.bias"]}
+
+    monkeypatch.setattr(building, "fold", wrong)
+    with pytest.raises(CheckError, match=said) as raised:
+        txl_export.export(_steep(), tmp_path / "m", config=small_config(), segment_length=2, verify=verify)
+    assert "amplifies" not in str(raised.value)

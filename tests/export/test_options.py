@@ -50,6 +50,13 @@ def test_segment_lengths_are_plain_numbers(given):
     assert type(lengths[0]) is int
 
 
+@pytest.mark.parametrize(
+    ("given", "sizes"), [((), (1,)), (4, (4,)), ([1, 16, 4, 1], (1, 16, 4)), ((np.int64(2),), (2,))], ids=str
+)
+def test_batch_sizes_are_one_or_several(given, sizes):
+    assert ExportOptions(batch_size=given).batch_sizes == sizes
+
+
 def test_the_flags_are_known_without_torch_and_onnx():
     code = "import sys, txl_deploy.commands.export; print({'torch', 'onnx', 'onnxruntime'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

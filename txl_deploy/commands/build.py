@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import typer
@@ -11,6 +12,7 @@ from txl_runtime.errors import UsageError
 from txl_deploy.commands.options import Bundle, Json
 from txl_deploy.console import Display, print_json, quantity, rows_table, stdout
 
+_DIGITS = re.compile("[0-9]{1,4}")
 HEADINGS = ("program", "size", "seconds", "kernels", "attention", "fused", "")
 
 
@@ -107,6 +109,6 @@ def _compute_capabilities(text: str | None) -> tuple[int, ...]:
         return ()
     parts = [part.strip().lower().removeprefix("sm") for part in text.split(",")]
     plain = [part.replace(".", "", 1) for part in parts]
-    if wrong := [part for part, digits in zip(parts, plain, strict=True) if not digits.isdecimal()]:
+    if wrong := [part for part, digits in zip(parts, plain, strict=True) if not _DIGITS.fullmatch(digits)]:
         raise UsageError(f"--sm holds {wrong[0]!r}, expected compute capabilities such as 86,89,120; check it")
     return tuple(int(digits) for digits in plain)

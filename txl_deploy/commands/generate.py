@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from txl_runtime.errors import UsageError
 from txl_runtime.streaming.inputs import require_tokens
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
-from txl_deploy.console import print_json, stderr
+from txl_deploy.console import print_json, stderr, text_writer
 
 
 def run(
@@ -42,18 +41,17 @@ def run(
     ids = _prompt(prompt, prompt_tokens, vocabulary)
     stops = [] if stop_tokens is None else _ids(stop_tokens, "--stop-tokens").tolist()
     drawn = model.stream(1).generate(ids, max_new_tokens, temperature, top_k, top_p, seed, stops)
-    started, tokens = time.monotonic(), []
+    write, started, tokens = text_writer(), time.monotonic(), list[int]()
     for token in drawn:
         tokens.append(int(token[0]))
         if not json:
-            sys.stdout.buffer.write(vocabulary.decode(token) if vocabulary else f"{token[0]} ".encode())
-            sys.stdout.buffer.flush()
+            write(vocabulary.decode(token) if vocabulary else f"{token[0]} ".encode())
     seconds = time.monotonic() - started
     if json:
         text = vocabulary.decode(np.array(tokens, np.int32)).decode(errors="replace") if vocabulary else None
         print_json({"tokens": tokens, "text": text, "seconds": seconds})
     else:
-        sys.stdout.buffer.write(b"\n")
+        write(b"\n")
     if tokens:
         stderr.print(f"{len(tokens)} tokens in {seconds:.2f} s, {len(tokens) / seconds:.0f} per second")
 

@@ -58,5 +58,5 @@ def own_frames() -> Iterator[None]:
         yield
     except TxlError as error:
         if frames := getattr(error, "frames", ""):
-            stderr.print(frames.rstrip(), markup=False, soft_wrap=True, style="dim" if stderr.is_terminal else None)
+            stderr.print(frames.rstrip(), soft_wrap=True, style="dim" if stderr.is_terminal else None)
         raise

@@ -1,4 +1,4 @@
-"""`txl-deploy score`: perplexity and bits per byte of a file."""
+"""`txl-deploy score`: perplexity and bits per byte of a text, or of every document of a corpus."""
 
 from __future__ import annotations
 
@@ -12,29 +12,96 @@ import typer
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.streaming.checks import check_tokens
 from txl_runtime.streaming.inputs import require_tokens
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import Display, facts_table, print_json, stdout
-
-SEGMENTS_PER_CALL = 16
+from txl_deploy.corpora.scoring import SEGMENTS_PER_CALL
 
 
 def run(
     bundle: Bundle,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Text, or token ids in an .npy file.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Text, or token ids in an .npy file; or documents: a folder, a .jsonl file, a .parquet file.",
+            show_default=False,
+        ),
     ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="OUT", help="JSON lines of results, appended document by document."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with OUT, after whatever ended the run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
+    workers: Annotated[int, typer.Option("--workers", help="Processes, with one thread each unless --threads.")] = 1,
+    parallel: Annotated[
+        int | None,
+        typer.Option("--parallel", help="Parts of one long text that run beside each other, with the same result."),
+    ] = None,
+    named: Annotated[
+        str | None, typer.Option("--field", help="Which field has the text or token ids. (default text, else tokens)")
+    ] = None,
+    recursive: Annotated[bool, typer.Option("--recursive", help="Documents in folders of the folder too.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count what cannot be scored, instead of stopping at the first.")
+    ] = False,
     backend: Backend = "auto",
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Score a file as one stream: perplexity, bits per token, and bits per byte of text."""
+    """Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.
+
+    Documents begin with the bundle's boundary token, if it has one; one text alone begins without it.
+    """
+    from txl_deploy.corpora.sources import Corpus, is_corpus
+
+    several = is_corpus(file)
+    for_documents = {"-o": output, "--resume": resume, "--force": force, "--field": named, "--recursive": recursive}
+    for name, given in ({"--parallel": parallel} if several else for_documents | {"--skip-bad": skip_bad}).items():
+        if given:
+            what = "one text, and this is a corpus" if several else "documents, and this is one text"
+            raise UsageError(f"{file}: {name} is for {what}; leave it out")
+    if several:
+        from txl_deploy.corpora.running import Keeping, Machine, score_corpus
+
+        machine = Machine(bundle, backend, threads, workers)
+        result = score_corpus(machine, Corpus(file, named, recursive), Keeping(output, resume, force, skip_bad))
+    elif parallel is not None:
+        result = _in_parts(bundle, file, parallel, workers, backend, threads)
+    elif workers != 1:
+        raise UsageError(f"{file}: --workers is for documents or parts, and this is one text; --parallel makes parts")
+    else:
+        result = _as_one_stream(bundle, file, backend, threads)
+    if json:
+        print_json(result)
+        return
+    shown = {
+        name.replace("_", " "): f"{value:.6f}" if isinstance(value, float) else value for name, value in result.items()
+    }
+    stdout.print(facts_table({name: value for name, value in shown.items() if value is not None}))
+
+
+def _in_parts(bundle: Path, file: Path, parts: int, workers: int, backend: str, threads: int | None) -> dict[str, Any]:
+    """Score one text in parts beside each other; the result of `_as_one_stream`, and what the parts were."""
+    from txl_deploy.corpora.running import Machine, score_parts
+
+    machine = Machine(bundle, backend, threads, workers)
+    opened = machine.read()
+    text = _Text(file, opened.vocabulary())
+    check_tokens(text.ids[None], 1, opened.manifest.vocab_size, None)
+    total, made = score_parts(machine, text.ids.astype(np.int32), parts, file.name)
+    return text.result(total) | made
+
+
+def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) -> dict[str, Any]:
+    """Score one text from its beginning to its end."""
     model = txl_runtime.load(bundle, backend=backend, threads=threads)
     require_tokens(model.manifest, "score")
-    ids, scored_bytes = _read(file, model.vocabulary)
-    if len(ids) < 2:
-        raise UsageError(f"{file}: holds {len(ids)} tokens, expected at least 2, because the first is only context")
+    text = _Text(file, model.vocabulary)
+    ids = text.ids
     stream, longest = model.stream(1), model.segment_lengths[0]
     total, chunk = 0.0, longest * SEGMENTS_PER_CALL
     with Display() as display:
@@ -48,38 +115,51 @@ def run(
                     "numbers; `txl-deploy verify` the bundle, and export fp16 again in fp32 or bf16"
                 )
             display.advance(nll.shape[1])
-    mean = total / (len(ids) - 1)
-    unknown_id = getattr(model.vocabulary, "unknown", None)
-    unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())  # a vocabulary of bytes knows every word
-    result: dict[str, Any] = {
-        "tokens": len(ids),
-        "nll": mean,
-        "perplexity": math.exp(mean) if mean < 700 else math.inf,
-        "bits_per_token": mean / math.log(2),
+    return text.result(total)
+
+
+class _Text:
+    """The token ids of a file, and what a sum of their negative log-likelihoods says.
+
+    Raises:
+        UsageError: the file cannot be read, or is too short.
+    """
+
+    def __init__(self, file: Path, vocabulary: Vocabulary | None) -> None:
+        self.ids, self._bytes = _read(file, vocabulary)
+        if len(self.ids) < 2:
+            raise UsageError(
+                f"{file}: holds {len(self.ids)} tokens, expected at least 2, because the first is only context"
+            )
+        unknown_id = getattr(vocabulary, "unknown", None)
+        self._unknown = 0 if unknown_id is None else int((self.ids == unknown_id).sum())  # bytes know every word
+
+    def result(self, total: float) -> dict[str, Any]:
+        """The document that `score` prints."""
+        mean = total / (len(self.ids) - 1)
         # Where the vocabulary lacks words, the ids no longer hold the text: there is nothing to say of its bytes.
-        "bits_per_byte": None if scored_bytes is None or unknown else total / math.log(2) / scored_bytes,
-        "unknown_words": unknown,
-    }
-    if json:
-        print_json(result)
-        return
-    shown = {
-        name.replace("_", " "): f"{value:.6f}" if isinstance(value, float) else value for name, value in result.items()
-    }
-    stdout.print(facts_table({name: value for name, value in shown.items() if value is not None}))
+        known = None if self._bytes is None or self._unknown else self._bytes
+        return {
+            "tokens": len(self.ids),
+            "nll": mean,
+            "perplexity": math.exp(mean) if mean < 700 else math.inf,
+            "bits_per_token": mean / math.log(2),
+            "bits_per_byte": None if known is None else total / math.log(2) / known,
+            "unknown_words": self._unknown,
+        }
 
 
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
     """Token ids [T], and the number of bytes that all tokens but the first stand for; None where the ids are given."""
-    if file.suffix == ".npy":
-        from txl_export.token_files import read_ids
+    from txl_export.token_files import read_ids, regular
 
+    if file.suffix == ".npy":
         ids = read_ids(file)
         if ids.ndim != 1:
             raise UsageError(f"{file}: holds no single row of token ids, expected shape [T]; save it with numpy.save")
         return ids, None
     try:
-        data = file.read_bytes()
+        data = regular(file).read_bytes()
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}, expected a file to score") from None
     if vocabulary is None:

@@ -10,7 +10,7 @@ from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
 from txl_deploy.commands.own_modules import own_frames
-from txl_deploy.console import Display, number, print_json, rows_table, stdout
+from txl_deploy.console import Display, number, print_json, rows_table, stderr, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
 
@@ -83,6 +83,7 @@ def run(
     else:
         print_parity(document)
     if not parity.passed:
+        stderr.print(parity.told)
         raise typer.Exit(1)
 
 

@@ -6,13 +6,18 @@ from pathlib import Path
 
 import msgspec
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.graph_check import check_graph
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.bundle.tables import FileRecord
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest over the files that are there, and read the bundle back as a user would."""
+    """Write the manifest over the files that are there, and read the bundle back as a user would.
+
+    Raises:
+        BundleError: a graph is not what runtimes take; what exports must find, loading never has to.
+    """
     files = {
         path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=file_sha256(path))
         for path in sorted(folder.rglob("*"))
@@ -20,4 +25,7 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
     }
     sealed = msgspec.structs.replace(manifest, files=files)
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed)))
-    return open_bundle(folder).manifest
+    bundle = open_bundle(folder)
+    for file, program in {program.file: program for program in bundle.manifest.programs}.items():
+        check_graph(bundle.read(file), file, program, bundle.manifest, "report this")
+    return bundle.manifest

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor
 from txl_runtime.errors import CheckpointError, UsageError
 
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.files.loading import Loaded, load_file
-from txl_export.checkpoints.files.pickle_names import Stub
+from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.imported import Family, Imported, State, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
+from txl_export.token_files import regular
 
 # remixl before kimiyoung: both write whole modules, and remixl takes only those that have its names.
 MODULES: tuple[Family, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
@@ -58,10 +60,10 @@ def read_config(path: Path) -> dict[str, Any]:
         UsageError: the file is missing or is not one JSON object.
     """
     try:
-        values = msgspec.json.decode(path.read_bytes())
+        values = msgspec.json.decode(regular(path).read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}, expected a JSON file; check --config") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}; expected one JSON object; check --config") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path}: holds a {type(values).__name__}, expected one JSON object; check --config")
@@ -145,8 +147,8 @@ def import_model(family: str, unwrapped: Unwrapped, config: Mapping[str, Any] | 
     if unused := sorted(key for key in set(state) - state.used if not WITHOUT_MEANING.search(key)):
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise CheckpointError(
-            f"{name}: {', '.join(unused[:3])}{more} not expected in a {family} model of this config, which would leave "
-            "them out; check n_layer, cutoffs and --family against the code that trained it"
+            f"{name}: {', '.join(map(shown, unused[:3]))}{more} not expected in a {family} model of this config, "
+            "which would leave them out; check n_layer, cutoffs and --family against the code that trained it"
         )
     return replace(imported, vocabulary=unwrapped.vocabulary, notes=(*unwrapped.notes, *imported.notes))
 
@@ -168,7 +170,7 @@ def identify(content: Any, family: str, source: str) -> tuple[str, Unwrapped]:
     matching = families_with_names(state)
     if family == "auto" and len(matching) != 1:
         raise CheckpointError(
-            f"{source}: its {len(state)} tensors ({', '.join(sorted(state)[:3])} …) fit "
+            f"{source}: its {len(state)} tensors ({', '.join(map(shown, sorted(state)[:3]))} …) fit "
             f"{' and '.join(matching) or 'no known family'}, expected one; give --family"
         )
     found = matching[0] if family == "auto" else family
@@ -193,16 +195,28 @@ def _inner(content: Any) -> Any:
 def _tensors(content: Any, source: str) -> dict[str, Tensor]:
     """A mapping of nothing but tensors, without the prefixes that wrappers leave."""
     if not isinstance(content, Mapping):
-        kind = content.class_name if isinstance(content, Stub) else type(content).__name__
+        kind = shown(content.class_name) if isinstance(content, Stub) else type(content).__name__
         raise CheckpointError(
             f"{source}: holds a {kind}, expected a state dict or a known checkpoint; save one of them"
         )
-    strange = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    strange = [
+        shown(name) if isinstance(name, str) else f"one named by a {type(name).__name__}"
+        for name, value in content.items()
+        if not (isinstance(value, Tensor) and isinstance(name, str))
+    ]
+    if odd := [name for name, value in content.items() if isinstance(value, Tensor) and not _has_values(value)]:
+        raise CheckpointError(
+            f"{source}: {shown(str(odd[0]))} is sparse, quantised or has no values, expected plain tensors; save those"
+        )
     if strange or not content:
         found = f"entries such as {', '.join(strange[:3])}" if strange else "nothing"
         raise CheckpointError(f"{source}: holds {found}, expected a state dict or a known checkpoint; save one of them")
-    state = {str(name): tensor for name, tensor in content.items()}
+    state = dict(content)
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
+
+
+def _has_values(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized

@@ -15,7 +15,7 @@ from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, convert_config
+from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, check_config, convert_config
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "cntxl"
@@ -68,6 +68,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a whole model's state_dict with the arguments of GPT2Model."""
     found, notes = convert_config(values, CntxlConfig, state.source)
     config = found.model_config(state.source)
+    check_config(config, state)
     table, biases = state.take("word_embeddings.weight"), state.take("transformer.r_w_bias")
     if biases.shape[0] < config.n_head and table.shape[0] < config.vocab_size:
         raise CheckpointError(

@@ -7,15 +7,17 @@ memory that starts empty, a query sees everything before it: there is neither a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, Literal
 
 from msgspec import Struct
+from torch import Tensor
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, convert_config
+from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, check_config, convert_config
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "fastai"
@@ -91,6 +93,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     table = state.take("0.encoder.weight")
     out_bias = "1.decoder.bias" in state if found.out_bias is None else found.out_bias
     config = found.model_config(found.vocab_sz or table.shape[0], out_bias, state.source)
+    check_config(config, state)
     canonical: Weights = {"embedding.tables.0": table}
     if "1.decoder.weight" in state or not found.tie_weights:
         canonical["softmax.tables.0"] = state.take("1.decoder.weight")
@@ -99,10 +102,19 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     for i in range(config.n_layer):
         canonical |= _layer(i, found, state)
         for name, own in (("content_bias", "0.u"), ("position_bias", "0.v")):
-            bias = state.take(own)  # [H, 1, d_head]
-            canonical[f"{layer_name(i)}.attention.{name}"] = bias.reshape(bias.shape[0], bias.shape[-1])
+            canonical[f"{layer_name(i)}.attention.{name}"] = _heads(own, state)
     evaluation = Evaluation(found.mem_len, found.ctx_len, False, 0)
     return Imported(NAME, config, canonical, "empty", 0, evaluation, None, notes)
+
+
+def _heads(own: str, state: State) -> Tensor:
+    """One of u and v [H, d_head], which the code has as [H, 1, d_head]."""
+    bias = state.take(own)
+    if bias.dim() != 3 or bias.shape[1] != 1:
+        raise CheckpointError(
+            f"{state.source}: {own} has shape {list(bias.shape)}, expected [heads, 1, width of a head]; check --family"
+        )
+    return bias[:, 0]
 
 
 def _activation(value: Any) -> str:
@@ -112,7 +124,8 @@ def _activation(value: Any) -> str:
             case (int(number),) if 1 <= number <= len(ACTIVATIONS):
                 return ACTIVATIONS[number - 1]
         return value.class_name
-    return str(getattr(value, "name", value)).rpartition(".")[2]
+    name = value.name if isinstance(value, Enum) else value
+    return name.rpartition(".")[2] if isinstance(name, str) else type(value).__name__
 
 
 def _layer(i: int, found: FastaiConfig, state: State) -> Weights:

@@ -15,7 +15,8 @@ from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import Loaded, load_file
-from txl_export.checkpoints.imported import Imported, State, Unwrapped, convert_config
+from txl_export.checkpoints.files.regular import read_regular
+from txl_export.checkpoints.imported import Imported, State, Unwrapped, check_config, convert_config
 from txl_export.checkpoints.kimiyoung import KimiyoungConfig, adaptive_softmax, decoder_layer, embedding
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.transformer_xl.weights import layer_name
@@ -47,6 +48,7 @@ class HfConfig(KimiyoungConfig, kw_only=True):
 
 
 CONFIG = "config.json"
+JSON_LIMIT = 1 << 24
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 
@@ -57,16 +59,23 @@ def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
     Raises:
         CheckpointError: one of the first two is missing or cannot be read.
     """
-    if not (path / CONFIG).is_file():
+    if not (path / CONFIG).exists():
         raise CheckpointError(
             f"{path}: a folder without {CONFIG}, expected a Hugging Face model; name a checkpoint file"
         )
     weights = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
     if weights is None:
-        raise CheckpointError(f"{path}: has neither {' nor '.join(WEIGHTS)}, expected one; save the model unsharded")
+        shards = next((name for name in WEIGHTS if (path / f"{name}.index.json").exists()), None)
+        has = f"{shards} in several parts, which are not read" if shards else f"neither {' nor '.join(WEIGHTS)}"
+        raise CheckpointError(
+            f"{path}: has {has}, expected one file; load the model where it was trained and save it unsharded, "
+            'model.save_pretrained(folder, max_shard_size="100GB")'
+        )
     try:
-        values = msgspec.json.decode((path / CONFIG).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        values = msgspec.json.decode(read_regular(path / CONFIG, JSON_LIMIT), type=dict[str, Any])
+    except CheckpointError as error:
+        raise CheckpointError(f"{path / CONFIG}: {error}") from None
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / CONFIG}: {error}; expected one JSON object; copy the folder again") from None
     loaded = load_file(weights)
     vocabulary, notes = None, loaded.notes
@@ -89,6 +98,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     renamed = {"n_token" if key == "vocab_size" else key: value for key, value in values.items()}
     found, notes = convert_config(renamed, HfConfig, state.source)
     evaluation, config = found.evaluation(state.source), found.model_config(state.source)
+    check_config(config, state)
     if not any(name.startswith("crit.") for name in state):
         raise CheckpointError(
             f"{state.source}: has no crit.* tensors, expected a language model (TransfoXLLMHeadModel)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from txl_runtime.bundle.encoding import canonical_json
 from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError, UsageError
 
+from txl_export.checkpoints.files.pickle_names import shown
 from txl_export.families.transformer_xl.weights import Weights
 from txl_export.options import ClusterOrder, MemoryStart
 
@@ -30,6 +32,10 @@ EXAMPLES: dict[str, Any] = {
     "pre_lnorm": False,
     "embedding_scale": 20.248,
 }
+
+
+MOST_CLUSTERS = 256
+"""Models have four or so, and a table of thousands would make as many tensors of one."""
 
 
 class ConfigNeededError(UsageError):
@@ -122,14 +128,19 @@ class State(UserDict[str, Tensor]):
         return tensor
 
     def take(self, name: str) -> Tensor:
-        """A tensor that has to be there.
+        """A tensor that has to be there, with rows.
 
         Raises:
-            CheckpointError: there is none of this name.
+            CheckpointError: there is none of this name, or it is a single number.
         """
         if name not in self:
             raise CheckpointError(
                 f"{self.source}: {name} is missing, the file has {len(self)} other tensors; "
+                "check --family and the config against the code that trained it"
+            )
+        if not self[name].dim():
+            raise CheckpointError(
+                f"{self.source}: {name} is a single number, expected a table or a row; "
                 "check --family and the config against the code that trained it"
             )
         return self[name]
@@ -153,7 +164,7 @@ class State(UserDict[str, Tensor]):
             CheckpointError: there is none, or its rows cannot be dealt out evenly.
         """
         joined = self.take(name)
-        if not joined.dim() or joined.shape[0] % len(parts):
+        if joined.shape[0] % len(parts):
             raise CheckpointError(
                 f"{self.source}: {name} has shape {list(joined.shape)}, expected as many rows for each of "
                 f"{', '.join(parts)}; check --family and the config against the code that trained it"
@@ -192,22 +203,57 @@ def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tup
             f"code that trained it; give --config FILE.json, which holds e.g. {example}"
         )
     try:
-        config = msgspec.convert(dict(values), kind)
-    except msgspec.ValidationError as error:
+        config = msgspec.convert({name: values[name] for name in kind.__struct_fields__ if name in values}, kind)
+    except (msgspec.ValidationError, UnicodeError, OverflowError) as error:
         raise CheckpointError(f"{source}: config: {error}; check the config against the code that trained it") from None
-    unknown = sorted(str(key) for key in set(values) - set(kind.__struct_fields__))
+    for name, value in msgspec.structs.asdict(config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CheckpointError(f"{source}: config: {name} is {value}, expected a finite number; correct the config")
+    unknown = sorted(shown(key) if isinstance(key, str) else "…" for key in values if key not in kind.__struct_fields__)
     if not unknown:
         return config, ()
     more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
     return config, (f"config keys without a meaning here, ignored: {', '.join(unknown[:6])}{more}",)
 
 
+def check_config(config: ModelConfig, state: State) -> None:
+    """Refuse what no model can be, and more layers than there are tensors, before anything is made of the config.
+
+    Raises:
+        CheckpointError: with what was found.
+    """
+    advice = "check the config against the code that trained it"
+    if config.n_layer > len(state):
+        raise CheckpointError(
+            f"{state.source}: n_layer is {config.n_layer}, expected no more than {len(state)}, the number of "
+            f"tensors; {advice}"
+        )
+    learned = ("position_rows",) if config.attn_type in (1, 3) else ()
+    for name in ("vocab_size", "n_head", "d_model", "d_head", "d_inner", "d_embed", *learned):
+        if getattr(config, name) < 1:
+            raise CheckpointError(
+                f"{state.source}: {name} comes out as {getattr(config, name)}, expected at least 1; {advice}"
+            )
+    for cluster in range(len(config.clusters)):
+        if config.cluster_width(cluster) < 1:
+            raise CheckpointError(
+                f"{state.source}: the embedding of cluster {cluster} has width 0, d_embed {config.d_embed} // div_val "
+                f"{config.div_val}^{cluster}, expected at least 1: all its tokens would look alike; train with fewer "
+                "cutoffs, a larger d_embed or a smaller div_val"
+            )
+
+
 def check_cutoffs(cutoffs: Sequence[int], vocab_size: int, source: str) -> None:
     """Refuse boundaries of the adaptive softmax's clusters that leave a cluster without tokens.
 
     Raises:
-        CheckpointError: they do not ascend, or not within the vocabulary.
+        CheckpointError: they do not ascend, or not within the vocabulary; or there are too many.
     """
+    if len(cutoffs) >= MOST_CLUSTERS:
+        raise CheckpointError(
+            f"{source}: has {len(cutoffs)} cutoffs, expected fewer than {MOST_CLUSTERS}; check the config against the "
+            "code that trained it"
+        )
     if any(first >= last for first, last in pairwise((0, *cutoffs, vocab_size))):
         raise CheckpointError(
             f"{source}: cutoffs {list(cutoffs)} do not ascend between 0 and the vocabulary's {vocab_size}, expected "

@@ -17,8 +17,16 @@ from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import module_state, submodule
-from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, check_cutoffs, convert_config
+from txl_export.checkpoints.files.pickle_names import Stub, shown
+from txl_export.checkpoints.imported import (
+    Evaluation,
+    Imported,
+    State,
+    Unwrapped,
+    check_config,
+    check_cutoffs,
+    convert_config,
+)
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "kimiyoung"
@@ -131,7 +139,7 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
         for c in range(len(state))
         if (table := state.get(f"word_emb.emb_layers.{c}.weight")) is not None
     )
-    return Unwrapped(state, values, f"a pickled module {content.class_name}")
+    return Unwrapped(state, values, f"a pickled module {shown(content.class_name)}")
 
 
 def _check_module(module: Stub, source: str) -> None:
@@ -142,11 +150,11 @@ def _check_module(module: Stub, source: str) -> None:
     """
     activation, model = submodule(module, "layers.0.pos_ff.CoreNet.1"), submodule(module, "")
     if activation is not None and activation.class_name.rpartition(".")[2] != "ReLU":
-        raise CheckpointError(f"{source}: its feed-forward layers use {activation.class_name}, expected ReLU")
+        raise CheckpointError(f"{source}: its feed-forward layers use {shown(activation.class_name)}, expected ReLU")
     loose = [name for name, value in model.state.items() if isinstance(value, Tensor)] if model is not None else []
     if loose:
         raise CheckpointError(
-            f"{source}: has a tensor {loose[0]} beside its parameters, as memory tokens are, expected none; a "
+            f"{source}: has a tensor {shown(loose[0])} beside its parameters, as memory tokens are, expected none; a "
             "recurrent memory transformer cannot be exported"
         )
 
@@ -155,6 +163,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     """Import a bare state dict with the constructor's arguments."""
     found, notes = convert_config(values, KimiyoungConfig, state.source)
     evaluation, config = found.evaluation(state.source), found.model_config(state.source, position_rows(state))
+    check_config(config, state)
     state = _listed_projections(state)
     canonical = layers(config, state)
     canonical |= adaptive_softmax(config, state, found.tie_weight, found.tie_projs, reverse=True)
@@ -198,7 +207,7 @@ def _positions(config: ModelConfig, state: State) -> Weights:
 
     def one_each(name: str) -> Tensor:
         stacked = state.take(name)
-        if not stacked.dim() or stacked.shape[0] != config.n_layer:
+        if stacked.dim() < 2 or stacked.shape[0] != config.n_layer:
             raise CheckpointError(
                 f"{state.source}: {name} has shape {list(stacked.shape)}, expected one entry for each of "
                 f"{config.n_layer} layers; check the config against the code that trained it"

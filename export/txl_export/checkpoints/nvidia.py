@@ -14,7 +14,7 @@ from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import Imported, State, Unwrapped, convert_config
+from txl_export.checkpoints.imported import Imported, State, Unwrapped, check_config, convert_config
 from txl_export.checkpoints.kimiyoung import KimiyoungConfig, cluster_columns, layers, position_rows
 from txl_export.checkpoints.vocabularies import word_vocabulary
 from txl_export.families.transformer_xl.weights import Weights
@@ -57,6 +57,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
             f"{state.source}: tie_projs has {len(found.tie_projs)} entries, expected one for each of the "
             f"{len(config.clusters)} clusters; check the config against the code that trained it"
         )
+    check_config(config, state)
     canonical = layers(config, state) | _softmax(config, found, state)
     notes += found.notes()
     return Imported(NAME, config, canonical, "empty", 1, evaluation, None, notes, cluster_order="reversed")

@@ -59,7 +59,7 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
     loaded = load_file(path, others=True)
     named = [name.rpartition(".") for name in loaded.global_names]
     unknown = [f"{home}.{name}" for home, _, name in named if f"{PYTHON_2.get(home, home)}.{name}" not in KNOWN]
-    content = without_numpy(loaded.content)
+    content = without_numpy(loaded.content, loaded.budget)
     if not isinstance(content, Stub):
         return content, unknown
     if "_modules" not in content.state:

@@ -14,8 +14,8 @@ from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count
 
 from txl_export.checkpoints.files.loading import module_state
-from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.imported import Imported, State, Unwrapped, convert_config
+from txl_export.checkpoints.files.pickle_names import Stub, shown
+from txl_export.checkpoints.imported import Imported, State, Unwrapped, check_config, convert_config
 from txl_export.checkpoints.kimiyoung import LengthSettings, decoder_layer
 from txl_export.families.transformer_xl.weights import layer_name
 
@@ -57,7 +57,7 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
         case Stub():
             state, plain = module_state(content)
             values: Any = {name: value for name, value in plain.items() if name in RemixlConfig.__struct_fields__}
-            reason = f"a pickled module {content.class_name}"
+            reason = f"a pickled module {shown(content.class_name)}"
         case {"state_dict": Mapping() as state, "model_setting": values}:
             reason = "state_dict and model_setting"
         case _:
@@ -71,6 +71,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     evaluation = found.evaluation(state.source)
     table = state.take("word_emb.lut.weight")
     config = found.model_config(found.n_token or table.shape[0])
+    check_config(config, state)
     canonical = {
         "embedding.tables.0": table,
         "softmax.tables.0": state.take("linear_proj.weight"),

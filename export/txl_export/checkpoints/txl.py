@@ -18,7 +18,15 @@ from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Index
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, check_cutoffs, convert_config
+from txl_export.checkpoints.imported import (
+    Evaluation,
+    Imported,
+    State,
+    Unwrapped,
+    check_config,
+    check_cutoffs,
+    convert_config,
+)
 from txl_export.options import MemoryStart
 
 NAME = "txl"
@@ -39,19 +47,21 @@ class TxlConfig(ModelConfig, frozen=True, kw_only=True):
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
     """What `samples/train_char_lm.py` writes."""
-    if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+    if not isinstance(content, Mapping):
         return None
-    if content.get("version") != VERSION:
-        raise CheckpointError(
-            f"{source}: checkpoint version {content.get('version')!r}, expected {VERSION}; upgrade txl-deploy"
-        )
+    named, version = content.get("format"), content.get("version")
+    if not isinstance(named, str) or named != FORMAT:
+        return None
+    if type(version) is not int or version != VERSION:
+        found = version if type(version) is int else f"of type {type(version).__name__}"
+        raise CheckpointError(f"{source}: checkpoint version {found}, expected {VERSION}; upgrade txl-deploy")
     for part in ("config", "state"):
         if not isinstance(content.get(part), Mapping):
             raise CheckpointError(f"{source}: {part!r} is not a mapping; expected a {FORMAT} file; save it again")
     vocabulary = content.get("vocabulary")
     try:
         encoded = None if vocabulary is None else msgspec.json.encode(vocabulary)
-    except TypeError as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{source}: the vocabulary is not plain data ({error}); save it again") from None
     return Unwrapped(content["state"], content["config"], f"format {FORMAT}", encoded)
 
@@ -61,5 +71,6 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
     config, notes = convert_config(values, TxlConfig, state.source)
     check_cutoffs(config.cutoffs, config.vocab_size, state.source)
     architecture = ModelConfig(**{name: getattr(config, name) for name in ModelConfig.__struct_fields__})
+    check_config(architecture, state)
     evaluation = Evaluation(config.memory_length, config.segment_length, config.same_length, config.clamp_length or 0)
     return Imported(NAME, architecture, dict(state), config.memory_start, 0, evaluation, None, notes)

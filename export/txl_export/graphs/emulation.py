@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import SELFTEST
 from txl_runtime.bundle.tables import TensorSpec
@@ -27,6 +28,7 @@ from txl_runtime.bundle.weight_header import StoredTensor, read_header
 from txl_runtime.errors import TxlError
 
 from txl_export.bundle.sealing import seal
+from txl_export.graphs.shared_weights import read_weight_file
 
 _Places = Sequence[tuple[StoredTensor, StoredTensor]]
 
@@ -58,7 +60,7 @@ def runnable(folder: Path, manifest: Manifest, backend: str) -> Iterator[Path]:
 
 
 def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
-    stored = load_file(folder / manifest.weights)
+    stored = read_weight_file(folder / manifest.weights)
     tensors = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in stored.items()}
     try:
         save_file(tensors, place / manifest.weights, metadata={"format": "pt"})
@@ -70,10 +72,10 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
         for file in {program.file for program in manifest.programs}:
             rewritten = in_float32(onnx.load(folder / file, load_external_data=False), places)
             (place / file).write_bytes(rewritten.SerializeToString())
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise TxlError(
-            f"{place}: {error.strerror or error}; bf16 runs on the CPU as a float32 copy, expected room for one; "
-            "set TMPDIR to where there is"
+            f"{place}: {getattr(error, 'strerror', None) or error}; bf16 runs on the CPU as a float32 copy, expected "
+            "room for one; set TMPDIR to where there is"
         ) from None
     states = tuple(
         msgspec.structs.replace(state, dtype="float32") if state.dtype == "bfloat16" else state

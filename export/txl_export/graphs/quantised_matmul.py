@@ -32,9 +32,12 @@ MANY = 16
 
 
 def has_many_rows(program: Program) -> bool:
-    """Whether a program multiplies many rows at a time. Rolled programs never count: their rows are two dimensions."""
-    rows = program.inputs[0].shape
-    return program.update == "ring" and int(rows[0]) * int(rows[1]) >= MANY
+    """Whether a program multiplies many rows at a time, be it of one sequence alone where B is open.
+
+    Rolled programs never count: their rows are two dimensions.
+    """
+    batch, length = program.inputs[0].shape
+    return program.update == "ring" and (1 if program.open_batch else int(batch)) * int(length) >= MANY
 
 
 def apart(programs: Sequence[Program]) -> tuple[Program, ...]:

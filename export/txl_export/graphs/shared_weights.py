@@ -17,10 +17,11 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 from txl_runtime.errors import TxlError
 
+from txl_export.bundle.placing import is_text
 from txl_export.graphs.tracing import WeightFile
 
 SMALL = 1024
@@ -126,3 +127,8 @@ def _initializer(name: str, values: NDArray[np.generic]) -> ir.Value:
 def _content(values: NDArray[np.generic]) -> _Content:
     data = np.ascontiguousarray(values)
     return str(data.dtype), tuple(data.shape), hashlib.sha256(data.tobytes()).hexdigest()
+
+
+def read_weight_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of a bundle's weight file, mapped where safetensors can: it maps no path that is not UTF-8."""
+    return load_file(path) if is_text(path) else load(path.read_bytes())

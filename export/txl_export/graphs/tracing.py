@@ -20,6 +20,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
 from torch import Tensor, nn
+from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.bundle.tables import Program
 from txl_runtime.bundle.weight_header import read_header
 from txl_runtime.errors import TxlError
@@ -27,6 +28,10 @@ from txl_runtime.errors import TxlError
 from txl_export.graphs.bounds import bound_by_max_and_min
 from txl_export.graphs.quantised_matmul import has_many_rows, initializer, multiply_quantised
 
+SEGMENT = "segment"
+"""What graphs call the segment's length where they leave it open."""
+HALVES = {"F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
+"""Half precision, as safetensors files call it."""
 IR_VERSIONS = {18: 10, 24: 12}
 """The oldest that an opset can be written in: readers refuse what is newer than they are."""
 
@@ -63,12 +68,19 @@ class WeightFile:
         stored = read_header(path)
         self._path = path
         self._ranges = {name: (tensor.offset, tensor.length) for name, tensor in stored.items()}
+        self._halves = {name: HALVES[tensor.dtype] for name, tensor in stored.items() if tensor.dtype in HALVES}
         for name, (table, first, last) in parts.items():
             row = stored[table].length // stored[table].shape[0]
             self._ranges[name] = (stored[table].offset + first * row, (last - first) * row)
+            if table in self._halves:
+                self._halves[name] = self._halves[table]
 
     def point_into(self, graph: ir.Graph) -> None:
         """Let the graph's parameters be ranges of the file. They get the file's names: the graph has "/" for "."."""
+        for value in list(graph.initializers.values()):
+            half = self._halves.get((value.name or "").replace("/", "."))
+            if half is not None and value.dtype == ir.DataType.FLOAT:
+                _widen(graph, value, half)
         for value in list(graph.initializers.values()):
             assert value.name is not None
             name = value.name.replace("/", ".")
@@ -80,6 +92,22 @@ class WeightFile:
                     file, *where, value.dtype, shape=value.shape, name=name, base_dir=folder
                 )
                 value.name = name
+
+
+def _widen(graph: ir.Graph, value: ir.Value, half: ir.DataType) -> None:
+    """Let a graph that computes in float32 read a parameter that is stored in half precision."""
+    assert value.name is not None
+    assert value.shape is not None
+    name = value.name
+    del graph.initializers[name]
+    stored = ir.tensor(np.zeros(value.shape.numpy(), np.uint16).view(half.numpy()), half, name=name)
+    narrow = ir.Value(name=name, type=ir.TensorType(half), shape=value.shape, const_value=stored)
+    graph.register_initializer(narrow)
+    node = ir.node("Cast", [narrow], attributes={"to": ir.DataType.FLOAT})
+    wide = node.outputs[0]
+    wide.name, wide.type, wide.shape = f"{name}.float", value.type, value.shape
+    ir.convenience.replace_all_uses_with(value, wide)
+    graph.insert_before(graph[0], node)
 
 
 def write_graph(
@@ -147,14 +175,20 @@ def _trace(network: Traceable, opset: int) -> ir.Model:
 
 
 def _name_open_sizes(graph: ir.Graph, program: Program) -> None:
-    """Name the sizes that are not fixed "segment" or "rows"; torch only numbers them."""
-    name = "segment" if program.segment_length else "rows"
+    """Name the sizes that are not fixed by where inputs have them; torch only numbers them, an input's its own way."""
+    places = (BATCH, SEGMENT) if program.segment_length else ("rows",)
+    names = {
+        str(size.value): name
+        for value in graph.inputs
+        for size, name in zip(value.shape or (), places, strict=False)
+        if isinstance(size, ir.SymbolicDim)
+    }
     values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
     for value in values:
         if value.shape is not None:
             for axis, size in enumerate(value.shape):
                 if isinstance(size, ir.SymbolicDim) and size.value is not None:
-                    value.shape[axis] = name if str(size.value).isidentifier() else None
+                    value.shape[axis] = names.get(str(size.value))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from txl_runtime.ladder import NEAR_TIE
 
 from txl_export.parity.report import Chain
+from txl_export.parity.spread import Decades
 
 Logprobs: TypeAlias = NDArray[np.floating]
 
@@ -23,10 +24,13 @@ CHUNK = 100_000
 
 
 class Distributions:
-    """Compares log-probabilities of many positions, and adds divergence and agreement to a chain."""
+    """Compares log-probabilities of many positions, and adds divergence and agreement to a chain.
 
-    def __init__(self, chain: Chain, vocab_size: int) -> None:
-        self._chain = chain
+    `decades` counts sizes of |Δ|, where nobody else does.
+    """
+
+    def __init__(self, chain: Chain, vocab_size: int, decades: Decades | None = None) -> None:
+        self._chain, self._decades = chain, decades
         rows = max(1, CHUNK // vocab_size)
         self._other, self._difference, self._weight = (np.empty((rows, vocab_size)) for _ in range(3))
 
@@ -52,6 +56,8 @@ class Distributions:
             divergence = np.log(other.sum(axis=1)) - np.log(size) - first_order
             np.abs(difference, out=difference)
             largest, total = float(difference.max()), float(difference.sum())
+        if self._decades is not None:
+            self._decades.add(difference, largest)
         self._chain.kl.extend(np.nan_to_num(divergence, nan=math.inf, posinf=math.inf).tolist())
         best = expected.argmax(axis=1)
         weight[every, best] = -1
@@ -60,6 +66,7 @@ class Distributions:
         decided |= expected.shape[1] == 1
         self._chain.decided += int(decided.sum())
         self._chain.agreeing += int((best == found.argmax(axis=1))[decided].sum())
+        self._chain.ranks.add(best, expected, found)
         return or_infinite(largest), or_infinite(total)
 
 

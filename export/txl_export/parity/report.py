@@ -10,8 +10,14 @@ import numpy as np
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import GAIN
 
+from txl_export.parity.ranks import Ranks
+from txl_export.parity.spread import EDGES, KL_EDGES, Decades, decades_of, joined
+
 DRIFT_ROWS = 64
 """The drift of a chain is not judged on quarters of fewer rows: those say more of their tokens than of the memory."""
+
+AMPLIFIES = "it amplifies rounding: look whether its weights are trained, or too large"
+"""What is said of a model that is as far from itself, between float32 and float64, as its bundle is from it."""
 
 
 @dataclass
@@ -27,6 +33,7 @@ class Chain:
         full_from: first segment that met a full memory or state; None if none did.
         kl: per position, KL divergence of the runtime from the reference, nats.
         agreeing, decided: positions where the best token agrees, of those that are no near-ties.
+        ranks: where the reference's best tokens stand, near-ties included.
     """
 
     name: str
@@ -38,6 +45,7 @@ class Chain:
     kl: list[float] = field(default_factory=list)
     agreeing: int = 0
     decided: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
 
     def early_and_late_of(self, curve: Sequence[float]) -> tuple[float, float] | None:
         """Mean of a curve over the first and the last quarter of the segments that met a full state; None if too few
@@ -51,9 +59,13 @@ class Chain:
         early, late = (float(np.average(means[end], weights=rows[end])) for end in ends)
         return early, late
 
+    def spread(self) -> dict[str, tuple[str, Decades]]:
+        """By what was compared: the unit of its errors, "nats" or "relative", and how they are spread."""
+        return {}
+
     def document(self) -> dict[str, object]:
-        """Everything but the divergence of single positions, as plain JSON."""
-        return {name: value for name, value in vars(self).items() if name != "kl"}
+        """Everything as plain JSON but the divergence of single positions, and what all chains have in common."""
+        return {name: value for name, value in vars(self).items() if name not in ("kl", "ranks", "errors")}
 
 
 @dataclass
@@ -64,12 +76,18 @@ class ChainResult(Chain):
         max_logprobs, max_memory: largest |Δ|; memory relative to max(1, largest |value| of the reference so far).
         mean_logprobs: per segment, mean |Δ|: the drift curve.
         max_per_segment: per segment, largest |Δ| of a log-probability.
+        errors: how |Δ| of log-probabilities is spread.
     """
 
     max_logprobs: float = 0.0
     max_memory: float = 0.0
     mean_logprobs: list[float] = field(default_factory=list)
     max_per_segment: list[float] = field(default_factory=list)
+    errors: Decades = field(default_factory=Decades)
+
+    def spread(self) -> dict[str, tuple[str, Decades]]:
+        """See `Chain`."""
+        return {"log-probabilities": ("nats", self.errors)}
 
     @property
     def early_and_late(self) -> tuple[float, float] | None:
@@ -79,25 +97,33 @@ class ChainResult(Chain):
 
 @dataclass(frozen=True)
 class TextResult:
-    """The mean negative log-likelihood of one text, by the reference and by the runtime."""
+    """The mean negative log-likelihood of one text, by the reference and by the runtime.
+
+    `errors` counts sizes of |Δ| of the log-probabilities of its tokens, by decades (`spread.EDGES`).
+    """
 
     tokens: int
     reference_nll: float
     runtime_nll: float
+    errors: tuple[int, ...] = ()
 
     @property
     def relative(self) -> float:
         """|Δ perplexity| / perplexity of the reference."""
         return abs(math.expm1(self.runtime_nll - self.reference_nll))
 
+    def document(self) -> dict[str, object]:
+        """Everything, as plain JSON."""
+        return {**vars(self), "errors": list(self.errors), "relative": self.relative}
+
 
 @dataclass(frozen=True)
 class Gate:
-    """One judged number. `passed` is None where there was nothing to judge it on."""
+    """One judged number. `passed` is None where there was nothing to judge it on, or no limit to judge it by."""
 
     name: str
     value: float | None
-    limit: float
+    limit: float | None
     passed: bool | None
 
     @property
@@ -117,6 +143,8 @@ class Parity:
         chains, text, gates: what was run and judged.
         sensitivity: for quantised weights, the KL divergence that each layer causes alone.
         advice: what to do where a gate failed.
+        model_id: which model it is.
+        ran_on: what the chains read, for people: "random tokens", "the text", ….
     """
 
     backend: str
@@ -127,6 +155,8 @@ class Parity:
     gates: tuple[Gate, ...]
     sensitivity: Mapping[str, float] = field(default_factory=dict)
     advice: str = "see the table, and report the checkpoint's family and config"
+    model_id: str = ""
+    ran_on: str = ""
 
     @property
     def passed(self) -> bool:
@@ -143,12 +173,16 @@ class Parity:
         failing = [gate for gate in self.gates if gate.passed is False]
         if failing:
             cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failing)
-            advice = self.advice
-            if self.sensitivity:
-                worst = sorted(self.sensitivity, key=lambda layer: -self.sensitivity[layer])[:2]
-                keeping = " ".join(f"--keep {layer}" for layer in worst)
-                advice = f"{' and '.join(worst)} suffer most: keep them in float32 with {keeping}, or take more bits"
-            raise ParityError(f"parity failed: {cells}; {advice}", self)
+            raise ParityError(f"parity failed: {cells}; {self.told}", self)
+
+    @property
+    def told(self) -> str:
+        """What to do where a gate failed: of quantised weights, which layers to keep."""
+        if not self.sensitivity:
+            return self.advice
+        worst = sorted(self.sensitivity, key=lambda layer: -self.sensitivity[layer])[:2]
+        keeping = " ".join(f"--keep {layer}" for layer in worst)
+        return f"{' and '.join(worst)} suffer most: keep them in float32 with {keeping}, or take more bits"
 
     def summary(self) -> dict[str, object]:
         """The few numbers that go into the manifest."""
@@ -158,18 +192,41 @@ class Parity:
         """Everything, as plain JSON."""
         return {
             "passed": self.passed,
+            "model_id": self.model_id,
             "backend": self.backend,
             "precision": self.precision,
             "reference": self.reference,
             "gates": [{**vars(gate), "verdict": gate.verdict} for gate in self.gates],
-            "kl": _spread([value for chain in self.chains for value in chain.kl]),
+            "kl": _quantiles([value for chain in self.chains for value in chain.kl]),
+            "spread": self._spread(),
             "chains": [chain.document() for chain in self.chains],
-            "text": None if self.text is None else {**vars(self.text), "relative": self.text.relative},
+            "text": None if self.text is None else self.text.document(),
             "sensitivity": dict(self.sensitivity),
         }
 
+    def _spread(self) -> dict[str, object] | None:
+        """How errors, divergence and agreement are spread over all chains; None where there are no chains."""
+        if not self.chains:
+            return None
+        kinds: dict[str, tuple[str, list[Decades]]] = {}
+        for chain in self.chains:
+            for name, (unit, decades) in chain.spread().items():
+                kinds.setdefault(name, (unit, []))[1].append(decades)
+        errors = {name: {"unit": unit, "counts": joined(parts).document()} for name, (unit, parts) in kinds.items()}
+        kl, ranks = [value for chain in self.chains for value in chain.kl], Ranks()
+        for chain in self.chains:
+            ranks = ranks.joined(chain.ranks)
+        return {
+            "ran_on": self.ran_on,
+            "edges": list(EDGES),
+            "errors": errors,
+            "kl_edges": list(KL_EDGES),
+            "kl": decades_of(kl, KL_EDGES).document() if kl else None,
+            "ranks": ranks.document(),
+        }
 
-def _spread(kl: Sequence[float]) -> dict[str, float] | None:
+
+def _quantiles(kl: Sequence[float]) -> dict[str, float] | None:
     """How divergence is distributed over positions; None for a model without log-probabilities."""
     if not kl:
         return None

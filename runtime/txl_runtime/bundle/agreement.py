@@ -7,9 +7,10 @@ from the tables. That a graph is what its program says is checked when it is ope
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
-from pathlib import PurePosixPath
+from itertools import chain, pairwise
 
 from txl_runtime.bundle.tables import (
     UPDATE_RULES,
@@ -25,10 +26,15 @@ SEGMENT_KINDS = ("step", "logprobs", "hidden")
 """Kinds of programs that run segments in a bundle; engines have further ones."""
 MOST_VALUES = 2**40
 """Of one tensor; more is no model but a mistake."""
+_OUT = r'<>:"|?*\\/\x00-\x1f\x7f'
+PART = re.compile(rf"(?!(con|prn|aux|nul|com\d|lpt\d)(\.|$))[^{_OUT}]*[^{_OUT} .]", re.IGNORECASE)
+"""One part of a file's name that every system can have: no device of Windows, no end in a dot or a space."""
 
 
 def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) -> Iterator[str]:
     """What in a manifest cannot be true, one sentence each; nothing when all is well.
+
+    The time that it takes grows as the manifest does, whatever stands in it.
 
     Args:
         tables: of the manifest.
@@ -36,14 +42,23 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
         files: those that it lists.
     """
     yield from (f"{path} is used but not in the list of files" for path in used if path not in files)
-    yield from (f"file name {path!r} leaves the bundle" for path in files if not _inside(path))
+    alike = Counter(path.casefold() for path in files)
+    for path in files:
+        if not all(PART.fullmatch(part) for part in path.split("/")):
+            yield f"file name {path!r} leaves the bundle, or is one that not every system can have"
+        if alike[path.casefold()] > 1:
+            yield f"file name {path!r} is there twice but for upper and lower case, expected it once"
+    further: Iterator[str] = iter(())
+    if tables.attention:
+        from txl_runtime.bundle.looking import parted  # most bundles have no such program
+
+        tables, further = parted(tables)
     found = [*_rules(tables), *_interface(tables)]
     yield from found
     if not found:  # what follows is derived from tables that have to be sound
         for state in tables.states:
             yield from _state(tables, state)
-        yield from _memory(tables)
-        yield from _programs(tables)
+        yield from chain(_memory(tables), _programs(tables), further)
 
 
 def _rules(m: Tables) -> Iterator[str]:
@@ -72,7 +87,7 @@ def _interface(m: Tables) -> Iterator[str]:
     names += [("program", [program.name for program in m.programs])]
     names += [(f"state|of rule {rule}", [state.name for state in m.states_of(rule)]) for rule in UPDATE_RULES]
     for kind, listed in names:
-        for name in sorted({name for name in listed if listed.count(name) > 1}):
+        for name in sorted(name for name, times in Counter(listed).items() if times > 1):
             noun, _, which = kind.partition("|")
             yield f"two {noun}s {which}{' ' if which else ''}are called {name}"
     read = {entry.name for entry in m.inputs}
@@ -100,6 +115,10 @@ def _interface(m: Tables) -> Iterator[str]:
         yield "sequences are independent and influence one another, expected one of the two"
     if m.streams == "independent" and "valid" not in roles:
         yield "sequences are independent, but the programs read no valid"
+    if [m.batch_size, *m.batch_sizes] != sorted({m.batch_size, *m.batch_sizes}, reverse=True):
+        yield f"batch_sizes are {list(m.batch_sizes)}, expected smaller ones than B {m.batch_size}, the largest first"
+    if m.batch_sizes and not all(program.open_batch for program in m.programs if program.segment_length):
+        yield "there are several batch_sizes, but a program's graph is of one B"
     if m.boundary_token is not None and not 0 <= m.boundary_token < m.vocab_size:
         yield f"boundary_token is {m.boundary_token}, expected an id below {m.vocab_size}"
     if m.logprobs is not None:
@@ -150,6 +169,8 @@ def _memory(m: Tables) -> Iterator[str]:
             yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
     for rule in sorted({state.update for state in m.states} ^ set(m.updates) if m.states else ()):
         yield f"the state table does not fit: rule {rule} has states or programs, expected both"
+    if "fill" in m.counters and any(state.update == "replace" for state in m.states):
+        yield "counter fill counts memory rows, but the states are replaced, expected it with rolled or ring states"
     longest = m.segment_lengths[0]
     ring, columns = ring_slots(m.memory_length, longest)
     for rule, slots, size in (("ring", ring, columns), ("rolled", None, m.memory_length)):
@@ -180,29 +201,30 @@ def _memory(m: Tables) -> Iterator[str]:
 
 def _programs(m: Tables) -> Iterator[str]:
     """Every program that the tables need is there, and reads and returns what they say."""
+    lengths, states = m.segment_lengths, {rule: m.states_of(rule) for rule in UPDATE_RULES}
     for rule in m.updates:
         mine = [program for program in m.programs if program.update == rule]
         kind = mine[0].kind
         if len({program.kind for program in mine}) > 1 or (kind == "step") != (rule == "replace"):
             yield f"the programs of rule {rule} are of kinds {sorted({program.kind for program in mine})}"
-        for length in m.segment_lengths:
-            if not any(program.segment_length == length for program in mine):
-                yield f"program {kind}{'-ring' if rule == 'ring' else ''}-{length} is missing"
-    softmax = ["head", *(f"tail.{cluster}" for cluster in range(1, len(m.clusters)))] if m.clusters else []
-    held = [program.kind for program in m.programs if _is_softmax(program.kind)]
+        for length in sorted({*lengths} - {program.segment_length for program in mine}):
+            yield f"program {kind}{'-ring' if rule == 'ring' else ''}-{length} is missing"
+    softmax = _softmax(m.logprobs)
+    held = {program.kind for program in m.programs if _is_softmax(program.kind)}
     if held or any(program.kind == "hidden" for program in m.programs):
         yield from (f"program {kind} is missing" for kind in softmax or ["head"] if kind not in held)
+    width = None if m.logprobs is None else m.logprobs.width
     seen: dict[object, str] = {}
     for program in m.programs:
         if _is_softmax(program.kind):
             if program.kind not in softmax:
                 yield f"program {program.name} is {program.kind!r}, known: {', '.join(softmax) or 'no softmax'}"
             else:
-                for side, promised in zip(("inputs", "outputs"), _softmax_tensors(m, program.kind), strict=True):
+                for side, promised in zip(("inputs", "outputs"), softmax[program.kind], strict=True):
                     if getattr(program, side) != promised:
                         yield f"the {side} of program {program.name} do not fit the output table"
         else:
-            yield from _segment_program(m, program)
+            yield from _segment_program(m, program, states[program.update], width)
             if not program.name.partition(".")[0].endswith(f"-{program.segment_length}"):
                 yield f"program {program.name} has segments of {program.segment_length}, expected them in its name"
             other = seen.setdefault((program.update, program.inputs), program.name)
@@ -210,9 +232,9 @@ def _programs(m: Tables) -> Iterator[str]:
                 yield f"program {program.name} takes the same segments as {other}, expected one program for them"
 
 
-def _segment_program(m: Tables, program: Program) -> Iterator[str]:
+def _segment_program(m: Tables, program: Program, states: Sequence[StateTensor], width: int | None) -> Iterator[str]:
     """What a program of segments reads and returns."""
-    length, states = program.segment_length, m.states_of(program.update)
+    length = program.segment_length
     read = [
         TensorSpec(name=entry.name, dtype=entry.dtype, shape=entry.sizes(m.batch_size, length))
         for entry in m.inputs
@@ -222,7 +244,6 @@ def _segment_program(m: Tables, program: Program) -> Iterator[str]:
         TensorSpec(name=entry.name, dtype=entry.dtype, shape=entry.sizes(m.batch_size, length)) for entry in m.outputs
     ]
     if program.kind == "hidden":
-        width = None if m.logprobs is None else m.logprobs.width
         if width is None:
             yield f"program {program.name} is 'hidden', but no output says how wide its rows are"
             return
@@ -253,24 +274,19 @@ def _takes(spec: TensorSpec, state: StateTensor) -> bool:
     return True
 
 
-def _softmax_tensors(m: Tables, kind: str) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """What the head or a tail reads and returns; the head's last columns are the further clusters."""
-    assert m.logprobs is not None
-    assert m.logprobs.width is not None
-    cluster = int(kind.partition(".")[2] or 0)
-    first, last = m.clusters[cluster]
-    columns = last - first + (0 if cluster else len(m.clusters) - 1)
-    return (
-        (TensorSpec(name="hidden", dtype="float32", shape=("rows", m.logprobs.width)),),
-        (TensorSpec(name="logprobs", dtype="float32", shape=("rows", columns)),),
-    )
+def _softmax(output: Output | None) -> dict[str, tuple[tuple[TensorSpec, ...], ...]]:
+    """What the head and each tail read and return; the head's last columns are the further clusters."""
+    found: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
+    for cluster, (first, last) in enumerate(() if output is None else output.clusters):
+        assert output is not None
+        assert output.width is not None
+        columns = last - first + (0 if cluster else len(output.clusters) - 1)
+        found[f"tail.{cluster}" if cluster else "head"] = (
+            (TensorSpec(name="hidden", dtype="float32", shape=("rows", output.width)),),
+            (TensorSpec(name="logprobs", dtype="float32", shape=("rows", columns)),),
+        )
+    return found
 
 
 def _is_softmax(kind: str) -> bool:
     return kind == "head" or kind.startswith("tail.")
-
-
-def _inside(path: str) -> bool:
-    parts = PurePosixPath(path)
-    plain = not parts.is_absolute() and ".." not in parts.parts and path == parts.as_posix()
-    return bool(path) and path != "." and plain and "\\" not in path and ":" not in path and "\0" not in path

@@ -69,6 +69,7 @@ def check_bindings(
 def _fits(has: Binding, wants: Binding, open_size: str | None, returned: bool) -> bool:
     same = has[:2] == wants[:2] and len(has.shape) == len(wants.shape)
     return same and all(  # a library tells the number of rows where it is always the same, as of a cache that is full
-        size in (wanted, open_size) or (wanted == "rows" and (returned or not isinstance(size, int)))
+        size in (wanted, open_size if isinstance(wanted, int) else wanted)
+        or (wanted == "rows" and (returned or not isinstance(size, int)))
         for size, wanted in zip(has.shape, wants.shape, strict=True)
     )

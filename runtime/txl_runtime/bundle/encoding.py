@@ -1,16 +1,16 @@
-"""JSON, hashes and files, each written in one way."""
+"""JSON and hashes, each written in one way."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import threading
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def canonical_json(value: Any, drop: Sequence[str] = ()) -> bytes:
@@ -34,16 +34,16 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there as a whole or not at all, whoever else reads or writes it at the same time.
+def utf8(value: Any) -> Any:
+    """Plain data with every text as JSON can have it: bytes of files' names that are no UTF-8 are escaped."""
+    if isinstance(value, dict):
+        return {utf8(name): utf8(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [utf8(inner) for inner in value]
+    return _SURROGATES.sub(lambda found: escaped(found[0]), value) if isinstance(value, str) else value
 
-    Raises:
-        OSError: the place cannot be written to; nothing is left there.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+
+def escaped(character: str) -> str:
+    """A character that cannot be shown as Python writes it; a byte of a name that is no UTF-8 as that byte."""
+    code = ord(character)
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()

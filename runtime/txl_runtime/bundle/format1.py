@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.tables import (
+    AXES,
     Count,
     Counter,
     DType,
@@ -158,10 +159,15 @@ class TransformerXL(Struct, frozen=True, kw_only=True):
         return {"fill": Counter(start=start, most=memory_length)}
 
     def reach(self, memory_length: int, longest: int) -> int:
-        """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it."""
-        window = longest if self.dialect.segment_window else self.dialect.window
-        rows = memory_length if window is None else min(memory_length, window - 1)
-        return self.config.n_layer * rows + longest
+        """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it.
+
+        Without a window a row of memory has seen as much as its whole segment: where M is no multiple of L, the oldest
+        row stands inside a segment, and every further layer reaches back to that segment's begin.
+        """
+        window, rows = self.dialect.window, memory_length
+        if window is not None:
+            return self.config.n_layer * min(rows, window - 1) + longest
+        return (self.config.n_layer - 1) * -(-rows // longest) * longest + rows + longest
 
 
 class _State(Struct, frozen=True, kw_only=True):
@@ -171,7 +177,7 @@ class _State(Struct, frozen=True, kw_only=True):
     input: str
     output: str
     dtype: DType = "float32"
-    shape: tuple[Count, ...]
+    shape: Annotated[tuple[Count, ...], AXES]
     axis: Index
     initial: str | None = None
     update: str = "rolled"

@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # an application whose bundles are of format 2 does not carry
 
 FORMAT = "txl-deploy.bundle"
 FORMAT_VERSION = "2.0"
+MOST_BYTES = 1 << 24
+"""Of a manifest: a hundred times what a large model's takes."""
+MOST_SAID = 400
+"""Characters of a message: names in a manifest may be of any length."""
 
 
 class Manifest(Struct, Tables, frozen=True, kw_only=True):
@@ -43,7 +47,8 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
     Attributes:
         format, format_version: "txl-deploy.bundle" and its version, major.minor.
         model_id: which function the bundle computes, whatever its precision, B and L: a SHA-256.
-        batch_size: B of every program.
+        batch_size: B of every program; the most sequences of a stream.
+        batch_sizes: smaller B that engines are built for as well, for streams of fewer sequences; largest first.
         precision: of the weights and of the graphs' arithmetic.
         inputs, outputs, states: what a step reads, returns and carries.
         programs: the graphs.
@@ -67,6 +72,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
     format_version: str
     model_id: Sha256
     batch_size: Count
+    batch_sizes: tuple[Count, ...] = ()
     precision: Precision
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
@@ -86,6 +92,12 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
     parameters: Size = 0
     parity: dict[str, Any] = msgspec.field(default_factory=dict)
     provenance: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def used_files(self) -> frozenset[str]:
+        """The files that the model itself needs."""
+        named = [self.weights, *([self.vocabulary] if self.vocabulary else [])]
+        return frozenset([*named, *(program.file for program in self.programs)])
 
     @property
     def state_bytes(self) -> int:
@@ -150,37 +162,40 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
     """Parse and cross-check a manifest.
 
     Raises:
-        BundleError: not JSON, a field of the wrong kind or range, a newer major version, or fields that contradict.
+        BundleError: not JSON, too long, a field of the wrong kind or range, a newer major version, or fields that
+            contradict.
     """
     try:
+        if len(data) > MOST_BYTES:
+            raise BundleError(f"more than {MOST_BYTES} bytes, expected the few kilobytes of a manifest; export again")
         header = msgspec.json.decode(data, type=_Header)
         if header.format != FORMAT:
-            raise BundleError(f"{source}: format is {header.format!r}, expected {FORMAT!r}; export the model again")
-        if _major(header.format_version, source) == 1:
+            raise BundleError(f"format is {header.format[:40]!r}, expected {FORMAT!r}; export the model again")
+        if _major(header.format_version) == 1:
             from txl_runtime.bundle.format1 import Format1
 
             old = msgspec.json.decode(data, type=Format1)
             if problem := old.problem():
-                raise BundleError(f"{source}: {problem}; export the model again")
+                raise BundleError(f"{problem}; export the model again")
             manifest = Manifest(format_version=FORMAT_VERSION, **old.upgraded())
         else:
             manifest = msgspec.json.decode(data, type=Manifest)
+        for problem in contradictions(manifest, sorted(manifest.used_files), manifest.files):
+            raise BundleError(f"{problem[:MOST_SAID]}; export the model again")
+    except BundleError as error:
+        raise BundleError(f"{source}: {error}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BundleError(f"{source}: {error}; expected the manifest of a bundle; export the model again") from None
+        said = str(error)[:MOST_SAID]
+        raise BundleError(f"{source}: {said}; expected the manifest of a bundle; export the model again") from None
     except RecursionError:
         raise BundleError(f"{source}: nested too deeply for a manifest; export the model again") from None
-    used = [manifest.weights, *([manifest.vocabulary] if manifest.vocabulary else [])]
-    for problem in contradictions(manifest, [*used, *(p.file for p in manifest.programs)], manifest.files):
-        raise BundleError(f"{source}: {problem}; export the model again")
     return manifest
 
 
-def _major(version: str, source: str) -> int:
-    known, major = FORMAT_VERSION.split(".")[0], version.split(".")[0]
-    if not major.isdecimal():
-        raise BundleError(f"{source}: format_version is {version!r}, expected e.g. {FORMAT_VERSION!r}; export again")
-    if int(major) > int(known):
-        raise BundleError(
-            f"{source}: written in format {version}, this version reads up to {known}.x; upgrade txl-deploy"
-        )
+def _major(version: str) -> int:
+    known, major = FORMAT_VERSION.partition(".")[0], version.partition(".")[0]
+    if not (major.isascii() and major.isdecimal()) or major.startswith("0"):
+        raise BundleError(f"format_version is {version[:40]!r}, expected e.g. {FORMAT_VERSION!r}; export again")
+    if len(major) > 4 or int(major) > int(known):
+        raise BundleError(f"written in format {version[:40]}, this version reads up to {known}.x; upgrade txl-deploy")
     return int(major)

@@ -16,6 +16,8 @@ UPDATE_RULES = ("ring", "rolled", "replace")
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+AXES = Meta(max_length=32)
+"""Of a shape; NumPy has no more."""
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Floating = Literal["float32", "float16", "bfloat16"]
@@ -29,7 +31,7 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
 
     name: str
     dtype: DType
-    shape: tuple[Index | Literal["rows"], ...]
+    shape: Annotated[tuple[Index | Literal["rows"], ...], AXES]
 
     @property
     def fixed(self) -> tuple[int, ...]:
@@ -53,7 +55,7 @@ class Input(Struct, frozen=True, kw_only=True):
 
     name: str
     dtype: DType
-    shape: tuple[Count | Literal["B", "L"], ...]
+    shape: Annotated[tuple[Count | Literal["B", "L"], ...], AXES]
     role: Literal["tokens", "feature", "valid", "fill", "head", "targets"]
     vocab: Count | None = None
     lookahead: Index = 0
@@ -79,7 +81,7 @@ class Output(Struct, frozen=True, kw_only=True):
 
     name: str
     dtype: DType
-    shape: tuple[Count | Literal["B", "L"], ...]
+    shape: Annotated[tuple[Count | Literal["B", "L"], ...], AXES]
     role: str = "feature"
     clusters: tuple[tuple[Index, Count], ...] = ()
     width: Count | None = None
@@ -122,7 +124,7 @@ class StateTensor(Struct, frozen=True, kw_only=True):
     input: str
     output: str
     dtype: DType = "float32"
-    shape: tuple[Count, ...]
+    shape: Annotated[tuple[Count, ...], AXES]
     batch_axis: Index | None = 0
     row_axis: Index | None = None
     rows: tuple[Index, Count] | None = None
@@ -149,14 +151,16 @@ class Program(Struct, frozen=True, kw_only=True):
         name: of the program; unique.
         kind: what it computes. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden":
             what the softmax takes, of a segment. "head", "tail.<c>": parts of the softmax, of any number of rows
-            (`softmax`). Only engines have "last", log-probabilities after a stream's last valid row, "next", the same
-            and what a draw mostly needs of them, and "score", those of targets.
+            (`softmax`). "attention": where one sequence looks in a segment (`looking`). Only engines have "last",
+            log-probabilities after a stream's last valid row, "next", the same and what a draw mostly needs of them,
+            and "score", those of targets.
         segment_length: L; 0 for the softmax programs, which know no segments.
-        update: what becomes of the state, one of `UPDATE_RULES`; "none" for the softmax programs.
+        update: what becomes of the state, one of `UPDATE_RULES`; "none" where the program returns none.
         file: the graph. Programs that differ in L alone may share one.
         inputs, outputs: of the graph, in its order. Of one state, a program takes the shape that it says: several
             programs of one length serve a state that grows. A state that is not among the inputs has to be absent or
             without any rows.
+        open_batch: whether the graph runs any number of sequences up to B, the size that the tables have.
     """
 
     name: str
@@ -166,6 +170,7 @@ class Program(Struct, frozen=True, kw_only=True):
     file: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    open_batch: bool = False
 
 
 class FileRecord(Struct, frozen=True, kw_only=True):
@@ -180,6 +185,7 @@ class Tables:
 
     __slots__ = ()
     batch_size: int
+    batch_sizes: tuple[int, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     states: tuple[StateTensor, ...]
@@ -189,6 +195,11 @@ class Tables:
     joint: bool
     lengths: Literal["exact", "valid"]
     boundary_token: int | None
+
+    @property
+    def attention(self) -> bool:
+        """Whether it has a program that tells where the model looks; see `Stream.attention`."""
+        return any(program.kind == "attention" for program in self.programs)
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.bundle.tables import Index
-from txl_runtime.errors import BundleError, UsageError
+from txl_runtime.errors import BundleError, UsageError, one_line
 
 
 class Vocabulary(Protocol):
@@ -111,7 +111,8 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
         found = self._ids.get(word, self.unknown)
         if found is None:
             raise UsageError(
-                f"{word!r} is not among the {len(self.symbols)} words of the vocabulary, which has no unknown"
+                f"{word[:100]!r} is not among the {len(self.symbols)} words of the vocabulary, which has no unknown "
+                "one; give a text of its words, or token ids"
             )
         return found
 
@@ -125,14 +126,22 @@ def split_lines(text: str) -> list[str]:
 def _as_bytes(text: bytes | str) -> bytes:
     if not isinstance(text, bytes | str):
         raise UsageError(f"the text is {type(text).__name__}, expected bytes or str; read the file first")
-    return text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    try:
+        return text.encode(errors="surrogateescape") if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the text cannot be written as UTF-8 ({error.reason}), expected text; convert it") from None
 
 
 def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
-    found = np.atleast_1d(np.asarray(tokens))
-    if not np.issubdtype(found.dtype, np.integer) or (found < 0).any() or (found >= many).any():
-        raise UsageError(f"tokens to decode are {found.dtype} {found[:8].tolist()}, expected ids of 0 … {many - 1}")
-    return found.astype(np.int64)
+    try:
+        found = np.atleast_1d(np.asarray(tokens))
+    except Exception as error:  # rows of several lengths, or an object with an opinion of its own
+        raise UsageError(f"tokens to decode are no array ({error}), expected ids of 0 … {many - 1}") from None
+    if not np.issubdtype(found.dtype, np.integer) or found.size >= 2**31:
+        raise UsageError(f"tokens to decode are {found.dtype} {list(found.shape)}, expected ids of 0 … {many - 1}")
+    if (found < 0).any() or (found >= many).any():
+        raise UsageError(f"tokens to decode are {found.ravel()[:8].tolist()}, expected ids of 0 … {many - 1}")
+    return found.astype(np.int64).ravel()
 
 
 def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
@@ -144,7 +153,9 @@ def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
     try:
         found: Bytes | Words = msgspec.json.decode(data, type=Bytes | Words)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleError(f"{source}: {error}; expected a vocabulary; upgrade txl-deploy or export again") from None
+        raise BundleError(
+            f"{source}: {one_line(error)}; expected a vocabulary; upgrade txl-deploy or export again"
+        ) from None
     if isinstance(found, Bytes):
         if vocab_size != 256:
             raise BundleError(f"{source}: a byte vocabulary has 256 ids, the model has {vocab_size}; leave it out")

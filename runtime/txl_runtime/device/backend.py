@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.open_batch import smaller
+from txl_runtime.bundle.tables import Program
 from txl_runtime.device.context import open_lock
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.interface import Executable
@@ -16,6 +18,8 @@ from txl_runtime.streaming.memory import Initial
 
 class DeviceBackend(Backend):
     """See `streaming.loop.Backend`. Programs are whole: log-probabilities come out of them, or all that a step returns.
+
+    Where there are programs of several B, a stream runs those of the smallest B that holds its sequences.
 
     Attributes:
         device, queue, lock: where it runs, the one order of its work, and whose turn it is to add to it.
@@ -42,16 +46,29 @@ class DeviceBackend(Backend):
                 "log-probabilities or steps, and one rule; build the engines again"
             )
         self.update = rules.pop()
-        self._programs = Programs(name, executables)
-        self.programs = self._programs.all
+        sizes = sorted({_batch_size(item.program) for item in executables})
+        self._programs = {
+            size: Programs(name, [item for item in executables if _batch_size(item.program) == size]) for size in sizes
+        }
+        self.programs = self._programs[sizes[-1]].all
         self._settled = settled
+
+    def fitting(self, manifest: Manifest, sequences: int) -> Manifest:
+        size = min((size for size in self._programs if size >= sequences), default=manifest.batch_size)
+        return smaller(manifest, size) if size < manifest.batch_size else manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
         if self.update == "replace":
             from txl_runtime.device.step_loop import DeviceStepLoop  # a Transformer-XL does not carry it
 
             return DeviceStepLoop(manifest, self.device, self.queue, self.lock, self.executables, initial, self.settled)
-        return DeviceLoop(manifest, self.device, self.queue, self.lock, self._programs, initial, self.settled)
+        programs = self._programs.get(manifest.batch_size)
+        if programs is None:
+            raise BackendError(
+                f"backend {self.name} has engines for B {', '.join(map(str, self._programs))}, expected some for "
+                f"{manifest.batch_size}; build the engines again"
+            )
+        return DeviceLoop(manifest, self.device, self.queue, self.lock, programs, initial, self.settled)
 
     def settled(self, program: str) -> None:
         """A program has run often enough for its engine to have compiled what it compiles at first use."""
@@ -61,3 +78,8 @@ class DeviceBackend(Backend):
 
     def release_pages(self) -> None:
         """See `Backend`; the weights of engines are no mapped pages."""
+
+
+def _batch_size(program: Program) -> int:
+    """B of a program of tokens; steps of any other model have one, which is not asked for."""
+    return 0 if program.kind == "step" else program.inputs[0].fixed[0]

@@ -41,10 +41,8 @@ class Context:
                 give_back.atexit = False  # other libraries end what they have there; the process's end gives it back
         self._handle, self._pushed = handle.value, ctypes.c_void_p(handle.value)
 
-    def enter(self, found: ctypes.c_void_p, reference: Any) -> bool:
-        """Make it current in this thread; whether it was not, so that `leave` has to follow.
-
-        `found` is where the driver writes what is current, by its `reference`; threads may not share it.
+    def enter(self, current: Current) -> None:
+        """Make it current in this thread, and remember where it was not, so that `leave` has to follow.
 
         Raises:
             BackendError: this process is a fork of the one that opened the driver, or CUDA refuses.
@@ -52,21 +50,26 @@ class Context:
         driver = self.driver
         if driver.forked:
             driver.refuse_forked()
-        if status := self._current(reference):
+        if status := self._current(current.reference):
             raise driver.failure(GET, status)
-        if found.value == self._handle:
-            return False
+        if current.found.value == self._handle:
+            if current.entered and current.entered != threading.get_ident():
+                current.entered = 0  # another thread's; what is current here is not this one's to leave
+            return
+        thread = threading.get_ident()
         try:
+            current.entered = thread  # no interrupt comes between this and the call
             if status := self._push(self._pushed):
                 raise driver.failure(PUSH, status)
         except BaseException:
             self._take_back()
+            current.entered = 0
             raise
-        return True
 
-    def leave(self, failing: bool) -> None:
+    def leave(self, current: Current, failing: bool) -> None:
         """Make current what was so before. Where something is `failing` already, CUDA's failure does not hide that."""
         try:
+            current.entered = 0  # nor here
             if status := self._pop(self._popped):
                 raise self.driver.failure(POP, status)
         except BaseException as error:
@@ -88,20 +91,29 @@ class Context:
 
 
 class Current:
-    """Enters a context, and leaves it again. One object serves one `with` at a time."""
+    """Enters a context, and leaves it again. One object serves one `with` at a time.
 
-    __slots__ = ("_context", "_entered", "_found", "_reference")
+    An interrupt can come where the end of a `with` begins, before anything could be left. The object's next `with` in
+    that thread makes up for it: the context is current still, and is left at its end.
+
+    Attributes:
+        found: where the driver writes what is current; threads may not share it.
+        reference: to it.
+        entered: the thread in which the context has to be left; 0 for none.
+    """
+
+    __slots__ = ("_context", "entered", "found", "reference")
 
     def __init__(self, context: Context) -> None:
-        self._context, self._entered, self._found = context, False, ctypes.c_void_p()
-        self._reference = ctypes.byref(self._found)
+        self._context, self.entered, self.found = context, 0, ctypes.c_void_p()
+        self.reference = ctypes.byref(self.found)
 
     def __enter__(self) -> None:
-        self._entered = self._context.enter(self._found, self._reference)
+        self._context.enter(self)
 
     def __exit__(self, kind: object, *_: Any) -> None:
-        if self._entered:
-            self._context.leave(kind is not None)
+        if self.entered:
+            self._context.leave(self, kind is not None)
 
 
 Lock = AbstractContextManager[object]

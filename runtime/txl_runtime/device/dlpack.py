@@ -65,26 +65,35 @@ class DeviceTokens:
 
 def lie_on(tokens: Any, device: tuple[int, int]) -> bool:
     """Whether tokens lie in the memory of this very device; kind and number are DLPack's."""
-    where = getattr(tokens, "__dlpack_device__", None)
-    return where is not None and hasattr(tokens, "__dlpack__") and tuple(map(int, where())) == device
+    try:
+        where = getattr(tokens, "__dlpack_device__", None)
+        return where is not None and hasattr(tokens, "__dlpack__") and tuple(map(int, where())) == device
+    except Exception:  # an object with an opinion of its own: NumPy will say more of it
+        return False
 
 
 def device_tokens(tokens: Any, queue: int) -> DeviceTokens:
     """Tokens that lie on the device.
 
     `queue` is the handle of the queue that will read them. Whoever owns them makes it wait until they are written, so
-    this is for whoever has its lock.
+    this is for whoever has its lock. Where the memory is, and how much of it, is the owner's word.
 
     Raises:
-        UsageError: they are not int32 [b, T].
+        UsageError: they are not int32 [b, T], or their owner does not hand them over.
     """
-    capsule = tokens.__dlpack__(stream=queue)
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    tensor = _Tensor.from_address(get(capsule, b"dltensor"))
+    try:
+        capsule = tokens.__dlpack__(stream=queue)
+        tensor = _Tensor.from_address(get(capsule, b"dltensor"))
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"tokens on the device are not handed over ({said}), expected a DLPack capsule; copy them"
+        ) from error
     kind = (int(tensor.dtype.code), int(tensor.dtype.bits), int(tensor.dtype.lanes))
-    shape = tuple(int(tensor.shape[i]) for i in range(tensor.ndim))
-    if kind != (INT, 8 * WIDTH, 1) or len(shape) != 2:
+    shape = tuple(int(tensor.shape[i]) for i in range(min(tensor.ndim, 8))) if tensor.shape else ()
+    if kind != (INT, 8 * WIDTH, 1) or tensor.ndim != 2 or len(shape) != 2 or min(shape) < 0:
         raise UsageError(
             f"tokens on the device are of type {kind} and shape {list(shape)}, expected int32 [b, T]; convert them"
         )
@@ -94,7 +103,8 @@ def device_tokens(tokens: Any, queue: int) -> DeviceTokens:
     pitch = WIDTH * (strides[0] if shape[0] > 1 else shape[1])
     if pitch < WIDTH * shape[1]:
         raise UsageError(f"tokens on the device have strides {list(strides)}, expected rows apart; copy them")
-    return DeviceTokens(int(tensor.data) + int(tensor.byte_offset), (shape[0], shape[1]), pitch, (tokens, capsule))
+    address = int(tensor.data or 0) + int(tensor.byte_offset)
+    return DeviceTokens(address, (shape[0], shape[1]), pitch, (tokens, capsule))
 
 
 def fetch_tokens(tokens: DeviceTokens, queue: Queue) -> Ids:

@@ -36,7 +36,7 @@ class OnDevice(Loop):
         settled: called when a program has run twice: engines compile what they compile at first use by then.
     """
 
-    piecewise = False
+    piecewise = leading = False
     output: Output
 
     def __init__(

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.external_data import values_read
+from txl_runtime.bundle.graph_check import check_graph
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
@@ -89,6 +91,7 @@ class OrtSessions:
             BackendError: the provider that is wanted does not start, or reads or writes something elsewhere.
             BundleError: the graph cannot be loaded, or it is not the program's.
         """
+        check_graph(graph, f"{self._bundle.path}: {program.name}", program, self._bundle.manifest, ADVICE)
         session = self._open(program.name, graph)
         inputs, outputs = (
             [Binding(str(item.name), _dtype(item.type), tuple(item.shape)) for item in side]
@@ -158,7 +161,7 @@ class OrtSessions:
         options = self._ort.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.add_session_config_entry(WEIGHTS_FOLDER, str(self._bundle.path))
+        options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
         # Without its own fallback, which prints, and tries again on the CPU.
         arguments = {"providers": self._providers, "enable_fallback": False}
         try:
@@ -203,7 +206,7 @@ def load_onnxruntime(
     """As `open_onnxruntime_cuda`, with sessions and a device that are open."""
     found = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
     with device.current():  # the provider takes a device for the thread, and leaves it so
-        executables = [sessions.executable(engine.program, bundle.file(engine.name).read_bytes()) for engine in found]
+        executables = [sessions.executable(engine.program, bundle.read(engine.name)) for engine in found]
     said = ""
     if elsewhere := sessions.elsewhere(provider):
         names = [node for nodes in elsewhere.values() for node in nodes]

@@ -19,7 +19,7 @@ class Tail:
 
     def __init__(self, device: Device, queue: Queue, lock: Lock) -> None:
         self._queue, self._event, self.lock = queue, device.event(), lock
-        self._here, self._waiting = device.current(), device.current()
+        self._here, self._waiting, self._draining = device.current(), device.current(), device.current()
         self._marked = self._unmarked = False
 
     def __enter__(self) -> None:
@@ -52,10 +52,11 @@ class Tail:
     def drain(self) -> None:
         """Wait, from a finalizer: no lock is taken, and of failures nobody is told.
 
-        The event is waited for and not the queue, which may be recording just now, in this very thread.
+        The event is waited for and not the queue, which may be recording just now, in this very thread. That may be on
+        the device, so what an interrupt left there is not made up for here.
         """
         if self._unmarked or self._marked:
-            with contextlib.suppress(Exception), self._waiting:
+            with contextlib.suppress(Exception), self._draining:
                 if self._unmarked and not self._queue.recording():
                     self._mark()
                 if self._marked:

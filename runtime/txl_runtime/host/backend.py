@@ -35,6 +35,10 @@ class HostBackend(Backend):
             from txl_runtime.host.step_loop import StepLoop  # a Transformer-XL does not carry it
 
             return StepLoop(manifest, self.engine, self.programs, initial)
+        if all(program.open_batch for program in self.programs):
+            from txl_runtime.host.open_loop import OpenHostLoop  # nor does a bundle of B 1 carry this
+
+            return OpenHostLoop(manifest, self.engine, self.update, self.programs, initial)
         return HostLoop(manifest, self.engine, self.update, self.programs, initial)
 
     def release_pages(self) -> None:
@@ -55,7 +59,7 @@ def open_host(bundle: Bundle, update: str | None, threads: int | None, lean: boo
     """
     rule = update or usable_updates(bundle.manifest.updates)[0]
     segments = tuple(program for program in bundle.manifest.programs if program.update == rule)
-    softmax = tuple(program for program in bundle.manifest.programs if program.update == "none")
+    softmax = tuple(program for program in bundle.manifest.programs if not program.segment_length)
     used = (*segments, *(softmax if segments[0].kind == "hidden" else ()))
     engine = OnnxRuntimeCpu(bundle, used, threads, lean)
     return HostBackend(engine, rule, segments, engine.description)

@@ -43,7 +43,7 @@ class OnHost:
 
 
 class HostLoop(OnHost, LoopState, Loop):
-    """See `streaming.loop.Loop`.
+    """See `streaming.loop.Loop`. All B sequences are computed; `OpenHostLoop` computes less.
 
     Args:
         manifest: of the bundle.
@@ -53,7 +53,7 @@ class HostLoop(OnHost, LoopState, Loop):
         initial: what a memory row is before anything was seen.
     """
 
-    piecewise = True
+    piecewise, leading = True, False
 
     def __init__(
         self, manifest: Manifest, engine: Engine, update: str, programs: Sequence[Program], initial: Initial
@@ -64,7 +64,8 @@ class HostLoop(OnHost, LoopState, Loop):
         self.output = open_output(self._programs[0].kind, manifest, engine)
         self.memory: Memory = open_memory(update, manifest, initial, self.counters)
         self._arrays: dict[str, tuple[dict[str, Ids], Floats]] = {}
-        self._bound: dict[tuple[int, int], _Bound] = {}
+        self._bound: dict[tuple[int, int, int], _Bound] = {}
+        self._batch = manifest.batch_size
         self.clear(np.arange(manifest.batch_size))
 
     def run(
@@ -72,35 +73,41 @@ class HostLoop(OnHost, LoopState, Loop):
     ) -> RowsResult:
         """See `Loop`. The rows are a view of what the program returned."""
         given: Mapping[str, Any] = inputs  # arrays alone, since `resident` finds nothing
-        side, b = self.counters.side, len(counts)
+        side, b, rows = self.counters.side, len(counts), self.computed(counts)
         length = next(iter(given.values())).shape[1]
-        bound = self._bound.get((length, side))
+        bound = self._bound.get((length, side, rows))
         if bound is None:
-            bound = self._bind(length, side)
+            bound = self._bind(length, side, rows)
         for name, array in bound.inputs.items():
             array[:b, :length] = given[name]
         self.valid[:b] = counts
+        if rows < b:
+            bound.rows[rows:b] = 0
         bound.call()
         if commit:
-            self.advance()
+            self.counters.advance(self.valid, self.memory.move_to_front, rows)
         return RowsResult(bound.rows[:b, :length], counts, given.get("targets"), self.output)
 
-    def _bind(self, length: int, side: int) -> _Bound:
-        """Tie the smallest program that holds so many positions to this loop's arrays, for one side of the memory."""
+    def computed(self, counts: Ids) -> int:
+        """How many sequences a segment is computed for, from the first on."""
+        return self._batch
+
+    def _bind(self, length: int, side: int, rows: int) -> _Bound:
+        """Tie the smallest program of so many positions to arrays of so many sequences, for one side of the memory."""
         program = next(program for program in self._programs if program.segment_length >= length)
-        memory, after = self.memory.bound(side)
-        rows, *_ = program.outputs
+        memory, after = self.memory.bound(side, rows)
+        result, *_ = program.outputs
         if program.name not in self._arrays:
             given = [spec for spec in program.inputs if spec.name not in memory and spec.name not in self.counts]
             arrays = {spec.name: np.zeros(spec.fixed, np.int32) for spec in given}
-            self._arrays[program.name] = arrays, np.zeros(rows.fixed, np.float32)
+            self._arrays[program.name] = arrays, np.zeros(result.fixed, np.float32)
         arrays, returned = self._arrays[program.name]
         # One program serves several lengths: it is bound once per side, whatever the length.
         longest = program.segment_length
-        found = self._bound.get((longest, side))
+        found = self._bound.get((longest, side, rows))
         if found is None:
-            inputs: dict[str, Array] = {**arrays, **self.counts, **memory}
-            call = self._engine.bind(program, inputs, {rows.name: returned, **after})
-            found = self._bound[longest, side] = _Bound(arrays, returned, call)
-        self._bound[length, side] = found
+            inputs: dict[str, Array] = {name: array[:rows] for name, array in {**arrays, **self.counts}.items()}
+            call = self._engine.bind(program, {**inputs, **memory}, {result.name: returned[:rows], **after})
+            found = self._bound[longest, side, rows] = _Bound(arrays, returned, call)
+        self._bound[length, side, rows] = found
         return found

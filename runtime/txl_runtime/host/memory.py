@@ -27,18 +27,20 @@ class RolledMemory(Tensors):
         self.sides = tuple({s.name: np.zeros(s.shape, np.dtype(s.dtype)) for s in self._states} for _ in range(2))
         self._axes = {s.name: s.row_axis for s in self._states if s.row_axis is not None}
 
-    def bound(self, side: int) -> tuple[Arrays, Arrays]:
-        """The arrays to bind as a program's inputs and outputs; names are the graph's. Only rolled memory has sides."""
+    def bound(self, side: int, rows: int | None = None) -> tuple[Arrays, Arrays]:
+        """Arrays of the first sequences, or all, to bind as inputs and outputs; only rolled memory has sides."""
         now, after = self.sides[side], self.sides[1 - side]
-        return {s.input: now[s.name] for s in self._states}, {s.output: after[s.name] for s in self._states}
+        inputs = {state.input: now[state.name][:rows] for state in self._states}
+        return inputs, {state.output: after[state.name][:rows] for state in self._states}
 
     def newest(self, row: int, count: int, names: Collection[str] | None = None) -> dict[str, Floats]:
-        slots = {name: self._slots(name, self._counters.side)[row] for name in (self._axes if names is None else names)}
+        side = int(self._counters.sides[row])
+        slots = {name: self._slots(name, side)[row] for name in (self._axes if names is None else names)}
         return {name: np.array(rows[len(rows) - count :], np.float32, order="C") for name, rows in slots.items()}
 
     def place(self, row: int, rows: Mapping[str, Floats]) -> None:
         for name, values in rows.items():
-            slots = self._slots(name, self._counters.side)[row]
+            slots = self._slots(name, int(self._counters.sides[row]))[row]
             slots[len(slots) - len(values) :] = values
 
     def clear(self, rows: Indices) -> None:
@@ -48,8 +50,12 @@ class RolledMemory(Tensors):
                 self._slots(name, side)[rows] = self._initial[name]
 
     def reorder(self, rows: Indices) -> None:
-        side = self._counters.side
+        sides, side = self._counters.sides, self._counters.side
         kept = {name: array[rows] for name, array in self.sides[side].items()}
+        for place in np.flatnonzero(sides[rows] != side).tolist():
+            for name, array in kept.items():
+                array[place] = self.sides[1 - side][name][rows[place]]
+        sides[:] = side
         self.clear(np.arange(self._batch))
         for name, array in kept.items():
             self.sides[side][name][: len(rows)] = array
@@ -75,10 +81,11 @@ class RingMemory(Tensors):
         self.all: Array = np.zeros((len(self._states), *first.shape), np.dtype(first.dtype))
         self.tensors = {state.name: self.all[i] for i, state in enumerate(self._states)}
 
-    def bound(self, side: int) -> tuple[Arrays, Arrays]:
+    def bound(self, side: int, rows: int | None = None) -> tuple[Arrays, Arrays]:
         """See `RolledMemory`."""
-        inputs = {state.input: self.tensors[state.name] for state in self._states}
-        return inputs, {state.output: self.tensors[state.name] for state in self._states}
+        tensors = {name: tensor[:rows] for name, tensor in self.tensors.items()}
+        inputs = {state.input: tensors[state.name] for state in self._states}
+        return inputs, {state.output: tensors[state.name] for state in self._states}
 
     def move_to_front(self, row: int, count: int) -> None:
         rows = self.all[:, row]  # [tensors, H, C, d_head]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
+from txl_runtime.bundle.graph_check import check_graph
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, one_line
@@ -20,6 +22,7 @@ from txl_runtime.update_rules import usable_updates
 
 SMALL = 2**18
 """Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 # ONNX Runtime's names of the dtypes a program may have.
 DTYPES = {
@@ -43,13 +46,14 @@ class OnnxRuntimeCpu(Engine):
             raise BackendError(
                 "onnxruntime is not installed, backend cpu needs it; pip install 'txl-deploy[cpu]'"
             ) from None
-        if bundle.manifest.precision == "bf16":
+        if bundle.manifest.precision == "bf16" and programs[0].kind != "attention":  # that one is float32
             raise BackendError(
                 f"{bundle.path}: its precision is bf16, which backend cpu (ONNX Runtime) cannot run, expected fp32, "
                 "fp16, int8 or int4; give --backend rtx, tensorrt or cuda, or export another precision "
                 "(`txl-deploy verify` compares bf16 without a device)"
             )
         self._ort = onnxruntime
+        self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean = bundle, threads, lean
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
         # Lean: one mapping of the weight file for all sessions, which would each make their own.
@@ -124,12 +128,21 @@ class OnnxRuntimeCpu(Engine):
         if self._lean:
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.enable_mem_pattern = False  # one block for all that a run needs, as large as it gets
-        path = self._bundle.file(program.file)
-        for name, tensor in self._parameters(path).items():
+        path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
+        check_graph(graph, str(path), program, self._bundle.manifest)
+        for name, tensor in self._parameters(graph).items():
             self._shared.append(self._value(tensor))
             options.add_initializer(name, self._shared[-1])
+        # The engine gets the bytes that were checked, unless it is too old to be told where the weights lie.
+        if self._takes_bytes:
+            options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
         try:
-            session = self._ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session = self._ort.InferenceSession(
+                graph if self._takes_bytes else str(path),
+                options,
+                providers=["CPUExecutionProvider"],
+                enable_fallback=False,  # which prints, and tries the same again
+            )
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             able = "a graph ONNX Runtime can load"
             if program.update == "ring" and "ring" not in usable_updates(("ring", "rolled")):
@@ -137,23 +150,28 @@ class OnnxRuntimeCpu(Engine):
             raise BundleError(f"{path}: {one_line(error)}; expected {able}") from None
         return session
 
-    def _parameters(self, graph: Path) -> dict[str, NDArray[Any]]:
+    def _parameters(self, graph: bytes) -> dict[str, NDArray[Any]]:
         """What a lean session is given to share; every other one reads its own."""
         if self._mapping is None:
             return {}
         from txl_runtime.bundle.external_data import external_tensors
 
         content = np.frombuffer(self._mapping, np.uint8)
-        return external_tensors(graph.read_bytes(), self._bundle.manifest.weights, content)
+        return external_tensors(graph, self._bundle.manifest.weights, content)
 
     def _check(self, program: Program) -> None:
-        """The graph must have exactly the tensors its manifest promises; only the segment may be left open."""
+        """The graph must have exactly the tensors its manifest promises; the segment may be open, B if it says so."""
         session = self._sessions[program.file]
         inputs, outputs = (
             [Binding(item.name, DTYPES.get(item.type, item.type), tuple(item.shape)) for item in side]
             for side in (session.get_inputs(), session.get_outputs())
         )
-        check_bindings(program.file, inputs, outputs, program, "export the model again", open_size="segment")
+        where = str(self._bundle.file(program.file))
+        if program.open_batch:
+            from txl_runtime.bundle.open_batch import with_sequences  # a bundle of B 1 needs none of it
+
+            program = with_sequences(program, self._bundle.manifest)
+        check_bindings(where, inputs, outputs, program, "export the model again", open_size="segment")
 
 
 def _failed(program: Program, error: Exception) -> BackendError:

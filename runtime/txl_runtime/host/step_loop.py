@@ -59,7 +59,7 @@ class StepLoop(OnHost, StepState, Loop):
         initial: what states start as.
     """
 
-    piecewise = True
+    piecewise, leading = True, False
 
     def __init__(self, manifest: Manifest, engine: Engine, programs: Sequence[Program], initial: Initial) -> None:
         super().__init__(manifest, initial, nullcontext())

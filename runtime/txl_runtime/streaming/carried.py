@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import check_rows, is_whole
+from txl_runtime.streaming.checks import check_rows, few, is_whole, shown
 from txl_runtime.streaming.loop import Loop
 from txl_runtime.streaming.memory import RowState
-from txl_runtime.streaming.snapshot import StreamState, check_fits
 from txl_runtime.types import Array, Floats, Ids
+
+if TYPE_CHECKING:
+    from txl_runtime.streaming.snapshot import StreamState
 
 
 class CarriedState:
@@ -123,7 +126,7 @@ class CarriedState:
             named = check_rows(rows, self._b)
             if self._lockstep and 0 < len(set(named.tolist())) < self._b:
                 raise UsageError(
-                    f"reset names sequences {named.tolist()}, expected all {self._b} or none, because this model's "
+                    f"reset names sequences {few(named)}, expected all {self._b} or none, because this model's "
                     "sequences run in lockstep; call reset(), or open a stream for each"
                 )
             if not self._lockstep or not len(named):
@@ -152,6 +155,8 @@ class CarriedState:
 
     def snapshot(self) -> StreamState:
         """A copy of the state, to go back to or to save."""
+        from txl_runtime.streaming.snapshot import StreamState  # whoever only streams needs none of it
+
         heads, model_id = self._ready().heads[: self._b], self._manifest.model_id
         if self._counts_rows:
             return StreamState(model_id, self.fill, self.memory(), heads)
@@ -165,18 +170,9 @@ class CarriedState:
         Raises:
             UsageError: the snapshot is of another model, form of state or number of sequences.
         """
-        check_fits(state, self._manifest, self._states, self._b)
-        if state.states is not None:
-            from txl_runtime.streaming import states
+        from txl_runtime.streaming.fitting import fitting_parts  # whoever only streams needs none of it
 
-            parts = states.parted(state.states, self._states, self._b)
-        else:
-            rows = int(state.fill.max(initial=0))
-            heads = np.zeros_like(state.fill) if state.head is None else state.head
-            parts = (
-                RowState(count, head, {name: memory[row, rows - count :] for name, memory in state.memory.items()})
-                for row, (count, head) in enumerate(zip(state.fill.tolist(), heads.tolist(), strict=True))
-            )
+        parts = fitting_parts(state, self._manifest, self._states, self._b)
         with self._changing():
             self.loop.clear(np.arange(self._manifest.batch_size))
             for row, part in enumerate(parts):
@@ -185,7 +181,7 @@ class CarriedState:
     def _alone(self, row: int, what: str) -> int:
         """The index of a sequence that has a state of its own."""
         if not is_whole(row):
-            raise UsageError(f"{what} names sequence {row!r}, expected a whole number of 0 … {self._b - 1}")
+            raise UsageError(f"{what} names sequence {shown(row)}, expected a whole number of 0 … {self._b - 1}")
         (which,) = check_rows([row], self._b).tolist()
         if self._lockstep and self._b > 1:
             raise UsageError(

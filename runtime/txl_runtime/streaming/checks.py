@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,16 +11,26 @@ from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.errors import UsageError
 
+MOST_NAMED = 2**16
+"""Sequences that a list may name, and ids that may end one, however often it names each."""
+
 
 def check_tokens(
-    tokens: ArrayLike, batch_size: int, vocab_size: int, lengths: ArrayLike | None, what: str = "tokens"
+    tokens: ArrayLike,
+    batch_size: int,
+    vocab_size: int,
+    lengths: ArrayLike | None,
+    what: str = "tokens",
+    most: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Tokens as int32 [b, T] with zeros in the padding, and lengths as int32 [b].
+    """Tokens as int32 [b, T] with zeros in the padding, and lengths as int32 [b]; at most one segment, if that is told.
 
     Raises:
-        UsageError: wrong kind, rank or batch, no column at all, or an id out of range where it counts.
+        UsageError: wrong kind, rank or batch, no column at all or too many, or an id out of range where it counts.
     """
     found = _integers(tokens, what)
+    if found.ndim == 2:
+        check_columns(found.shape[1], most, what)
     if found.ndim != 2 or found.shape[0] != batch_size or found.shape[1] < 1:
         raise UsageError(
             f"{what} have shape {list(found.shape)}, expected [{batch_size}, T] with T at least 1; "
@@ -40,6 +51,14 @@ def check_tokens(
     return kept.astype(np.int32), counts
 
 
+def check_columns(columns: int, most: int | None, what: str) -> None:
+    """Refuse more than one segment, where `most` says how long one is, and more positions than int32 counts."""
+    if most is not None and columns > most:
+        raise UsageError(f"{what} have {columns} columns, expected at most one segment of {most}; use feed for more")
+    if columns >= 2**31:
+        raise UsageError(f"{what} have {columns} columns, expected fewer than 2**31; give them in several calls")
+
+
 def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDArray[np.int32]:
     """How many columns count per stream, int32 [b]; all of them without `lengths`."""
     if lengths is None:
@@ -49,7 +68,7 @@ def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDAr
     found = _integers(lengths, "lengths")
     if found.shape != (batch_size,) or (found < 0).any() or (found > most).any():
         raise UsageError(
-            f"lengths are {found.tolist()}, expected {batch_size} whole numbers of 0 … {most}; 0 leaves a stream idle"
+            f"lengths are {few(found)}, expected {batch_size} whole numbers of 0 … {most}; 0 leaves a stream idle"
         )
     return found.astype(np.int32)
 
@@ -57,33 +76,80 @@ def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDAr
 def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
     """Indices of streams: a list of numbers, or one bool per stream."""
     found = as_array(rows, "rows")
+    if found.size > MOST_NAMED:
+        raise UsageError(f"rows have shape {list(found.shape)}, expected at most {MOST_NAMED} indices of streams")
     if found.dtype == np.bool_ and found.shape == (streams,):
         return np.flatnonzero(found)
     if found.size == 0:
         return np.empty(0, np.int64)
     found = np.atleast_1d(_integers(rows, "rows"))
     if found.ndim != 1 or (found < 0).any() or (found >= streams).any():
-        raise UsageError(f"rows are {found.tolist()}, expected indices of streams, 0 … {streams - 1}")
+        raise UsageError(f"rows are {few(found)}, expected indices of streams, 0 … {streams - 1}")
     return found.astype(np.int64)
 
 
-def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[int]:
-    """The ids that end a sequence."""
-    found = tuple(stop_tokens) if isinstance(stop_tokens, Iterable) else None
-    if found is None or not all(is_whole(token) and 0 <= token < vocab_size for token in found):
-        raise UsageError(f"stop_tokens is {stop_tokens!r}, expected a list of ids, 0 … {vocab_size - 1} each")
-    return frozenset(int(token) for token in found)
+def check_path(path: object) -> Path:
+    """A place in the file system."""
+    if isinstance(path, str | os.PathLike):
+        try:
+            found = Path(path)
+            named = os.fsencode(found)
+        except (TypeError, ValueError):  # of bytes, or of signs that no file's name can have
+            named = b"\0"
+        if b"\0" not in named:
+            return found
+    raise UsageError(f"the path is {shown(path)}, expected a str or a pathlib.Path")
+
+
+def check_flag(value: object, what: str) -> bool:
+    """True or False; numbers and NumPy's own stand for them."""
+    if not isinstance(value, int | np.bool_ | np.integer):
+        raise UsageError(f"{what} is {shown(value)}, expected True or False")
+    return bool(value)
 
 
 def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
     """What NumPy makes of it; nested lists must be rectangular."""
+    if type(values) is np.ndarray:
+        return values
+    if isinstance(values, np.ma.MaskedArray):  # NumPy would forget the mask
+        raise UsageError(f"{what} are a masked array, expected a plain one; fill it, and give lengths")
     try:
         return np.asarray(values)
     except ValueError:
         raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
-    except (TypeError, RuntimeError, BufferError) as error:  # an array of a device, say
-        said = " ".join(str(error).split())
+    except Exception as error:  # an array of a device, say, or an object with an opinion of its own
+        said = " ".join(str(error).split())[:300]
         raise UsageError(f"{what} cannot be read by NumPy ({said}), expected an array in the host's memory") from None
+
+
+def zeros(shape: tuple[int, ...], what: str = "results") -> NDArray[np.float32]:
+    """Room for what is computed."""
+    try:
+        return np.zeros(shape, np.float32)
+    except (MemoryError, ValueError):
+        raise UsageError(
+            f"{what} have shape {list(shape)}, expected what memory can hold; give fewer positions at a time"
+        ) from None
+
+
+def shown(value: object) -> str:
+    """An argument as a message quotes it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # a number of too many digits, say
+        text = f"a {type(value).__name__}"
+    return brief(text)
+
+
+def brief(text: str) -> str:
+    """What a file or a caller says, as a message quotes it: a line of it at most."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def few(found: NDArray[Any]) -> str:
+    """The first numbers of an array."""
+    return f"{found.tolist()}" if found.size <= 8 else f"{found.flat[:8].tolist()} … ({found.size} in all)"
 
 
 def _integers(values: ArrayLike, what: str) -> NDArray[Any]:

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input, Output
-from txl_runtime.errors import UsageError
-from txl_runtime.streaming.inputs import check_inputs, strict_cuts
+from txl_runtime.streaming.inputs import check_cuttable, check_inputs, strict_cuts
 from txl_runtime.types import Array, Arrays, Ids
 
 Segment = Callable[[Arrays, Ids], Mapping[str, Array]]
@@ -40,13 +39,7 @@ def feed_arrays(
     arrays, counts, columns = check_inputs(inputs, lengths, manifest, batch_size)
     cuts = strict_cuts(columns, counts, manifest)
     table = {entry.name: entry for entry in manifest.inputs}
-    shapes = {entry.name: entry.shape for side in (manifest.inputs, manifest.outputs) for entry in side}
-    for name, shape in shapes.items():
-        if len(cuts) > 1 and shape.count("L") > 1:
-            raise UsageError(
-                f"{name} has shape {list(shape)}, expected one axis of positions to cut along; run its segments one by "
-                "one with run({...})"
-            )
+    check_cuttable(cuts, manifest, "run its segments one by one with run({...})")
     results = {
         output.name: np.zeros(_shape(output, batch_size, columns, last), np.dtype(output.dtype))
         for output in manifest.outputs

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import as_array, check_lengths
+from txl_runtime.streaming.checks import as_array, check_columns, check_lengths, shown
 from txl_runtime.types import Array, Ids
 
 ORDERS = (("B", "L"), ("L", "B"), ("B",))
@@ -75,20 +75,25 @@ def check_inputs(
     table = _read(manifest)
     if not isinstance(inputs, Mapping):
         raise UsageError(f"inputs are a {type(inputs).__name__}, expected a dict of arrays, {_described(table)}")
-    for name in sorted({*inputs, *(entry.name for entry in table)}, key=str):
-        if name not in inputs:
-            raise UsageError(f"inputs lack {name}, expected {_described(table)}; add it")
-        if not any(entry.name == name for entry in table):
-            raise UsageError(f"inputs hold {name!r}, expected {_described(table)}; take it out")
+    names = {entry.name for entry in table}
+    if inputs.keys() != names:
+        if odd := [name for name in inputs if not isinstance(name, str)]:
+            raise UsageError(f"inputs hold {shown(odd[0])}, expected {_described(table)}; take it out")
+        first = min(names ^ inputs.keys())
+        what, todo = (f"lack {first}", "add it") if first in names else (f"hold {first!r}", "take it out")
+        raise UsageError(f"inputs {what}, expected {_described(table)}; {todo}")
     columns: int | None = None
     arrays: dict[str, Array] = {}
     for entry in table:
         array = arrays[entry.name] = _typed(entry, inputs[entry.name])
         columns = _columns(entry, array, batch_size, columns)
     columns = 1 if columns is None else columns
+    check_columns(columns, None, "inputs")
     counts = check_lengths(lengths, batch_size, columns)
     for entry in table:
         array = arrays[entry.name]
+        if entry.dtype == "int32" and array.size and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
+            raise UsageError(f"{entry.name} holds {int(array.min())} … {int(array.max())}, expected values of int32")
         if lengths is not None:
             array = arrays[entry.name] = _counted(entry, array, counts)
         if entry.vocab is not None and ((array < 0) | (array >= entry.vocab)).any():
@@ -155,6 +160,18 @@ def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int,
     return cuts
 
 
+def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, instead: str) -> None:
+    """Refuse to cut arrays that have several axes of positions, where there are several segments.
+
+    Raises:
+        UsageError: an array has; `instead` says what to do.
+    """
+    shapes = {entry.name: entry.shape for side in (manifest.inputs, manifest.outputs) for entry in side}
+    for name, shape in shapes.items():
+        if len(cuts) > 1 and shape.count("L") > 1:
+            raise UsageError(f"{name} has shape {list(shape)}, expected one axis of positions to cut along; {instead}")
+
+
 def _check_whole(counts: Ids, edges: Sequence[int]) -> None:
     wrong = [count for count in counts.tolist() if count not in edges]
     if wrong:
@@ -181,8 +198,6 @@ def _typed(entry: Input, values: Any) -> Array:
     array = as_array(values, entry.name)
     if array.dtype.kind not in KINDS.get(entry.dtype, "f"):
         raise UsageError(f"{entry.name} is {array.dtype}, expected {entry.dtype}; convert it")
-    if entry.dtype == "int32" and array.size and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
-        raise UsageError(f"{entry.name} holds {int(array.min())} … {int(array.max())}, expected values of int32")
     return array
 
 
@@ -230,4 +245,6 @@ def _described(table: Sequence[Input]) -> str:
 
 def _listed(numbers: Sequence[int]) -> str:
     found = sorted(set(numbers))
+    if len(found) > 20:
+        return f"{', '.join(map(str, found[:10]))} … or {found[-1]}"
     return " or ".join([", ".join(map(str, found[:-1])), str(found[-1])]) if len(found) > 1 else str(found[0])

@@ -58,10 +58,12 @@ class Loop(Protocol):
     Attributes:
         output: what turns rows of features into log-probabilities.
         piecewise: whether taking the state's tensors out one by one costs no more than taking all at once.
+        leading: whether sequences behind the last one that runs are not computed.
     """
 
     output: Output
     piecewise: bool
+    leading: bool
 
     @property
     def fill(self) -> Ids:
@@ -104,6 +106,10 @@ class Loop(Protocol):
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen."""
 
+    def limit(self, rows: Indices, most: int) -> None:
+        """Let these rows of the loop, whoever stands there, keep and see at most so many memory rows from now on."""
+        return
+
     def prepare_reorder(self, rows: Indices) -> None:
         """Make the room that `reorder` needs for these rows, or raise `BackendError`: nothing is changed yet."""
         return
@@ -131,6 +137,10 @@ class Backend(Protocol):
     description: str
     update: str
     programs: tuple[Program, ...]
+
+    def fitting(self, manifest: Manifest, sequences: int) -> Manifest:
+        """What a stream of so many sequences is opened with: the manifest, or as if it were of a smaller B."""
+        return manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
         """A loop of fresh sequences.

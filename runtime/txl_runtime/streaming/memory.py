@@ -35,13 +35,14 @@ class RowState:
 
 
 class Counters:
-    """How far each sequence has come: its fill, and the ring's head or the side that rolled memory is on.
+    """How far each sequence has come: its fill, and the ring's head or the side that its rolled memory is on.
 
     All of it is one array, so that a step is committed in one assignment.
 
     Attributes:
         valid: int32 [B], the rows of the segment that count; a view that programs may be bound to.
         fill: int32 [B], memory rows that exist, 0 … M; a view likewise.
+        most: int32 [B], how many may exist: M, or fewer where that is limited.
         head: int32 [B], the slot of each sequence's next row in a ring; a view likewise. Only a ring has it.
         read: int32 [2 or 3, B], what programs read of these, in this order.
     """
@@ -52,20 +53,25 @@ class Counters:
         self.read, self._now = table if ring is not None else table[:2], table[1:]
         self._next = np.zeros_like(self._now)
         self._next_fill, self._next_head = self._next
-        self._most, self._fresh, self._ring = np.full(batch_size, memory_length, np.int32), fresh_fill, ring
+        self.most, self._fresh, self._ring = np.full(batch_size, memory_length, np.int32), fresh_fill, ring
 
     @property
     def side(self) -> int:
-        """Which of two sets of tensors holds the memory; a ring has one set, 0."""
+        """Which of two sets of tensors holds the first sequence's memory; a ring has one set, 0."""
         return 0 if self._ring is not None else int(self._now[1, 0])
+
+    @property
+    def sides(self) -> Ids:
+        """The same of every sequence of rolled memory, [B], a view: a step of some sequences turns these alone."""
+        return self.head
 
     @property
     def heads(self) -> Ids:
         """A copy of the heads, [B]; zeros where rows move instead."""
         return np.zeros_like(self.head) if self._ring is None else self.head.copy()
 
-    def advance(self, valid: Ids, spill: Callable[[int, int], None]) -> None:
-        """Let a step of `valid` [B] rows be done, in one assignment.
+    def advance(self, valid: Ids, spill: Callable[[int, int], None], computed: int | None = None) -> None:
+        """Let a step of `valid` [B] rows be done, in one assignment; `computed` are the sequences it computed, or all.
 
         Before that, `spill` is called with every sequence whose step ended beyond the ring and the number of its rows
         that did: it copies them to the front. The slots there hold no row that can be seen before the step, since a
@@ -73,9 +79,10 @@ class Counters:
         """
         fill, head = self._next_fill, self._next_head
         np.add(self._now, valid, out=self._next)
-        np.minimum(fill, self._most, out=fill)
+        np.minimum(fill, self.most, out=fill)
         if self._ring is None:
-            np.subtract(1, self.head, out=head)
+            head[...] = self.head
+            np.subtract(1, head[:computed], out=head[:computed])
         elif max(head.tolist()) >= self._ring:  # numpy takes longer over so few
             for row in np.flatnonzero(head >= self._ring).tolist():
                 head[row] -= self._ring
@@ -88,7 +95,7 @@ class Counters:
 
     def clear(self, rows: Indices) -> None:
         """See `streaming.loop.Loop`."""
-        self.fill[rows] = self._fresh
+        self.fill[rows] = np.minimum(self._fresh, self.most[rows])
         if self._ring is not None:
             self.head[rows] = 0
 
@@ -96,13 +103,13 @@ class Counters:
         """See `streaming.loop.Loop`."""
         fill, head = self.fill[rows], self.head[rows]
         self.clear(np.arange(len(self.fill)))
-        self.fill[: len(rows)] = fill
+        np.minimum(fill, self.most[: len(rows)], out=self.fill[: len(rows)])
         if self._ring is not None:
             self.head[: len(rows)] = head
 
     def put(self, row: int, fill: int, head: int) -> None:
         """Set what stands in one sequence."""
-        self.fill[row] = fill
+        self.fill[row] = min(fill, int(self.most[row]))
         if self._ring is not None:
             self.head[row] = head % self._ring
 
@@ -171,6 +178,11 @@ class LoopState:
     def advance(self) -> None:
         """Make a segment whose rows `valid` counts part of the state, in one assignment."""
         self.counters.advance(self.valid, self.memory.move_to_front)
+
+    def limit(self, rows: Indices, most: int) -> None:
+        """See `Loop`. The counters lie on the host whatever the loop, so no lock is taken."""
+        self.counters.most[rows] = most
+        np.minimum(self.fill, self.counters.most, out=self.fill)
 
     def clear(self, rows: Indices) -> None:
         """See `Loop`."""

@@ -20,14 +20,16 @@ What is drawn is what the full distribution and the same random number give, to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.errors import BackendError, UsageError
-from txl_runtime.streaming.checks import is_whole
+from txl_runtime.streaming.checks import MOST_NAMED, is_whole, shown
 from txl_runtime.streaming.loop import Result
 from txl_runtime.streaming.outputs import DrawCount, Output
 from txl_runtime.streaming.parts import reaching
@@ -83,14 +85,16 @@ class _Known:
 
 
 class Sampler:
-    """Temperature, then top-k, then top-p, then one draw; deterministic for a seed.
+    """How the tokens of one sequence are drawn: temperature, then top-k, then top-p, then one draw.
+
+    The random numbers are a generator's of its own, so what a sequence is given depends on no other one.
 
     Args:
         temperature: divides the log-probabilities; 0 takes the most probable token.
         top_k: keep the k most probable tokens.
         top_p: keep the smallest set of most probable tokens whose probability reaches p (Holtzman et al. 2020).
         seed: of the random draws; None for a fresh one.
-        streams: b. Each stream has draws of its own, which do not depend on how many others there are.
+        stream: which of the sequences that have the seed in common; each has draws of its own.
 
     Attributes:
         temperature: as given.
@@ -101,74 +105,43 @@ class Sampler:
     """
 
     def __init__(
-        self, temperature: float, top_k: int | None, top_p: float | None, seed: int | None, streams: int
-    ) -> None:
-        number = isinstance(temperature, int | float | np.number)
-        if not number or not np.isfinite(temperature) or temperature < 0:
-            raise UsageError(f"temperature is {temperature}, expected a number of at least 0; 0 is greedy")
-        if top_k is not None and (not is_whole(top_k) or top_k < 1):
-            raise UsageError(f"top_k is {top_k}, expected a whole number of at least 1, or None to keep every token")
-        if top_p is not None and (not isinstance(top_p, int | float | np.number) or not 0 < top_p <= 1):
-            raise UsageError(f"top_p is {top_p}, expected more than 0 and at most 1, or None to keep every token")
-        if seed is not None and (not is_whole(seed) or seed < 0):
-            raise UsageError(f"seed is {seed}, expected a whole number of at least 0, or None for a fresh one")
-        self.temperature, self.top_k, self.top_p = float(temperature), top_k, top_p
-        self.heat = min(self.temperature, float(np.finfo(np.float32).max)) or 1.0
-        self._draws = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(streams)]
-
-    def draw_from(
-        self, output: Output, result: Result, running: Bools, tokens: NDArray[np.int32], count: DrawCount
-    ) -> None:
-        """As `draw`, from the last positions of a result: without their features where its parts tell enough."""
-        left, parts = running, result.parts()
-        if parts is not None:
-            left = running.copy()
-            if self.temperature == 0:  # all at once: the usual case
-                best, certain = parts.best(len(running))
-                tokens[running & certain] = best[running & certain]
-                left &= ~certain
-            for stream in np.flatnonzero(left).tolist():
-                with np.errstate(over="ignore", under="ignore"):  # as in `_draw`
-                    found = parts.candidates(stream, self.temperature, self.top_k, self.top_p)
-                if found is not None:
-                    ids, weights = found
-                    uniform = self._draws[stream].random() if self.temperature else 0.0
-                    tokens[stream], left[stream] = ids[_place(np.cumsum(weights), uniform)], False
-            count.tokens += int(running.sum() - left.sum())
-        if left.any():
-            self.draw(output, result.last(), left, tokens, count)
-
-    def draw(
         self,
-        output: Output,
-        features: NDArray[np.float32],
-        running: Bools,
-        tokens: NDArray[np.int32],
-        count: DrawCount,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stream: int = 0,
     ) -> None:
-        """The next token of each running stream, from its features [b, F], into tokens [b]; `count` goes on counting.
+        heat, share = _number(temperature), None if top_p is None else _number(top_p)
+        if not 0 <= heat < np.inf:
+            raise UsageError(f"temperature is {shown(temperature)}, expected a number of at least 0; 0 is greedy")
+        if top_k is not None and (not is_whole(top_k) or top_k < 1):
+            raise UsageError(
+                f"top_k is {shown(top_k)}, expected a whole number of at least 1, or None to keep every token"
+            )
+        if share is not None and not 0 < share <= 1:
+            raise UsageError(
+                f"top_p is {shown(top_p)}, expected more than 0 and at most 1, or None to keep every token"
+            )
+        if seed is not None and (not is_whole(seed) or seed < 0):
+            raise UsageError(f"seed is {shown(seed)}, expected a whole number of at least 0, or None for a fresh one")
+        self.temperature, self.top_k, self.top_p = heat, None if top_k is None else int(top_k), share
+        self.heat = min(self.temperature, float(np.finfo(np.float32).max)) or 1.0
+        self._draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+
+    def uniform(self) -> float:
+        """The next random number in [0, 1); 0, and none is used up, where the best word is all that is asked for."""
+        return self._draws.random() if self.temperature else 0.0
+
+    def draw(self, known: _Known) -> int:
+        """The next token, from what is known of its distribution and what still has to be computed.
 
         Raises:
             BackendError: the log-probabilities hold NaN.
         """
-        head, streams = output.head(features), np.flatnonzero(running)
-        if self.temperature == 0 and len(output.clusters) == 1:  # all at once: the usual case, and the shortest
-            best = head.argmax(axis=1)
-            for stream in streams[np.isnan(head[streams, best[streams]])].tolist():  # NaN counts as the largest
-                _refuse_nan(stream, head[stream])
-            tokens[running] = best[running]
-            count.tokens += len(streams)
-            return
-        for stream in streams.tolist():
-            _refuse_nan(stream, head[stream])
-            count.tokens += 1
-            known = _Known(stream, output, features[stream : stream + 1], head[stream].astype(np.float64), count)
-            tokens[stream] = self._draw(known, self._draws[stream])
-
-    def _draw(self, known: _Known, draws: np.random.Generator) -> int:
         if self.temperature == 0:
             return self._best(known)
-        uniform = draws.random()
+        uniform = self.uniform()
         with np.errstate(over="ignore", under="ignore"):  # near temperature 0 all but the best go to 0, as they should
             if self.top_k is None and self.top_p is None:
                 return self._by_cluster(known, uniform) if self.temperature == 1 else self._between(known, uniform)
@@ -228,7 +201,7 @@ class Sampler:
             pending = known.pending()
             ids, values = known.gather()
             if not pending or np.count_nonzero(values > known.cluster(pending[0])) >= count:
-                order = _best_first(values, count)
+                order = best_first(values, count)
                 return ids[order], self._weights(values[order], values[order[0]])
             known.compute(pending[0])
 
@@ -243,7 +216,7 @@ class Sampler:
             above = values > known.cluster(pending[0]) if pending else np.ones(len(values), np.bool_)
             if not pending or self._weights(values[above], best).sum() >= asked[1]:
                 for count in (FEW, len(values)):
-                    order = _best_first(values, count)
+                    order = best_first(values, count)
                     weights = self._weights(values[order], best)
                     if weights.sum() >= asked[1]:
                         break
@@ -270,7 +243,124 @@ class Sampler:
         return bounds
 
 
-def _best_first(values: Floats, count: int) -> Ids:
+def draw_all(
+    samplers: Sequence[Sampler],
+    running: Bools,
+    output: Output,
+    result: Result,
+    tokens: NDArray[np.int32],
+    count: DrawCount,
+) -> None:
+    """As `draw_from`, for the sequences that are running.
+
+    Raises:
+        BackendError: the first thing that went wrong.
+    """
+    live = [sampler if runs else None for sampler, runs in zip(samplers, running.tolist(), strict=True)]
+    failed = draw_from(live, output, result, tokens, count)
+    if failed:
+        raise failed[min(failed)]
+
+
+def draw_from(
+    samplers: Sequence[Sampler | None], output: Output, result: Result, tokens: NDArray[np.int32], count: DrawCount
+) -> dict[int, BackendError]:
+    """As `draw`, from the last positions of a result: without their features where its parts tell enough."""
+    parts = result.parts()
+    if parts is None:
+        return draw(samplers, output, result.last(), tokens, count)
+    left, failed = list(samplers), dict[int, BackendError]()
+    live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
+    if any(sampler.temperature == 0 for _, sampler in live):  # all at once: the usual case
+        best, certain = parts.best(len(samplers))
+        for row, sampler in live:
+            if sampler.temperature == 0 and certain[row]:
+                tokens[row], left[row] = best[row], None
+    for row, sampler in live:
+        if left[row] is None:
+            continue
+        try:
+            with np.errstate(over="ignore", under="ignore"):  # as in `Sampler.draw`
+                found = parts.candidates(row, sampler.temperature, sampler.top_k, sampler.top_p)
+        except BackendError as error:
+            failed[row], left[row] = error, None
+            continue
+        if found is not None:
+            ids, weights = found
+            tokens[row], left[row] = ids[_place(np.cumsum(weights), sampler.uniform())], None
+    remain = [row for row, sampler in enumerate(left) if sampler is not None]
+    count.tokens += len(live) - len(remain)
+    if remain:
+        failed.update(draw(left, output, result.last(), tokens, count))
+    return failed
+
+
+def draw(
+    samplers: Sequence[Sampler | None],
+    output: Output,
+    features: NDArray[np.float32],
+    tokens: NDArray[np.int32],
+    count: DrawCount,
+) -> dict[int, BackendError]:
+    """The next token of each sequence that has a sampler, from its features, with one call of the softmax's head.
+
+    Args:
+        samplers: [b], None where nothing is drawn.
+        output: the softmax.
+        features: [b, F].
+        tokens: [b], where the tokens go.
+        count: goes on counting.
+
+    Returns:
+        What went wrong, by sequence: its log-probabilities hold NaN, or the engine failed for it alone.
+
+    Raises:
+        BackendError: the engine failed for all of them.
+    """
+    head, failed = output.head(features), dict[int, BackendError]()
+    live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
+    count.tokens += len(live)
+    if len(output.clusters) == 1 and any(sampler.temperature == 0 for _, sampler in live):
+        best = head.argmax(axis=1)  # all at once: the usual case, and the shortest
+        values = head[np.arange(len(best)), best]
+        for row, sampler in live:
+            if sampler.temperature == 0:
+                tokens[row] = best[row]
+                if np.isnan(values[row]):  # NaN counts as the largest
+                    failed[row] = _nan(row)
+        live = [(row, sampler) for row, sampler in live if sampler.temperature > 0]
+    for row, sampler in live:
+        try:
+            _refuse_nan(row, head[row])
+            known = _Known(row, output, features[row : row + 1], head[row].astype(np.float64), count)
+            tokens[row] = sampler.draw(known)
+        except BackendError as error:
+            failed[row] = error
+    return failed
+
+
+def _number(value: object) -> float:
+    """A number as a float: infinite where it is too large for one, NaN where it is none."""
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+        return np.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf
+
+
+def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[int]:
+    """The ids that end a sequence."""
+    try:
+        found: tuple[Any, ...] = tuple(islice(stop_tokens, MOST_NAMED + 1))
+    except Exception:  # no iterable, an array without an axis, or an object with an opinion of its own
+        found = (None,)
+    if len(found) > MOST_NAMED or not all(is_whole(token) and 0 <= token < vocab_size for token in found):
+        raise UsageError(f"stop_tokens is {shown(stop_tokens)}, expected a list of ids, 0 … {vocab_size - 1} each")
+    return frozenset(int(token) for token in found)
+
+
+def best_first(values: NDArray[np.floating[Any]], count: int) -> Ids:
     """Indices of the `count` largest values, those that tie in their order; without sorting all the others."""
     among = np.arange(len(values))
     if count < len(values):
@@ -287,4 +377,8 @@ def _place(cumulative: Floats, uniform: float) -> int:
 
 def _refuse_nan(stream: int, values: NDArray[Any]) -> None:
     if np.isnan(values).any():
-        raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
+        raise _nan(stream)
+
+
+def _nan(stream: int) -> BackendError:
+    return BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")

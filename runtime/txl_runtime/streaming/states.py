@@ -9,7 +9,7 @@ import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import is_whole
+from txl_runtime.streaming.checks import brief, is_whole, shown
 from txl_runtime.streaming.memory import RowState
 from txl_runtime.types import Array, Arrays, Floats
 
@@ -70,7 +70,7 @@ def check_states(tensors: Arrays, table: Sequence[StateTensor], batch_size: int 
     for name in sorted({*known, *tensors}):
         found, state = tensors.get(name), known.get(name)
         if state is None:
-            raise UsageError(f"{what} has {name}, expected {', '.join(known) or 'nothing'}; take it again")
+            raise UsageError(f"{what} has {brief(name)}, expected {', '.join(known) or 'nothing'}; take it again")
         if found is None and state.absent:
             continue
         sizes: list[str] = [
@@ -79,11 +79,11 @@ def check_states(tensors: Arrays, table: Sequence[StateTensor], batch_size: int 
             if batch_size is not None or axis != state.batch_axis
         ]
         if not isinstance(found, np.ndarray) or found.dtype != state.dtype or not _fits(state, found, batch_size):
-            shown = "absent" if found is None else type(found).__name__
+            has = "absent" if found is None else type(found).__name__
             if isinstance(found, np.ndarray):
-                shown = f"{found.dtype} {list(found.shape)}"
+                has = f"{found.dtype} {list(found.shape)}"
             raise UsageError(
-                f"{what}'s {name} is {shown}, expected {state.dtype} [{', '.join(sizes)}]; take it again, or put it "
+                f"{what}'s {name} is {has}, expected {state.dtype} [{', '.join(sizes)}]; take it again, or put it "
                 "into the model it was taken from"
             )
 
@@ -124,23 +124,31 @@ def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor])
     """
     if not isinstance(state, RowState):
         raise UsageError(f"the state is a {type(state).__name__}, expected what Stream.take returned")
+    if not by_name(state.tensors):
+        raise UsageError(f"the sequence's tensors are {shown(state.tensors)}, expected what Stream.take returned")
     if "fill" not in manifest.counters:
         check_states(state.tensors, table, None, "the sequence")
         check_reached(state.tensors, manifest, table, "the sequence")
         return
     fill, most = state.fill, manifest.memory_length
-    if not is_whole(fill) or not 0 <= fill <= most or not is_whole(state.head) or state.head < 0:
+    if not is_whole(fill) or not 0 <= fill <= most or not is_whole(state.head):
         raise UsageError(
-            f"the sequence's fill is {fill} and its head {state.head}, expected 0 … {most} and a slot; take it again"
+            f"the sequence's fill is {shown(fill)} and its head {shown(state.head)}, expected 0 … {most} and a whole "
+            "number; take it again"
         )
     expected = {entry.name: ("float32", (fill, *entry.row_shape)) for entry in table}
-    found = {name: (str(tensor.dtype), tensor.shape) for name, tensor in state.tensors.items()}
+    found = {name: _kind(tensor) for name, tensor in state.tensors.items()}
     for name in sorted({*expected, *found}):
         if found.get(name) != expected.get(name):
             raise UsageError(
-                f"the sequence's {name} is {_told(found.get(name))}, expected {_told(expected.get(name))}; take it "
-                "again, or put it into the model it was taken from"
+                f"the sequence's {brief(name)} is {_told(found.get(name))}, expected {_told(expected.get(name))}; "
+                "take it again, or put it into the model it was taken from"
             )
+
+
+def by_name(tensors: object) -> bool:
+    """Whether it is a dict of something by name."""
+    return isinstance(tensors, Mapping) and all(isinstance(name, str) for name in tensors)
 
 
 def _fits(state: StateTensor, found: Array, batch_size: int | None) -> bool:
@@ -162,6 +170,10 @@ def _fits(state: StateTensor, found: Array, batch_size: int | None) -> bool:
 def _size(state: StateTensor, axis: int) -> str:
     grows = state.rows is not None and axis == state.row_axis
     return f"{state.rows[0]} … {state.rows[1]}" if state.rows is not None and grows else str(state.shape[axis])
+
+
+def _kind(tensor: object) -> tuple[str, tuple[int, ...]]:
+    return (str(tensor.dtype), tensor.shape) if isinstance(tensor, np.ndarray) else (type(tensor).__name__, ())
 
 
 def _told(tensor: tuple[str, tuple[int, ...]] | None) -> str:

@@ -11,12 +11,22 @@ from numpy.typing import ArrayLike
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.carried import CarriedState
-from txl_runtime.streaming.checks import as_array, check_lengths, check_stop_tokens, check_tokens, is_whole
+from txl_runtime.streaming.checks import (
+    as_array,
+    check_columns,
+    check_flag,
+    check_lengths,
+    check_tokens,
+    is_whole,
+    shown,
+    zeros,
+)
 from txl_runtime.streaming.loop import Loop, Resident, Result, Want
 from txl_runtime.streaming.outputs import DrawCount, RowsResult
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
+    from txl_runtime.streaming.attending import Look
     from txl_runtime.streaming.sampling import Sampler
 
 
@@ -39,8 +49,9 @@ class Stream(CarriedState):
         draws: what `generate` drew so far, and how many tails of the softmax that took.
     """
 
-    def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
+    def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int, look: Look | None = None) -> None:
         super().__init__(manifest, loop, update, batch_size)
+        self._look = look
         self._longest, self._vocab_size = manifest.segment_lengths[0], manifest.vocab_size
         self._fluent = _fluent_tokens(manifest)
         self.draws = DrawCount()
@@ -65,6 +76,7 @@ class Stream(CarriedState):
         """
         from txl_runtime.streaming.inputs import check_inputs, check_segment  # whoever feeds tokens needs none of it
 
+        commit = check_flag(commit, "commit")
         arrays, counts, columns = check_inputs(inputs, lengths, self._manifest, self._b)
         check_segment(columns, counts, self._manifest, "inputs")
         return dict(self._ready().run(arrays, counts, "rows", commit).outputs())
@@ -82,17 +94,12 @@ class Stream(CarriedState):
         Raises:
             UsageError: tokens of the wrong kind, shape or range, or more than one segment of them.
         """
-        ids, counts = self._tokens("step", tokens, lengths)
-        columns, longest = ids.shape[1], self._longest
+        ids, counts = self._tokens("step", tokens, lengths, self._longest if self._fluent else None)
         if not self._fluent:
             from txl_runtime.streaming.inputs import check_segment
 
-            check_segment(columns, counts, self._manifest, "tokens")
-        if columns > longest:
-            raise UsageError(
-                f"tokens have {columns} columns, expected at most one segment of {longest}; use feed for more"
-            )
-        result = np.zeros((*ids.shape, self._vocab_size), np.float32)
+            check_segment(ids.shape[1], counts, self._manifest, "tokens")
+        result = zeros((*ids.shape, self._vocab_size))
         self._logprobs(ids, counts, result)
         return result
 
@@ -123,6 +130,7 @@ class Stream(CarriedState):
         Raises:
             UsageError: as `step` or `run`; a rest that no segment of a model with exact lengths holds.
         """
+        last = check_flag(last, "last")
         if isinstance(tokens, Mapping):
             from txl_runtime.streaming.feeding import feed_arrays
 
@@ -142,30 +150,48 @@ class Stream(CarriedState):
             live = counts > 0
             self.loop.output.counted(features[:, None], live.astype(np.int32), row[:, None])
             return row
-        result = np.zeros((*ids.shape, self._vocab_size), np.float32)
+        result = zeros((*ids.shape, self._vocab_size))
         for first, end, segment_counts in self._cuts(ids.shape[1], counts):
             self._logprobs(ids[:, first:end], segment_counts, result[:, first:end])
         return result
 
-    def score(self, tokens: ArrayLike) -> Floats:
+    def score(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
         """Negative log-likelihoods, in nats, of each token after the first.
 
         Feeds tokens[:, :-1] with `feed`'s cuts, so the memory advances by T-1; the last token is only a target.
 
+        Args:
+            tokens: as in `step`, with any T of at least 1.
+            lengths: int [b], tokens that count per sequence, the target at the end among them: a sequence advances by
+                one less. 0 leaves it idle, and so does 1; all of them count without it.
+
         Returns:
-            float32 [b, T-1]: the nll of tokens[:, 1:].
+            float32 [b, T-1]: the nll of tokens[:, 1:]; 0 beyond `lengths`.
 
         Raises:
             UsageError: as `step`; or the model has no state after every token.
         """
         self._require("score")
-        ids, _ = check_tokens(self._on_host(tokens), self._b, self._vocab_size, None)
-        steps = ids.shape[1] - 1
-        result = np.empty((self._b, steps), np.float32)
-        for first, last, counts in self._cuts(steps, check_lengths(None, self._b, steps)):
-            inputs = {**self._inputs(ids[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
-            result[:, first:last] = self._ready().run(inputs, counts, "nll").nll()
+        ids, counts = check_tokens(self._on_host(tokens), self._b, self._vocab_size, lengths)
+        steps, fed = ids.shape[1] - 1, np.maximum(counts - 1, 0)
+        result, counted = zeros((self._b, steps)), np.arange(steps) < fed[:, None]
+        given = ids[:, :-1] * counted  # a last token is a target alone, and zero where it would be fed
+        for first, last, inside in self._cuts(steps, fed):
+            inputs = {**self._inputs(given[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
+            nll = self._ready().run(inputs, inside, "nll").nll()
+            np.copyto(result[:, first:last], nll, where=counted[:, first:last])
         return result
+
+    def attention(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
+        """Where ONE segment looks from the present memory: probabilities, float32 [layers, b, H, T, M + T].
+
+        Nothing changes. Slots 0 … M-1 are the memory, the oldest row first and those that exist last, then the segment.
+        A position that does not count has zeros, any other sums to 1. Arguments and errors are those of `step`, and one
+        where the bundle was exported without `--attention`.
+        """
+        from txl_runtime.streaming.attending import attend  # whoever only streams needs none of it
+
+        return attend(self._on_host(tokens), lengths, self._manifest, self._b, self._ready(), self._look)
 
     def generate(
         self,
@@ -205,22 +231,24 @@ class Stream(CarriedState):
         if (counts < 1).any():
             raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
         if not is_whole(max_new_tokens) or max_new_tokens < 0:
-            raise UsageError(f"max_new_tokens is {max_new_tokens}, expected a whole number of at least 0")
-        from txl_runtime.streaming.sampling import Sampler  # whoever only feeds or scores needs none
+            raise UsageError(f"max_new_tokens is {shown(max_new_tokens)}, expected a whole number of at least 0")
+        from txl_runtime.streaming.sampling import Sampler, check_stop_tokens  # whoever only feeds needs none
 
-        sampler = Sampler(temperature, top_k, top_p, seed, self._b)
+        samplers = [Sampler(temperature, top_k, top_p, seed, stream) for stream in range(self._b)]
         stops = check_stop_tokens(stop_tokens, self._vocab_size)
-        return self._continue(ids, counts, int(max_new_tokens), sampler, stops)
+        return self._continue(ids, counts, int(max_new_tokens), samplers, stops)
 
     def _continue(
         self,
         ids: Ids,
         counts: Ids,
         max_new_tokens: int,
-        sampler: Sampler,
+        samplers: list[Sampler],
         stop_tokens: frozenset[int],
     ) -> Iterator[Ids]:
-        heat = {"temperature": np.full(self._b, sampler.heat, np.float32)}
+        from txl_runtime.streaming.sampling import draw_all
+
+        heat = {"temperature": np.full(self._b, samplers[0].heat, np.float32)}
         latest = self._feed_last(ids, counts, "next", heat)
         token = np.zeros(self._b, np.int32)
         running, replaced, loop = np.ones(self._b, np.bool_), self._replaced, self.loop
@@ -232,7 +260,7 @@ class Stream(CarriedState):
                     )
                 fed = np.ones_like(running) if self._lockstep else running
                 latest = loop.run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
-            sampler.draw_from(loop.output, latest, running, token, self.draws)
+            draw_all(samplers, running, loop.output, latest, token, self.draws)
             yield token.copy()
             if stop_tokens:
                 running &= ~np.isin(token, list(stop_tokens))
@@ -286,14 +314,17 @@ class Stream(CarriedState):
         assert isinstance(ids, np.ndarray), "only a fluent model's tokens stay on a device"
         return token_inputs(self._manifest, ids)
 
-    def _tokens(self, what: str, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[Ids | Resident, Ids]:
-        """Checked tokens [b, T] and lengths [b]; tokens that are on the loop's device stay there."""
+    def _tokens(
+        self, what: str, tokens: ArrayLike, lengths: ArrayLike | None, most: int | None = None
+    ) -> tuple[Ids | Resident, Ids]:
+        """Checked tokens [b, T] and lengths [b]; those that are on the loop's device stay there. See `check_tokens`."""
         self._require(what)
         there = self.loop.resident(tokens)
         if there is not None and not self._fluent:
             tokens, there = self.loop.fetch(there), None
         if there is None:
-            return check_tokens(tokens, self._b, self._vocab_size, lengths)
+            return check_tokens(tokens, self._b, self._vocab_size, lengths, most=most)
+        check_columns(there.shape[1], most, "tokens")
         if there.shape[0] != self._b or there.shape[1] < 1:
             raise UsageError(
                 f"tokens have shape {list(there.shape)}, expected [{self._b}, T] with T at least 1; one row per stream"

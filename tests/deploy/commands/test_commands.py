@@ -115,6 +115,7 @@ def test_export_of_a_checkpoint_alone_makes_a_bundle_beside_it(folder, exported)
         "verify against PyTorch, ring memory",
         "load the bundle",
         "verify against PyTorch, rolled memory",
+        "write the page",
         "self-test",
     ]
 
@@ -154,7 +155,7 @@ def test_inspect_of_a_bundle(run, bundle):
         "2 layers, d_model 16, 2 heads of 8, d_inner 32, 256 tokens",
         "B 1, L 64, 1, M 7",
         "1.8 kB per sequence",  # 2 layers x (keys + values) x 7 rows x 16 x 4 bytes
-        "78 tokens",  # 2 layers x 7 rows + 64
+        "135 tokens",  # 7 rows and the segment, and one layer more: of that, rows that have seen a whole segment
         "model.pt (torch zip)",
         "vocabulary.json",
         "logprobs-64.onnx",
@@ -165,7 +166,7 @@ def test_inspect_of_a_bundle(run, bundle):
     document = run("inspect", bundle, "--json").document
     assert document["kind"] == "bundle"
     assert document["bytes_per_stream"] == 2 * 2 * 7 * 16 * 4
-    assert document["effective_context"] == 2 * 7 + 64
+    assert document["effective_context"] == 64 + 7 + 64
     assert document["manifest"] == json.loads((bundle / "manifest.json").read_bytes())
 
 
@@ -408,6 +409,37 @@ def test_a_command_that_is_stopped_says_so(bundle, number, told):
     assert stderr.decode() == f"error: {told}\n"
 
 
+LONG = {
+    "export": ("model.pt", "-o", "new.txl", "--segment-length", "4"),
+    "verify": ("model.txl", "--segments", "999999"),
+    "bench": ("model.txl", "--against", "none", "--seconds", "60"),
+}
+"""Work that goes on long after its first line on standard error, on files of the tests."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
+@pytest.mark.parametrize("verb", LONG)
+def test_every_long_command_can_be_interrupted(folder, bundle, verb):
+    before = sorted(path.name for path in folder.iterdir())
+    command = [
+        sys.executable,
+        "-m",
+        "txl_deploy",
+        verb,
+        *(str(bundle) if each == "model.txl" else each for each in LONG[verb]),
+    ]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert process.stderr.readline(), "it is at work"
+    process.send_signal(signal.SIGINT)
+    out, stderr = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert stderr.decode().splitlines()[-1] == "error: interrupted"
+    assert b"Traceback" not in stderr
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are Unix's")
 def test_a_reader_that_goes_away_ends_the_command_quietly(bundle):
     process = generating(bundle)
@@ -415,7 +447,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(bundle):
     assert process.stderr is not None
     assert process.stdout.read(20)
     process.stdout.close()
-    assert process.wait(60) == 1
+    assert process.wait(60) == 141, "as a shell counts it"
     assert process.stderr.read() == b""
     process.stderr.close()
 

@@ -12,11 +12,10 @@ import txl_runtime
 from stand_ins.averaging import Average
 from support import FIXTURES
 from txl_export.families import registry
+from txl_report.facts.model import describe_bundle
 from txl_runtime import UsageError
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.selftest import run_selftest
-
-from txl_deploy.commands.inspect import describe_bundle
 
 
 @pytest.fixture

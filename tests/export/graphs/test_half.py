@@ -15,12 +15,13 @@ import torch
 import txl_export
 import txl_runtime
 from onnx import TensorProto, helper
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from support import cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.folding import to_precision
+from txl_export.graphs import emulation
 from txl_export.graphs.emulation import in_float32, runnable
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.errors import BackendError, TxlError, UsageError
 from txl_runtime.listener import Silent
 from txl_runtime.selftest import run_selftest
 
@@ -166,6 +167,19 @@ def test_bf16_on_the_cpu_is_refused_by_name(make_bundle):
     done = cli("selftest", path, "--backend", "cpu")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--backend rtx, tensorrt or cuda" in done.stderr
+
+
+def test_where_there_is_no_room_for_the_copy_that_is_said(make_bundle, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    path = make_bundle(precision="bf16", verify=False)
+    monkeypatch.setattr(emulation, "save_file", full)
+    with (
+        pytest.raises(TxlError, match=r"No space left on device .* expected room for one; set TMPDIR to"),
+        runnable(path, open_bundle(path).manifest, "cpu"),
+    ):
+        pass
 
 
 def test_the_copy_for_the_cpu_holds_and_computes_what_bf16_can(make_bundle, tmp_path):

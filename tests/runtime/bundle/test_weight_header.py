@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from txl_runtime.bundle.weight_header import StoredTensor, read_header
+from txl_runtime.bundle.weight_header import MOST_BYTES, StoredTensor, read_header
 from txl_runtime.errors import BundleError
 
 
@@ -24,6 +27,12 @@ def test_every_tensor_lies_where_the_header_says(tmp_path):
     assert isinstance(header["b"], StoredTensor)
 
 
+def entered(first: int, last: int, data: bytes) -> bytes:
+    """A file whose header gives one tensor these offsets."""
+    text = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [first, last]}}).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -34,6 +43,9 @@ def test_every_tensor_lies_where_the_header_says(tmp_path):
             len(text).to_bytes(8, "little") + text
             for text in (json.dumps({"a": entry}).encode() for entry in (1, {}, {"dtype": "F32", "shape": [1]}))
         ),
+        entered(0, 4, bytes(3)),
+        entered(-4, 0, bytes(4)),
+        entered(4, 0, bytes(4)),
     ],
 )
 def test_another_file_is_refused(tmp_path, data):
@@ -41,3 +53,34 @@ def test_another_file_is_refused(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(BundleError, match=r"expected the bundle's weights; export the model again"):
         read_header(path)
+
+
+def test_a_header_larger_than_any_is_refused_unread(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    with path.open("wb") as file:
+        file.write((MOST_BYTES + 1).to_bytes(8, "little"))
+        file.truncate(2 * MOST_BYTES)
+    with pytest.raises(BundleError, match=r"its header would take 100000001 bytes; expected the bundle's weights"):
+        read_header(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
+def test_a_pipe_is_refused_and_does_not_hang(tmp_path):
+    path, told = tmp_path / "weights.safetensors", list[str]()
+    os.mkfifo(path)
+
+    def read() -> None:
+        with pytest.raises(BundleError) as caught:
+            read_header(path)
+        told.append(str(caught.value))
+
+    reader = threading.Thread(target=read, daemon=True)  # it must not keep the suite waiting
+    reader.start()
+    reader.join(20)
+    assert told == [f"{path}: no plain file; expected the bundle's weights; export the model again"]
+
+
+def test_a_link_to_the_weights_is_followed(tmp_path):
+    save_file({"a": np.zeros(3, np.float32)}, tmp_path / "stored")
+    (tmp_path / "weights.safetensors").symlink_to("stored")
+    assert read_header(tmp_path / "weights.safetensors")["a"].shape == (3,)

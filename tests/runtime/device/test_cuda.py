@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from stand_ins.driver import FakeDriver
-from txl_runtime.device.context import open_lock
+from txl_runtime.device.context import Current, open_lock
 from txl_runtime.device.cuda import WIDEST, Block, Device
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.interface import host_address
@@ -261,6 +263,65 @@ def test_an_exception_inside_comes_out_as_it_is_even_where_leaving_fails(machine
     ):
         pass
     assert machine.current() is None
+
+
+def interrupted_where_it_is_left(with_it: Callable[[], None]) -> None:
+    """An interrupt comes where the function begins that a `with` calls at its end."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is Current.__exit__.__code__:
+            raise KeyboardInterrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with_it()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_an_interrupt_did_not_leave_is_left_by_the_next(others):
+    machine = Machine(devices=2)
+    before = machine.push(1) if others else None
+    device = machine.fake.contexts[0]
+    here = machine.device.current()
+
+    def enter() -> None:
+        with here:
+            assert machine.current() == device
+
+    for _ in range(3):
+        interrupted_where_it_is_left(enter)
+        assert machine.current() == device  # nothing could leave it
+        enter()
+        assert machine.current() == before
+    if others:
+        machine.pop()
+
+
+def test_what_an_interrupt_did_not_leave_in_one_thread_is_nothing_to_another():
+    machine = Machine(devices=2)
+    here, device = machine.device.current(), machine.fake.contexts[0]
+    found: list[int | None] = []
+
+    def enter() -> None:
+        with here:
+            found.append(machine.current())
+
+    def other() -> None:
+        machine.push(0)  # the application's own, in that thread
+        enter()
+        found.append(machine.current())
+        machine.pop()
+
+    interrupted_where_it_is_left(enter)
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert found == [device] * 3
+    machine.pop()  # whoever changes threads has to put it right
 
 
 def test_nothing_is_pushed_where_the_device_is_current_already(machine):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import datetime
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from opcodes import bits
 from stand_ins.engine import DeviceArray
 from txl_runtime import UsageError
+from txl_runtime.device.cuda import Device
+from txl_runtime.device.dlpack import _Tensor
 
 B, V = 3, 60
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
@@ -103,3 +108,73 @@ def test_wrong_shapes_on_the_device_are_refused(opened):
     transposed.array = transposed.array.T
     with pytest.raises(UsageError, match="strides"):
         stream.step(transposed)
+
+
+class Odd:
+    """An array of the device whose owner misbehaves: what is found under a name is called, or given as it is."""
+
+    def __init__(self, device: Device, **odd: Any) -> None:
+        self._given = {"__dlpack_device__": lambda: device.dlpack, "__dlpack__": lambda stream: None, **odd}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._given:
+            raise AttributeError(name)
+        if isinstance(self._given[name], BaseException):
+            raise self._given[name]
+        return self._given[name]
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("no\nsuch thing")
+
+
+class Capsule:
+    """A capsule whose description of an array was changed."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.array = np.zeros((B, 2), np.int32)
+        self.fields = fields
+
+    def __call__(self, stream: int) -> Any:
+        capsule = self.array.__dlpack__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        tensor = _Tensor.from_address(get(capsule, b"dltensor"))
+        for name, value in self.fields.items():
+            setattr(tensor, name, value)
+        return capsule
+
+
+NEGATIVE = (ctypes.c_int64 * 2)(B, -2)
+ODD: dict[str, dict[str, Any]] = {
+    "no word where it lies": {"__dlpack_device__": RuntimeError("no name")},
+    "a place that fails": {"__dlpack_device__": failing},
+    "a place that is no pair": {"__dlpack_device__": lambda: 5},
+    "a place of texts": {"__dlpack_device__": lambda: ("a", "b")},
+    "a place of huge numbers": {"__dlpack_device__": lambda: (10**400, float("inf"))},
+    "no capsule": {},
+    "a capsule that fails": {"__dlpack__": failing},
+    "no word of a capsule": {"__dlpack__": RuntimeError("no name")},
+    "nothing to call": {"__dlpack__": 5},
+    "another's arguments": {"__dlpack__": lambda: None},
+    "another capsule": {"__dlpack__": lambda stream: datetime.datetime_CAPI},
+    "no axes": {"__dlpack__": Capsule(ndim=0)},
+    "fewer than no axes": {"__dlpack__": Capsule(ndim=-(2**31))},
+    "no shape": {"__dlpack__": Capsule(shape=None)},
+    "a negative shape": {"__dlpack__": Capsule(shape=NEGATIVE)},
+}
+
+
+@both
+@pytest.mark.parametrize("odd", ODD)
+def test_an_owner_that_misbehaves_is_refused_and_changes_nothing(opened, update, odd):
+    model = opened(update)
+    stream = model.stream()
+    stream.feed(tokens_of(6))
+    before = bits(stream)
+    tokens = Odd(model.backend.device, **ODD[odd])
+    for call in (stream.step, stream.feed, stream.score, lambda t: stream.generate(t, 1)):
+        with pytest.raises(UsageError) as caught:
+            call(tokens)
+        assert str(caught.value).isprintable()
+        assert bits(stream) == before

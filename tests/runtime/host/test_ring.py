@@ -269,7 +269,9 @@ class Noted:
 
 
 @kinds
-def test_each_state_is_one_buffer_bound_as_input_and_output_once_per_program(models, kind, monkeypatch):
+def test_each_state_is_one_buffer_bound_as_input_and_output_once_per_program_and_number_of_sequences(
+    models, kind, monkeypatch
+):
     model, _ = models(kind)
     noted = Noted(model.backend.engine)
     monkeypatch.setattr(model, "backend", replace(model.backend, engine=noted))
@@ -284,7 +286,10 @@ def test_each_state_is_one_buffer_bound_as_input_and_output_once_per_program(mod
     stream.select([2, 0])
     stream.feed(random_tokens(2, 9))
     segments = [bound for bound in noted.bound if bound[0].startswith("hidden-ring")]
-    assert sorted(name for name, *_ in segments) == sorted(f"hidden-ring-{length}" for length in model.segment_lengths)
+    names = [f"hidden-ring-{length}" for length in model.segment_lengths]
+    bound = [(name, len(inputs["tokens"])) for name, inputs, _ in segments]
+    assert sorted(bound) == sorted({*((name, B) for name in names), *bound}), "each once"
+    assert {rows for _, rows in bound} == {2, B}
     for _, inputs, outputs in segments:
         for state in model.manifest.states_of("ring"):
             assert inputs[state.input] is outputs[state.output]

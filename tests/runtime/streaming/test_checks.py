@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from txl_runtime import BackendError, Stream, TxlError, UsageError, load
 from txl_runtime.device import choosing
 from txl_runtime.device.choosing import DEVICES
+from txl_runtime.streaming.checks import MOST_NAMED
 
 B, L, V = 3, 4, 60
 GOOD = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
@@ -187,17 +189,17 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "negative temperature": ({"temperature": -0.1}, "temperature is -0.1, expected a number of at least 0"),
     "temperature nan": ({"temperature": float("nan")}, "temperature is nan"),
     "temperature infinite": ({"temperature": float("inf")}, "temperature is inf"),
-    "temperature text": ({"temperature": "hot"}, "temperature is hot"),
+    "temperature text": ({"temperature": "hot"}, "temperature is 'hot'"),
     "no temperature": ({"temperature": None}, "temperature is None"),
     "top-k zero": ({"top_k": 0}, "top_k is 0, expected a whole number of at least 1, or None"),
     "top-k fraction": ({"top_k": 2.5}, "top_k is 2.5"),
-    "top-k text": ({"top_k": "5"}, "top_k is 5"),
+    "top-k text": ({"top_k": "5"}, "top_k is '5'"),
     "top-p zero": ({"top_p": 0}, "top_p is 0, expected more than 0 and at most 1, or None"),
     "top-p too large": ({"top_p": 1.1}, "top_p is 1.1"),
     "top-p nan": ({"top_p": float("nan")}, "top_p is nan"),
-    "top-p text": ({"top_p": "0.9"}, "top_p is 0.9"),
+    "top-p text": ({"top_p": "0.9"}, "top_p is '0.9'"),
     "negative seed": ({"seed": -1}, "seed is -1, expected a whole number of at least 0, or None"),
-    "seed text": ({"seed": "luck"}, "seed is luck"),
+    "seed text": ({"seed": "luck"}, "seed is 'luck'"),
     "one stop token": ({"stop_tokens": 5}, "stop_tokens"),
     "stop token text": ({"stop_tokens": ["."]}, "stop_tokens"),
     "stop token fraction": ({"stop_tokens": [1.5]}, "stop_tokens"),
@@ -211,6 +213,12 @@ def test_bad_generate_options_are_refused_at_once(model, options, words):
     stream = model.stream()
     message = unchanged_after_refusal(stream, lambda: stream.generate(GOOD, **{"max_new_tokens": 5} | options))
     assert words in message
+
+
+def test_more_stop_tokens_than_anybody_needs_are_refused(model):
+    for many in ([0] * (MOST_NAMED + 1), itertools.repeat(0)):
+        with pytest.raises(UsageError, match="stop_tokens"):
+            model.stream().generate(GOOD, 5, stop_tokens=many)
 
 
 def test_a_flat_prompt_is_for_a_single_stream(model):
@@ -240,17 +248,17 @@ def test_numpys_numbers_are_as_good_as_pythons(model, options):
 @pytest.mark.parametrize("batch_size", [0, -1, 4, 2.0, "2", True])
 def test_a_batch_size_out_of_range_is_refused(model, batch_size):
     message = refusal(UsageError, lambda: model.stream(batch_size))
-    assert message.startswith(f"batch_size is {batch_size}, expected 1 … 3; export with --batch-size")
+    assert message.startswith(f"batch_size is {batch_size!r}, expected 1 … 3; export with --batch-size")
 
 
 def test_a_stream_takes_any_batch_size_up_to_the_bundles(model):
     assert [model.stream(size).batch_size for size in (None, 1, np.int64(2), 3)] == [3, 1, 2, 3]
 
 
-@pytest.mark.parametrize("threads", [0, -2, 1.5, "2", True])
+@pytest.mark.parametrize("threads", [0, -2, 1.5, "2", True, 2**31, 2**70])
 def test_a_bad_number_of_threads_is_refused(path, threads):
     message = refusal(BackendError, lambda: load(path, threads=threads))
-    assert message.startswith(f"threads is {threads!r}, expected a whole number of at least 1, or None")
+    assert message.startswith(f"threads is {threads!r}, expected a whole number of 1 … 1024, or None")
 
 
 @pytest.mark.parametrize("backend", DEVICES)

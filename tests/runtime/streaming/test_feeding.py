@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from stand_ins.steps import AHEAD, FRAME, looking, speaking, spoken, write
 from step_models import VOCABULARY, B, counting
 from txl_runtime import UsageError, load
+from txl_runtime.bundle.tables import Output
+from txl_runtime.sessions import Limits, Request
+from txl_runtime.sessions.checking import check_request
+from txl_runtime.streaming.feeding import feed_arrays
 
 
 def opened(model, tmp_path, **fields):
@@ -150,3 +155,23 @@ def test_an_axis_of_positions_may_stand_anywhere(tmp_path, order):
     if order[0] == "L":
         found = found.swapaxes(0, 1)
     np.testing.assert_allclose(found, spoken(tokens), rtol=0, atol=1e-6)
+
+
+def test_what_has_two_axes_of_positions_is_not_cut(tmp_path):
+    model = opened(looking(), tmp_path)
+    pairs = Output(name="pairs", dtype="float32", shape=("B", "L", "L"))
+    manifest = replace(model.manifest, outputs=(*model.manifest.outputs, pairs))
+
+    def run(inputs: dict, counts: np.ndarray) -> dict:
+        raise AssertionError("nothing runs before it is refused")
+
+    with pytest.raises(UsageError, match=r"pairs has shape .*, expected one axis of positions to cut along; run its"):
+        feed_arrays(inputs_of(6), None, manifest, B, run, False)
+
+    def asked(columns: int) -> Request:
+        inputs = inputs_of(columns)
+        return Request(inputs=inputs | {"frames": inputs["frames"][:, :1], "marks": inputs["marks"][:1]})
+
+    with pytest.raises(UsageError, match=r"pairs has shape .*, expected one axis of positions to cut along; give each"):
+        check_request(asked(6), manifest, Limits())
+    assert check_request(asked(4), manifest, Limits()).columns == 4, "one segment is not cut"

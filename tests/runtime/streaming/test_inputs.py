@@ -132,6 +132,10 @@ def test_token_models_step_feed_score_and_generate_whatever_their_layout(model_o
     assert model.stream().feed(tokens, last=True).tobytes() == fed[:, -1].tobytes()
     targets = -np.take_along_axis(expected[:, :-1], tokens[:, 1:, None], axis=2)[..., 0]
     np.testing.assert_allclose(model.stream().score(tokens), targets, rtol=0, atol=1e-6)
+    if kind != "lockstep":
+        found, lengths = model.stream().score(tokens, [10, 0, 5]), np.array([9, 0, 4])
+        counted = np.arange(9) < lengths[:, None]
+        np.testing.assert_allclose(found, np.where(counted, targets, 0), rtol=0, atol=1e-6)
     stream = model.stream()
     drawn = np.stack(list(stream.generate(tokens, 4, temperature=0)), axis=1)
     again = spoken(np.concatenate([tokens, drawn], axis=1), start)[:, 9:13].argmax(axis=2)

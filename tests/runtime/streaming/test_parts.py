@@ -9,7 +9,7 @@ import pytest
 from txl_runtime import BackendError
 from txl_runtime.streaming.outputs import DrawCount, WholeOutput
 from txl_runtime.streaming.parts import Parts
-from txl_runtime.streaming.sampling import Sampler
+from txl_runtime.streaming.sampling import Sampler, draw, draw_all, draw_from
 
 B, BEST = 3, 257
 SIZES = {"plain": (2000,), "two tails": (500, 100, 1400), "small parts": (300, 20, 200, 900), "few words": (200, 50)}
@@ -84,19 +84,23 @@ def distributions(words: tuple[int, ...], spread: tuple[float, float, float], se
     return [np.ascontiguousarray(head[:, : words[0]]), *map(log_softmax, tails)], head[:, words[0] :].copy()
 
 
+def samplers(**options: Any) -> list[Sampler]:
+    """One for each of B streams that have a seed in common."""
+    return [Sampler(**options, stream=stream) for stream in range(B)]
+
+
 def both(found: Next, options: dict[str, Any], draws: int) -> tuple[list[list[int]], list[list[int]]]:
     """The tokens drawn from the parts and those drawn from the row, with the same random numbers."""
     rows = Row(found.row.shape[1])
-    settings = {"temperature": 1.0, "top_k": None, "top_p": None, "seed": 7} | options
-    ours, theirs = (Sampler(**settings, streams=B) for _ in range(2))
-    running, tokens = np.ones(B, bool), [[], []]
+    ours, theirs = (samplers(**options, seed=7) for _ in range(2))
+    tokens = [], []
     for _ in range(draws):
-        for sampler, kept in ((ours, tokens[0]), (theirs, tokens[1])):
+        for live, kept in ((ours, tokens[0]), (theirs, tokens[1])):
             drawn = np.full(B, -1, np.int32)
-            if sampler is ours:
-                sampler.draw_from(rows, found, running, drawn, DrawCount())
+            if live is ours:
+                assert not draw_from(live, rows, found, drawn, DrawCount())
             else:
-                sampler.draw(rows, found.row, running, drawn, DrawCount())
+                assert not draw(live, rows, found.row, drawn, DrawCount())
             kept.append(drawn.tolist())
     return tokens[0], tokens[1]
 
@@ -202,22 +206,22 @@ def test_only_sequences_that_parts_leave_open_are_drawn_from_rows():
     _, theirs = both(found, {"top_p": 0.6}, 1)
     found.row[1:] = np.nan  # whoever looks there is told
     tokens, count = np.full(B, -1, np.int32), DrawCount()
-    Sampler(1.0, None, 0.6, 7, B).draw_from(Row(2000), found, np.ones(B, bool), tokens, count)
+    assert not draw_from(samplers(top_p=0.6, seed=7), Row(2000), found, tokens, count)
     assert tokens.tolist() == theirs[0]
     assert count.tokens == B
 
 
 def test_an_idle_sequence_draws_nothing_and_keeps_its_random_numbers():
     found = Next(*distributions(SIZES["two tails"], SPREADS["peaked"], 1), 1.0)
-    always, paused = (Sampler(1.0, 40, None, 5, B) for _ in range(2))
+    always, paused = (samplers(top_k=40, seed=5) for _ in range(2))
     expected, tokens = [], np.full(B, -1, np.int32)
     for _ in range(3):
-        always.draw_from(Row(2000), found, np.ones(B, bool), tokens, DrawCount())
+        draw_from(always, Row(2000), found, tokens, DrawCount())
         expected.append(tokens.tolist())
     drawn = np.full(B, -1, np.int32)
-    paused.draw_from(Row(2000), found, np.array([True, False, True]), drawn, DrawCount())
+    draw_from([paused[0], None, paused[2]], Row(2000), found, drawn, DrawCount())
     assert drawn.tolist() == [expected[0][0], -1, expected[0][2]]
-    paused.draw_from(Row(2000), found, np.ones(B, bool), drawn, DrawCount())
+    draw_from(paused, Row(2000), found, drawn, DrawCount())
     assert drawn.tolist() == [expected[1][0], expected[0][1], expected[1][2]]
 
 
@@ -225,10 +229,30 @@ def test_an_idle_sequence_draws_nothing_and_keeps_its_random_numbers():
 def test_a_sequence_that_produced_nan_is_refused_by_name(options):
     found = Next(*distributions(SIZES["two tails"], SPREADS["peaked"], 1), 1.0)
     found.given["sums"][1, 2] = np.nan
-    sampler, tokens = (
-        Sampler(**{"temperature": 1.0, "top_k": None, "top_p": None, "seed": 1} | options, streams=B),
-        np.zeros(B, np.int32),
-    )
+    live, tokens = samplers(**options, seed=1), np.full(B, -1, np.int32)
+    failed = draw_from(live, Row(2000), found, tokens, DrawCount())
+    assert [(row, str(error)) for row, error in failed.items()] == [
+        (1, "stream 1 produced NaN, expected log-probabilities; reset the stream")
+    ]
+    assert (tokens >= 0).tolist() == [True, False, True], "its neighbours are given theirs"
     with pytest.raises(BackendError, match=r"stream 1 produced NaN.*reset the stream"):
-        sampler.draw_from(Row(2000), found, np.ones(B, bool), tokens, DrawCount())
-    sampler.draw_from(Row(2000), found, np.array([True, False, True]), tokens, DrawCount())
+        draw_all(live, np.ones(B, bool), Row(2000), found, tokens, DrawCount())
+    draw_all(live, np.array([True, False, True]), Row(2000), found, tokens, DrawCount())
+
+
+def test_sequences_with_settings_of_their_own_are_given_what_each_alone_is_given():
+    kinds = list(OPTIONS.values())
+    for seed in range(30):
+        temperature = 1.0
+        found = Next(*distributions(SIZES["two tails"], SPREADS["peaked"], seed), temperature)
+        chosen = [{**kinds[(seed + 5 * row) % len(kinds)], "temperature": temperature} for row in range(B)]
+        mixed = [Sampler(**options, seed=seed + row) for row, options in enumerate(chosen)]
+        mixed[seed % B] = Sampler(0.0)
+        drawn = np.full(B, -1, np.int32)
+        assert not draw_from(mixed, Row(2000), found, drawn, DrawCount())
+        for row in range(B):
+            alone: list[Sampler | None] = [None] * B
+            alone[row] = Sampler(0.0) if row == seed % B else Sampler(**chosen[row], seed=seed + row)
+            own = np.full(B, -1, np.int32)
+            assert not draw_from(alone, Row(2000), found, own, DrawCount())
+            assert own.tolist() == [drawn[row] if other == row else -1 for other in range(B)]

@@ -6,12 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain_draws import by_the_whole
 from txl_runtime import BackendError
 from txl_runtime.streaming import sampling
 from txl_runtime.streaming.outputs import DrawCount
 from txl_runtime.streaming.sampling import Sampler
 
 DEFAULTS = {"temperature": 1.0, "top_k": None, "top_p": None, "seed": 1, "streams": 1}
+
+
+def samplers(streams: int, **options: Any) -> list[Sampler]:
+    """One for each of some streams that have a seed in common."""
+    return [Sampler(**options, stream=stream) for stream in range(streams)]
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
@@ -56,11 +62,14 @@ class Known:
         return np.concatenate([head[:words], *tails])
 
 
-def draw(sampler: Sampler, output: Known, count: DrawCount | None = None, running: Any = None) -> list[int]:
+def draw(
+    samplers: list[Sampler], output: Known, count: DrawCount | None = None, running: list[bool] | None = None
+) -> list[int]:
     """One token for every stream; -1 for those that are not running."""
     tokens = np.full(len(output.heads), -1, np.int32)
-    live = np.ones(len(tokens), bool) if running is None else np.array(running)
-    sampler.draw(output, output.features, live, tokens, DrawCount() if count is None else count)
+    live = [sampler if running is None or running[row] else None for row, sampler in enumerate(samplers)]
+    for error in sampling.draw(live, output, output.features, tokens, DrawCount() if count is None else count).values():
+        raise error
     return tokens.tolist()
 
 
@@ -110,7 +119,7 @@ TAILS = {1: np.zeros((1, 1), np.float32), 2: np.log(np.array([[0.3, 0.13, 0.1]])
 )
 def test_draws_follow_the_distribution_worked_out_by_hand(options, expected, clusters):
     draws = 20_000 if clusters == 1 else 4_000
-    sampler = Sampler(**DEFAULTS | options)
+    sampler = samplers(**DEFAULTS | options)
     output = BY_HAND if clusters == 1 else Known(HEAD, TAILS)
     counts = np.bincount([draw(sampler, output)[0] for _ in range(draws)], minlength=len(expected))
     assert ((counts > 0) == (expected > 0)).all(), "exactly the tokens that may be drawn are"
@@ -121,7 +130,7 @@ def test_draws_follow_the_distribution_worked_out_by_hand(options, expected, clu
 @pytest.mark.parametrize("output", [BY_HAND, Known(HEAD, TAILS)], ids=["one cluster", "three"])
 def test_a_temperature_close_to_zero_is_greedy(output):
     for temperature in (1e-3, 1e-30, 5e-324):
-        sampler = Sampler(**DEFAULTS | {"temperature": temperature})
+        sampler = samplers(**DEFAULTS | {"temperature": temperature})
         assert {draw(sampler, output)[0] for _ in range(20)} == {1}
 
 
@@ -138,21 +147,6 @@ def adaptive(seed: int, head_spread: float, tail_spread: float, towards: float =
     scores[:, WORDS[0] :] += towards
     tails = {c: log_softmax(draws.normal(size=(STREAMS, WORDS[c])) * tail_spread) for c in range(1, len(WORDS))}
     return Known(log_softmax(scores), tails)
-
-
-def by_the_whole(values: np.ndarray, uniform: float, temperature: float, top_k: int | None, top_p: float | None) -> int:
-    """What a sampler draws that has all log-probabilities: plainly, in float64."""
-    if temperature == 0:
-        return int(values.argmax())
-    weights = np.exp((values - values.max()) / temperature)
-    order = np.arange(len(weights))
-    if top_k is not None or top_p is not None:
-        order = np.argsort(-weights, kind="stable")[:top_k]
-    if top_p is not None:
-        shares = weights[order] / weights[order].sum()
-        order = order[: int((np.cumsum(shares) < top_p).sum()) + 1]
-    cumulative = np.cumsum(weights[order])
-    return int(order[np.searchsorted(cumulative, uniform * cumulative[-1], side="right")])
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -188,7 +182,7 @@ def test_lazy_draws_are_the_tokens_that_the_whole_distribution_gives(options, sh
     cut = {"temperature": 1.0, "top_k": None, "top_p": None} | options
     for seed in range(20):
         output, count = adaptive(seed, *shape), DrawCount()
-        sampler = Sampler(**DEFAULTS | options | {"seed": seed, "streams": STREAMS})
+        sampler = samplers(**DEFAULTS | options | {"seed": seed, "streams": STREAMS})
         draws = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(STREAMS)]
         for number in range(1, 6):
             found = draw(sampler, output, count)
@@ -222,7 +216,7 @@ def test_greedy_computes_only_tails_that_could_hold_the_best_word(shape):
     found = set()
     for seed in range(40):
         output = adaptive(seed, *shape)
-        draw(Sampler(**DEFAULTS | {"temperature": 0, "streams": STREAMS}), output)
+        draw(samplers(**DEFAULTS | {"temperature": 0, "streams": STREAMS}), output)
         expected = [(stream, cluster) for stream in range(STREAMS) for cluster in needed_by_greedy(output, stream)]
         assert output.asked == expected
         found.add(len(expected))
@@ -234,7 +228,7 @@ def test_a_plain_draw_computes_a_tail_only_to_draw_from_it(shape):
     seen = set()
     for seed in range(60):
         output = adaptive(seed, *shape)
-        tokens = draw(Sampler(**DEFAULTS | {"seed": seed, "streams": STREAMS}), output)
+        tokens = draw(samplers(**DEFAULTS | {"seed": seed, "streams": STREAMS}), output)
         ends = [last for _, last in output.clusters]
         drawn = [(stream, int(np.searchsorted(ends, token, side="right"))) for stream, token in enumerate(tokens)]
         assert output.asked == [(stream, cluster) for stream, cluster in drawn if cluster]
@@ -250,7 +244,7 @@ def test_top_k_computes_no_tail_of_a_cluster_below_the_words_it_keeps(options):
     head = np.log(np.array([[0.3, 0.2, 0.15, 0.05, 0.14, 0.16]])).astype(np.float32)
     tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
     output = Known(head, tails)
-    sampler = Sampler(**DEFAULTS | options)
+    sampler = samplers(**DEFAULTS | options)
     for _ in range(20):
         output.asked.clear()
         assert draw(sampler, output)[0] in (0, 1, 2)
@@ -264,7 +258,7 @@ def test_top_p_computes_tails_until_the_words_above_the_others_reach_it(top_p, a
     head = np.log(np.array([[0.3, 0.2, 0.15, 0.05, 0.14, 0.16]])).astype(np.float32)
     tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
     output = Known(head, tails)
-    draw(Sampler(**DEFAULTS | {"top_p": top_p}), output)
+    draw(samplers(**DEFAULTS | {"top_p": top_p}), output)
     assert [cluster for _, cluster in output.asked] == asked
 
 
@@ -274,7 +268,7 @@ def test_a_draw_at_a_temperature_computes_tails_only_where_bounds_leave_the_word
     head = np.log(np.array([[0.6, 0.3, 0.02, 0.08]])).astype(np.float32)
     tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
     output = Known(head, tails)
-    sampler, needed = Sampler(**DEFAULTS | {"temperature": temperature}), 0
+    sampler, needed = samplers(**DEFAULTS | {"temperature": temperature}), 0
     draws = np.random.default_rng(np.random.SeedSequence(1).spawn(1)[0])
     for _ in range(200):
         output.asked.clear()
@@ -291,7 +285,7 @@ def test_a_draw_at_a_temperature_computes_tails_only_where_bounds_leave_the_word
 
 def test_top_p_at_a_temperature_computes_no_tail_of_clusters_too_small_to_matter():
     output = adaptive(0, *SHAPES["nothing in tails"])
-    draw(Sampler(**DEFAULTS | {"temperature": 1.1, "top_p": 0.5, "streams": STREAMS}), output)
+    draw(samplers(**DEFAULTS | {"temperature": 1.1, "top_p": 0.5, "streams": STREAMS}), output)
     assert output.asked == []
 
 
@@ -320,7 +314,7 @@ TIES: dict[str, Known] = {
 def test_of_words_that_tie_the_first_of_the_vocabulary_is_taken(output, options):
     values = output.whole(0)
     assert (values == values.max()).sum() > 1
-    assert draw(Sampler(**DEFAULTS | options), output) == [int(values.argmax())]
+    assert draw(samplers(**DEFAULTS | options), output) == [int(values.argmax())]
 
 
 # --- what several streams have to do with each other --------------------------------------------------------------
@@ -329,8 +323,8 @@ def test_of_words_that_tie_the_first_of_the_vocabulary_is_taken(output, options)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_an_idle_stream_draws_nothing_and_keeps_its_random_numbers(options):
     output = adaptive(3, *SHAPES["mixed"])
-    always = Sampler(**DEFAULTS | options | {"seed": 5, "streams": STREAMS})
-    paused = Sampler(**DEFAULTS | options | {"seed": 5, "streams": STREAMS})
+    always = samplers(**DEFAULTS | options | {"seed": 5, "streams": STREAMS})
+    paused = samplers(**DEFAULTS | options | {"seed": 5, "streams": STREAMS})
     expected = [draw(always, output) for _ in range(6)]
     count = DrawCount()
     output.asked.clear()
@@ -343,6 +337,28 @@ def test_an_idle_stream_draws_nothing_and_keeps_its_random_numbers(options):
     assert later[1] == expected[0][1], "its first draw comes when it first runs"
 
 
+@shapes
+def test_streams_with_settings_of_their_own_draw_what_each_alone_draws(shape):
+    """All of them with one call of the head."""
+    kinds = list(OPTIONS.values())
+    for seed in range(40):
+        chosen = [kinds[(seed + 5 * row) % len(kinds)] for row in range(STREAMS)]
+        output = adaptive(seed, *shape)
+        together = draw([Sampler(**options, seed=seed + row) for row, options in enumerate(chosen)], output)
+        for row, options in enumerate(chosen):
+            alone: list[Any] = [
+                Sampler(**options, seed=seed + row) if other == row else None for other in range(STREAMS)
+            ]
+            assert draw(alone, output, running=[other == row for other in range(STREAMS)])[row] == together[row]
+
+
+def test_a_seed_gives_the_draws_that_it_always_gave():
+    """Children of a seed are told by their numbers, as `SeedSequence.spawn` tells them."""
+    children = [np.random.default_rng(child) for child in np.random.SeedSequence(11).spawn(3)]
+    expected = [[child.random() for _ in range(4)] for child in children]
+    assert [[sampler.uniform() for _ in range(4)] for sampler in samplers(3, seed=11)] == expected
+
+
 # --- NaN ----------------------------------------------------------------------------------------------------------
 
 
@@ -350,16 +366,19 @@ def test_an_idle_stream_draws_nothing_and_keeps_its_random_numbers(options):
 def test_a_stream_that_produced_nan_is_refused_by_name(options):
     heads = np.log(np.stack([PROBABILITIES] * 2)).astype(np.float32)
     heads[1, 2] = np.nan
-    sampler = Sampler(**DEFAULTS | options | {"streams": 2})
+    sampler = samplers(**DEFAULTS | options | {"streams": 2})
     with pytest.raises(BackendError, match=r"stream 1 produced NaN.*reset the stream"):
         draw(sampler, Known(heads))
+    output, tokens = Known(heads), np.full(2, -1, np.int32)
+    assert list(sampling.draw(sampler, output, output.features, tokens, DrawCount())) == [1]
+    assert tokens[0] >= 0, "its neighbour is given one"
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_stream_that_does_not_run_may_hold_nan(options):
     heads = np.log(np.stack([PROBABILITIES] * 2)).astype(np.float32)
     heads[1] = np.nan
-    sampler = Sampler(**DEFAULTS | options | {"streams": 2})
+    sampler = samplers(**DEFAULTS | options | {"streams": 2})
     assert draw(sampler, Known(heads), running=[True, False])[1] == -1
 
 
@@ -368,6 +387,6 @@ def test_a_tail_of_nan_is_refused_by_name_when_it_is_needed(options):
     output = adaptive(0, *SHAPES["all in tails"])
     for tail in output.tails.values():
         tail[1, 0] = np.nan
-    sampler = Sampler(**DEFAULTS | options | {"streams": STREAMS})
+    sampler = samplers(**DEFAULTS | options | {"streams": STREAMS})
     with pytest.raises(BackendError, match=r"stream 1 produced NaN.*reset the stream"):
         draw(sampler, output)

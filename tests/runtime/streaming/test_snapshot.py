@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from mutated_states import mutated
+from opcodes import bits
 from safetensors.numpy import save_file
+from step_models import FEATURES, recurrent
 from txl_runtime import StreamState, UsageError, load
+from txl_runtime.streaming import state_files
 
 B, V = 3, 60
 
@@ -87,3 +95,189 @@ def test_a_safetensors_file_of_another_kind_is_refused(tmp_path):
     save_file({"fill": np.zeros(2, np.int32)}, tmp_path / "other.safetensors")
     with pytest.raises(UsageError, match="another kind of file, expected a saved state"):
         StreamState.load(tmp_path / "other.safetensors")
+
+
+MUTANTS = int(os.environ.get("TXL_MUTANTS", "150"))
+"""Of each kind of state; the sweep tries some, `TXL_MUTANTS=3000` very many."""
+
+
+@pytest.mark.parametrize("kind", ["rows", "whole"])
+def test_a_damaged_file_is_refused_or_restored_bit_for_bit(model, tmp_path, tmp_path_factory, kind):
+    if kind == "rows":
+        stream = model.stream()
+        stream.feed(np.arange(3 * 5).reshape(B, 5))
+    else:
+        stream = load(recurrent().write(tmp_path_factory.mktemp("step") / "r.txl"), "cpu", threads=1).stream()
+        stream.run({"obs": np.ones((B, 4, FEATURES)), "starts": np.zeros(B, np.bool_)})
+    start, path = stream.snapshot(), tmp_path / "a.state"
+    start.save(path)
+    whole, before, draws, taken = path.read_bytes(), bits(stream), np.random.default_rng(0), 0
+    for number in range(MUTANTS):
+        path.write_bytes(mutated(whole, draws))
+        tracemalloc.start()
+        try:
+            state = StreamState.load(path)
+        except UsageError as error:
+            said = str(error)
+        else:
+            said = ""
+        most, size = tracemalloc.get_traced_memory()[1], path.stat().st_size
+        tracemalloc.stop()
+        assert most < 3 * size + 2**23, f"mutant {number}: {size} bytes took {most}"
+        if not said:
+            try:
+                stream.restore(state)
+            except UsageError as error:
+                said = str(error)
+        if said:
+            assert "expected" in said or "restore it in the model" in said or "open it with" in said
+            assert bits(stream) == before, f"mutant {number} was refused and changed the stream"
+            continue
+        taken += 1
+        again = stream.snapshot()
+        assert again.fill.tolist() == state.fill.tolist()
+        for name, array in (again.states if state.states is not None else again.memory).items():  # type: ignore[union-attr]
+            wanted = (state.states if state.states is not None else state.memory)[name]
+            for row, count in enumerate(state.fill.tolist() if state.states is None else []):
+                assert (
+                    array[row, len(array[row]) - count :].tobytes() == wanted[row, wanted.shape[1] - count :].tobytes()
+                )
+            assert state.states is None or array.tobytes() == wanted.tobytes()
+        stream.restore(start)
+    print(f"{kind}: {MUTANTS} damaged files, {taken} of them whole states")
+    assert 0 < taken < MUTANTS / 2
+
+
+ODD_FILES: dict[str, Any] = {
+    "a pipe": os.mkfifo if hasattr(os, "mkfifo") else None,
+    "a folder": lambda path: path.mkdir(),
+    "a link to zeros": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "nothing": lambda path: None,
+    "no bytes": lambda path: path.write_bytes(b""),
+    "ten gigabytes of zeros": lambda path: _sparse(path, b"", 10 * 2**30),
+    "a header of 100 MB": lambda path: _sparse(path, (100 * 2**20).to_bytes(8, "little") + b"{", 2**28),
+    "a header longer than the file": lambda path: path.write_bytes((2**62).to_bytes(8, "little") + b"{}"),
+}
+
+
+def _sparse(path: Path, begin: bytes, size: int) -> None:
+    with path.open("wb") as file:
+        file.write(begin)
+        file.truncate(size)
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_what_is_no_saved_state_is_refused_at_once_and_takes_no_memory(tmp_path, name):
+    if ODD_FILES[name] is None:
+        pytest.skip("there are no pipes here")
+    path = tmp_path / "odd.state"
+    ODD_FILES[name](path)
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="expected a saved state"):
+        StreamState.load(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**21
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_refused(model, tmp_path, monkeypatch):
+    """A mapped file would kill the process there."""
+    path = tmp_path / "a.state"
+    stream = model.stream()
+    stream.feed(np.arange(3 * 5).reshape(B, 5))
+    stream.snapshot().save(path)
+    read = state_files._read
+
+    def cut(file: Any, size: int) -> Any:
+        os.truncate(path, size - 100)
+        return read(file, size)
+
+    monkeypatch.setattr(state_files, "_read", cut)
+    with pytest.raises(UsageError, match=r"became shorter while it was read; expected a saved state"):
+        StreamState.load(path)
+
+
+def test_nan_and_infinities_are_restored_as_they_are(model):
+    stream = model.stream()
+    stream.feed(np.arange(3 * 5).reshape(B, 5))
+    state = stream.snapshot()
+    for number, value in enumerate((np.nan, np.inf, -np.inf)):
+        state.memory["layers.00.key"][number, -1] = value
+    stream.restore(state)
+    assert stream.snapshot().memory["layers.00.key"].tobytes() == state.memory["layers.00.key"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "data", "said"),
+    [
+        ((0, 4), (0, 4), 4, r"b is F32 \[1\] at 0 … 4, expected it at 4"),
+        ((0, 4), (5, 9), 9, r"b is F32 \[1\] at 5 … 9, expected it at 4"),
+        ((0, 4), (4, 8), 12, "its tensors end at 8, its data at 12"),
+    ],
+    ids=["the same place", "a gap", "bytes behind the last"],
+)
+def test_tensors_that_do_not_lie_one_behind_the_other_are_refused(tmp_path, first, second, data, said):
+    entries = {
+        name: {"dtype": "F32", "shape": [1], "data_offsets": list(place)}
+        for name, place in (("a", first), ("b", second))
+    }
+    header = json.dumps(entries).encode()
+    path = tmp_path / "odd.state"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(data))
+    with pytest.raises(UsageError, match=f"{said}; expected a saved state"):
+        StreamState.load(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_refused_at_once(tmp_path, monkeypatch):
+    path, opened = tmp_path / "a.state", os.open
+    path.write_bytes(b"data")
+
+    def switched(place: Any, flags: int, *more: Any, **options: Any) -> int:
+        if place == path:
+            assert flags & os.O_NONBLOCK, "it would wait for a writer"
+            path.unlink()
+            os.mkfifo(path)
+        return opened(place, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", switched)
+    with pytest.raises(UsageError, match="no regular file, expected a saved state"):
+        StreamState.load(path)
+
+
+LONG = "a long name " * 1000
+
+
+def misnamed(path: Path, dtype: str, offsets: list[int], size: int) -> None:
+    header = json.dumps({LONG: {"dtype": dtype, "shape": [1], "data_offsets": offsets}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes([2]) * size)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offsets", "size"),
+    [("BF16", [0, 2], 2), (LONG, [0, 2], 2), ("F32", [0, 5], 5), ("BOOL", [0, 1], 1)],
+    ids=["no such type", "long type", "wrong place", "no truth value"],
+)
+def test_a_message_quotes_the_begin_of_a_long_name(tmp_path, dtype, offsets, size):
+    misnamed(tmp_path / "state", dtype, offsets, size)
+    with pytest.raises(UsageError) as refused:
+        StreamState.load(tmp_path / "state")
+    assert "a long name" in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def test_a_message_quotes_the_begin_of_a_long_name_that_a_model_does_not_have(model, tmp_path):
+    rows, whole = model.stream(1), load(recurrent().write(tmp_path / "r.txl"), "cpu", threads=1).stream()
+    more = {LONG: np.zeros(1, np.float32)}
+    state, states, taken = rows.snapshot(), whole.snapshot(), rows.take(0)
+    assert states.states is not None
+    with pytest.raises(UsageError) as kept:
+        rows.restore(replace(state, memory={**state.memory, **more}))
+    with pytest.raises(UsageError) as other:
+        whole.restore(replace(states, states={**states.states, **more}))
+    with pytest.raises(UsageError) as put:
+        rows.put(0, replace(taken, tensors={**taken.tensors, **more}))
+    for refused in (kept, other, put):
+        assert "a long name" in str(refused.value)
+        assert len(str(refused.value)) < 600

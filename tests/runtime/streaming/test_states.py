@@ -250,8 +250,8 @@ def test_a_transformer_xls_state_is_its_rolled_table_whatever_moves(make_bundle,
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: replace(s, fill=8), "the sequence's fill is 8 and its head 3, expected 0 … 7 and a slot"),
-        (lambda s: replace(s, head=-1), "its head -1, expected"),
+        (lambda s: replace(s, fill=8), "the sequence's fill is 8 and its head 3, expected 0 … 7 and a whole number"),
+        (lambda s: replace(s, head=0.5), "its head 0.5, expected"),
         (lambda s: replace(s, fill=2), r"layers\.00\.key is float32 \[3, 2, 8\], expected float32 \[2, 2, 8\]"),
         (lambda s: replace(s, tensors={}), r"layers\.00\.key is absent, expected float32 \[3, 2, 8\]"),
         (lambda s: replace(s, tensors={**s.tensors, "x": np.zeros(3)}), r"x is float64 \[3\], expected absent"),
@@ -264,6 +264,19 @@ def test_memory_rows_that_do_not_fit_are_not_put(make_bundle, change, said):
     with pytest.raises(UsageError, match=said):
         stream.put(1, change(stream.take(0)))
     assert bits(stream.state()) == before
+
+
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+@pytest.mark.parametrize("turns", [-1, 1, 2**40])
+def test_a_head_is_any_whole_number_and_counts_round_the_ring(make_bundle, update, turns):
+    model = load(make_bundle(config={}, batch_size=B), backend="cpu", threads=1, update=update)
+    stream = model.stream()
+    stream.feed(np.ones((B, 3), int))
+    taken, slots = stream.take(0), model.manifest.states_of("ring")[0].slots
+    stream.put(1, replace(taken, head=taken.head + turns * slots))
+    again = stream.take(1)
+    assert (again.fill, again.head) == (taken.fill, taken.head)
+    assert bits(again.tensors) == bits(taken.tensors)
 
 
 def test_a_snapshot_of_rows_that_no_step_leads_to_is_refused_before_anything_changes(model_of):

@@ -7,7 +7,10 @@ bits.
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -256,6 +259,34 @@ def test_score_of_a_single_token_is_empty_and_leaves_the_memory(models, kv):
     assert same_state(stream, untouched)
 
 
+@pytest.mark.parametrize("kind", ["kv", "kv, rolled", "hidden", "adaptive", "no memory"])
+def test_a_score_of_sequences_of_different_lengths_is_that_of_each_alone(models, kind):
+    """Nothing of what stands beyond a length counts, be it an id that there is not."""
+    for lengths in ([10, 3, 0], [1, 0, 10], [9, 5, 6], [1, 1, 0]):
+        scored, fed, tokens = models(kind).stream(), models(kind).stream(), random_tokens(B, 10)
+        tokens[np.arange(10) >= np.array(lengths)[:, None]] = V + 7
+        found = scored.score(tokens, lengths)
+        assert (found.shape, found.dtype) == ((B, 9), np.float32)
+        for row, length in enumerate(lengths):
+            if length:
+                expected = models(kind).stream(1).score(tokens[row : row + 1, :length])[0]
+                assert_close(found[row, : length - 1], expected)
+            assert not found[row, max(length - 1, 0) :].any()
+        fed.feed(np.where(tokens < V, tokens, 0)[:, :-1], np.maximum(np.array(lengths) - 1, 0))
+        assert same_state(scored, fed)
+
+
+def test_lengths_of_a_score_that_are_all_its_columns_change_no_bit(models, kv):
+    tokens = random_tokens(B, 10)
+    assert same_bits(models(kv).stream().score(tokens, [10] * B), models(kv).stream().score(tokens))
+
+
+def test_a_score_refuses_lengths_that_no_sequence_has(models, kv):
+    for lengths in ([1, 2], [1, 2, 11], [1, 2, -1]):
+        with pytest.raises(UsageError, match=r"expected 3 whole numbers of 0 … 10; 0 leaves a stream idle"):
+            models(kv).stream().score(random_tokens(B, 10), lengths)
+
+
 # --- how a sequence is cut ----------------------------------------------------------------------------------------
 
 
@@ -406,6 +437,52 @@ def test_stopping_early_leaves_what_was_yielded_before_in_memory(models, kv, tak
         by_hand.step(token[:, None])
     assert same_state(stream, by_hand)
     assert same_bits(stream.step(found[-1][:, None]), by_hand.step(found[-1][:, None]))
+
+
+def thrown_into(drawn: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        drawn.throw(ZeroDivisionError())
+
+
+ENDS: dict[str, Callable[[Any], None]] = {
+    "closed": lambda drawn: drawn.close(),
+    "thrown into": thrown_into,
+    "collected": lambda drawn: None,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_however_a_generation_ends_the_stream_holds_what_was_yielded_before_and_goes_on(models, kv, end, taken):
+    stream, by_hand = models(kv).stream(), models(kv).stream()
+    drawn = stream.generate(PROMPT, 10, seed=3)
+    found = list(itertools.islice(drawn, taken))
+    ENDS[end](drawn)
+    there = weakref.ref(drawn)
+    del drawn
+    gc.collect()
+    assert there() is None
+    if taken:
+        by_hand.feed(PROMPT)
+    for token in found[:-1]:
+        by_hand.step(token[:, None])
+    assert same_state(stream, by_hand)
+    again = [list(s.generate(PROMPT, 3, seed=5)) for s in (stream, by_hand)]
+    assert same_bits(*map(np.array, again))
+    assert same_state(stream, by_hand)
+
+
+def test_a_generation_keeps_its_stream_and_goes_with_it(models, kv):
+    stream = models(kv).stream()
+    expected = list(models(kv).stream().generate(PROMPT, 5, seed=3))
+    there, drawn = weakref.ref(stream), stream.generate(PROMPT, 5, seed=3)
+    first = next(drawn)
+    del stream
+    gc.collect()
+    assert same_bits(np.array([first, *drawn]), np.array(expected))
+    del drawn
+    gc.collect()
+    assert there() is None
 
 
 def test_no_new_tokens_only_feeds_the_prompt(models, kv):
@@ -683,9 +760,13 @@ def test_a_safetensors_file_of_a_dtype_numpy_lacks_is_no_saved_state(tmp_path):
         StreamState.load(tmp_path / "half.safetensors")
 
 
-@pytest.mark.parametrize("place", ["no such folder/a.state", "taken"])
-def test_a_state_that_cannot_be_written_leaves_nothing_behind(models, kv, tmp_path, place):
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("no such folder/a.state", "there is no folder"), ("taken", "found a folder, expected a plain file")],
+)
+def test_a_state_that_cannot_be_written_leaves_nothing_behind(models, kv, tmp_path, place, said):
     (tmp_path / "taken").mkdir()
-    with pytest.raises(TxlError, match="cannot be written"):
+    with pytest.raises(TxlError, match=said) as told:
         models(kv).stream().snapshot().save(tmp_path / place)
+    assert "partial" not in str(told.value)
     assert [child.name for child in tmp_path.rglob("*")] == ["taken"]

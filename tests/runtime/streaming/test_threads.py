@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,3 +60,29 @@ def test_a_stream_may_be_handed_from_thread_to_thread(make_bundle):
         with ThreadPoolExecutor(1) as pool:
             found.append(pool.submit(handed.feed, part).result(timeout=60).tobytes())
     assert found == expected
+
+
+def test_a_stream_that_is_dropped_while_its_call_runs_elsewhere_finishes_it_and_goes(make_bundle):
+    model = load(make_bundle(batch_size=B, config={}))
+    tokens = np.random.default_rng(0).integers(0, V, (B, 4000))
+    expected, other = model.stream().feed(tokens).tobytes(), model.stream()
+    for _ in range(5):
+        stream = model.stream()
+        inside, run = threading.Event(), stream.loop.run
+
+        def running(*arguments: Any, inside: threading.Event = inside, run: Any = run, **options: Any) -> Any:
+            inside.set()
+            return run(*arguments, **options)
+
+        stream.loop.run = running  # type: ignore[method-assign]
+        there = weakref.ref(stream)
+        with ThreadPoolExecutor(1) as pool:
+            going = pool.submit(stream.feed, tokens)
+            assert inside.wait(60)
+            del stream, running, run
+            gc.collect()
+            other.feed(tokens[:, :4])  # the model is nobody's alone
+            assert going.result(timeout=60).tobytes() == expected
+        del going
+        gc.collect()
+        assert there() is None

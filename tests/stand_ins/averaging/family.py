@@ -33,7 +33,7 @@ class Averaging(torch.nn.Module):
 
 
 def prepare(source: Average, options: ExportOptions, heard: Listener) -> PreparedStep:
-    plan = make_plan(_spec(source), options.batch_size, options.segment_lengths, heard)
+    plan = make_plan(_spec(source), options.batch_sizes[0], options.segment_lengths, heard)
     return _Prepared(plan, "fp32", "auto", "averaging", None, {"source": {"name": "an average"}})
 
 

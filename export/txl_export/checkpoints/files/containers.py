@@ -1,4 +1,4 @@
-"""The files torch.save and safetensors write: where a pickle and its storages lie.
+"""The files torch.save and pickle.dump write: where a pickle and its storages lie.
 
 Every size is checked against the file before memory is taken for it.
 """
@@ -11,14 +11,13 @@ import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.budget import Budget
 from txl_export.checkpoints.files.pickle_names import Storage, shown
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
 
@@ -158,14 +157,14 @@ class PlainPickle:
         self._file.seek(0)
         return unpickler.load(io.BytesIO(self._file.read()))
 
-    def nested(self, data: bytes) -> Storage:
+    def nested(self, data: bytes, budget: Budget) -> Storage:
         """The elements of a storage.
 
         Raises:
             CheckpointError: the nested file holds something else.
         """
         file = LegacyFile(io.BytesIO(data), len(data))
-        content = file.load(Unpickler(file.storage, legacy=True, bare=True))
+        content = file.load(Unpickler(budget, file.storage, legacy=True, bare=True))
         if not isinstance(content, Storage):
             raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
         return content
@@ -189,7 +188,7 @@ class LegacyFile:
         """
         self._file.seek(0)
         program = io.BytesIO(self._file.read(min(self._size, PROGRAM_LIMIT)))
-        header = Unpickler()
+        header = Unpickler(unpickler.budget)
         if (magic := header.load(program)) != MAGIC_NUMBER or header.load(program) != PROTOCOL:
             found = "no magic number" if magic != MAGIC_NUMBER else f"not protocol {PROTOCOL}"
             raise CheckpointError(f"{found}, expected a file by torch.save; the file is {DAMAGED}")
@@ -239,17 +238,3 @@ def _allocate(length: int) -> Tensor:
 def _fill(elements: Tensor, file: File) -> None:
     if file.readinto(elements.numpy().data) != elements.numel():
         raise CheckpointError(f"a storage ends with the file; the file is {DAMAGED}")
-
-
-def load_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name; the library checks header, sizes and overlaps.
-
-    Raises:
-        CheckpointError: it is not valid, or has a type torch does not know.
-    """
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
-        reason = shown(" ".join(str(error).split()))
-        raise CheckpointError(f"not a valid safetensors file ({reason}); copy the file again") from None

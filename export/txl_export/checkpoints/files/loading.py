@@ -5,27 +5,27 @@ is taken for it, and no reader for a format that is refused anyway (tar, TorchSc
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
-    safetensors    read by the safetensors library, which checks the header itself
+    safetensors    a header of JSON, then the tensors (`safetensors_file`)
 
-`unpickling` interprets the pickles.
+`unpickling` interprets the pickles, `budget` says what a file of its size may ask for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
 from txl_export.checkpoints.files.containers import (
     DAMAGED,
     MAGIC_BYTES,
@@ -33,9 +33,10 @@ from txl_export.checkpoints.files.containers import (
     LegacyFile,
     PlainPickle,
     ZipFile,
-    load_safetensors,
 )
 from txl_export.checkpoints.files.pickle_names import Stub, shown
+from txl_export.checkpoints.files.regular import open_regular
+from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
 
 READ_SIZE = 1 << 20
@@ -54,6 +55,7 @@ class Loaded:
         global_names: every dotted name the file refers to, sorted.
         sha256: of the file, hexadecimal.
         notes: what was translated on the way, for people.
+        budget: the work that such a file may ask for, for whoever walks through the content.
     """
 
     container: str
@@ -61,6 +63,7 @@ class Loaded:
     global_names: tuple[str, ...]
     sha256: str
     notes: tuple[str, ...] = ()
+    budget: Budget = field(default_factory=lambda: Budget(0))
 
 
 def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool = False) -> Loaded:
@@ -77,25 +80,27 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
     """
     aliases = dict(aliases or {})
     with _reading(path) as (file, size, head):
-        if _is_safetensors(head, size):
-            return Loaded("safetensors", load_safetensors(path), (), _sha256(file))
+        budget = Budget(size)
+        if is_safetensors(head, size):
+            tensors, sha256 = read_safetensors(file, size)
+            return Loaded("safetensors", tensors, (), sha256, budget=budget)
         unpickler: Unpickler
         container: ZipFile | LegacyFile | PlainPickle
         if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
             container = PlainPickle(file)
-            unpickler = Unpickler(aliases=aliases, nested=container.nested, lenient=True, strangers=True)
+            unpickler = Unpickler(budget, aliases=aliases, nested=container.nested, lenient=True, strangers=True)
         elif head.startswith(b"PK\x03\x04"):
             container = ZipFile(file, size)
-            unpickler = Unpickler(container.storage, aliases=aliases, strangers=others)
+            unpickler = Unpickler(budget, container.storage, aliases=aliases, strangers=others)
         elif MAGIC_BYTES in head[:40]:
             container = LegacyFile(file, size)
-            unpickler = Unpickler(container.storage, legacy=True, aliases=aliases, strangers=others)
+            unpickler = Unpickler(budget, container.storage, legacy=True, aliases=aliases, strangers=others)
         else:
             raise CheckpointError(_what_else(path, head, file, size))
         content = container.load(unpickler)
         names = tuple(sorted(unpickler.names))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
-        return Loaded(container.name, content, names, _sha256(file), notes)
+        return Loaded(container.name, content, names, _sha256(file), notes, budget.again())
 
 
 def load_plain(path: Path) -> Any:
@@ -104,10 +109,10 @@ def load_plain(path: Path) -> Any:
     Raises:
         CheckpointError: there is no such file, it is damaged, too large, or refers to names that are not known.
     """
-    with _reading(path) as (file, _, head):
+    with _reading(path) as (file, size, head):
         if head.startswith(b"\x80") and MAGIC_BYTES not in head[:40]:
             file.seek(0)
-            return Unpickler().load(io.BytesIO(file.read(PROGRAM_LIMIT)))
+            return Unpickler(Budget(size)).load(io.BytesIO(file.read(min(size, PROGRAM_LIMIT))))
     return load_file(path).content
 
 
@@ -121,14 +126,15 @@ def scan_globals(path: Path) -> tuple[str, ...]:
     """
     with _reading(path) as (file, size, head):
         names: set[str] = set()
+        budget = Budget(size)
         if head.startswith(b"PK\x03\x04"):
-            names = names_in(ZipFile(file, size).program())
+            names = names_in(ZipFile(file, size).program(), budget)
         elif re.match(rb"\x80[\x02-\x05]", head):
             file.seek(0)
             program = io.BytesIO(file.read(min(size, PROGRAM_LIMIT)))
             for _ in range(4 if MAGIC_BYTES in head[:40] else 1):
-                names |= names_in(program)
-        elif not _is_safetensors(head, size):
+                names |= names_in(program, budget)
+        elif not is_safetensors(head, size):
             raise CheckpointError(_what_else(path, head, file, size))
     return tuple(sorted(map(shown, names)))
 
@@ -144,7 +150,7 @@ def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     top = _unwrapped(module)
     state: dict[str, Tensor] = {}
-    _collect(top, "", state)
+    _collect(top, "", state, module.budget.again())
     if state and all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     plain = {
@@ -172,26 +178,32 @@ def submodule(module: Stub, name: str) -> Stub | None:
     return found
 
 
-def _collect(module: Stub, prefix: str, state: dict[str, Tensor]) -> None:
-    transient = module.state.get("_non_persistent_buffers_set") or []
-    buffers = {name: buffer for name, buffer in _parts(module, "_buffers").items() if name not in transient}
-    for name, tensor in (_parts(module, "_parameters") | buffers).items():
+def _collect(module: Stub, prefix: str, state: dict[str, Tensor], budget: Budget) -> None:
+    """Add a module's tensors and those of its parts, by their names; a part is met as often as it is shared."""
+    listed = module.state.get("_non_persistent_buffers_set")
+    transient = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
+    buffers, parameters, modules = (_parts(module, kind) for kind in ("_buffers", "_parameters", "_modules"))
+    budget.charge(OBJECT + len(transient) + len(parameters) + len(buffers) + len(modules))
+    buffers = {name: buffer for name, buffer in buffers.items() if name not in transient}
+    for name, tensor in (parameters | buffers).items():
+        budget.charge((len(prefix) + len(name)) // TEXT)
         if isinstance(tensor, Tensor):
             state[prefix + name] = tensor
         elif tensor is not None:
-            raise CheckpointError(f"{prefix}{name} is not a tensor; {SAVE_AGAIN}")
-    for name, child in _parts(module, "_modules").items():
+            raise CheckpointError(f"{shown(prefix + name)} is not a tensor; {SAVE_AGAIN}")
+    for name, child in modules.items():
+        budget.charge((len(prefix) + len(name)) // TEXT)
         if isinstance(child, Stub):
-            _collect(_unwrapped(child), f"{prefix}{name}.", state)
+            _collect(_unwrapped(child), f"{prefix}{name}.", state, budget)
         elif child is not None:
-            raise CheckpointError(f"{prefix}{name} is not a module; {SAVE_AGAIN}")
+            raise CheckpointError(f"{shown(prefix + name)} is not a module; {SAVE_AGAIN}")
 
 
 def _unwrapped(module: Stub) -> Stub:
     while module.class_name.rpartition(".")[2] in WRAPPERS:
         inner = _parts(module, "_modules").get("module")
         if not isinstance(inner, Stub):
-            raise CheckpointError(f"a {module.class_name} holds no module; {SAVE_AGAIN}")
+            raise CheckpointError(f"a {shown(module.class_name)} holds no module; {SAVE_AGAIN}")
         module = inner
     return module
 
@@ -211,11 +223,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str))
 
 
-def _is_safetensors(head: bytes, size: int) -> bool:
-    """Whether a file begins like safetensors: the header's length, then its JSON."""
-    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
     """The file, open, its size and how it begins; what goes wrong inside becomes one line that names it."""
@@ -226,11 +233,9 @@ def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
             )
         if not path.exists():
             raise CheckpointError("no such file; check the path")
-        if not path.is_file():
-            raise CheckpointError("not a regular file, expected a checkpoint; copy it to a file first")
-        with path.open("rb") as file, warnings.catch_warnings():
+        with open_regular(path) as (file, size), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pickletools warns of odd names, torch of old tensors
-            yield file, os.fstat(file.fileno()).st_size, file.read(READ_SIZE)
+            yield file, size, file.read(min(size, READ_SIZE))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except OSError as error:

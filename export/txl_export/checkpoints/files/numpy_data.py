@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.budget import OBJECT, VIEW, Budget
 from txl_export.checkpoints.files.pickle_names import Stub, integers
 
 TYPES = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool}
@@ -16,8 +17,10 @@ TYPES |= {"i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.in
 """Those that both have, by NumPy's names."""
 
 
-def without_numpy(content: Any) -> Any:
+def without_numpy(content: Any, budget: Budget) -> Any:
     """Content as an `Unpickler` gives it, with numbers and tensors in place of NumPy's; other objects stay as they are.
+
+    Each array is a copy of its bytes, which several may share: these are charged to the budget.
 
     Raises:
         CheckpointError: an array is not as large as its shape.
@@ -29,7 +32,7 @@ def without_numpy(content: Any) -> Any:
             return value
         if id(value) not in done:
             if isinstance(value, Stub):
-                done[id(value)] = _number_or_array(value)
+                done[id(value)] = _number_or_array(value, budget)
             elif isinstance(value, dict):
                 done[id(value)] = {key: walk(item) for key, item in value.items()}
             else:
@@ -39,21 +42,21 @@ def without_numpy(content: Any) -> Any:
     return walk(content)
 
 
-def _number_or_array(stub: Stub) -> Any:
+def _number_or_array(stub: Stub, budget: Budget) -> Any:
     match stub.class_name.rpartition(".")[2], stub.args, stub.built:
         case "scalar", (Stub() as kind, bytes(data)), _:
-            found = _tensor(data, kind, ())
+            found = _tensor(data, kind, (), budget)
             return stub if found is None else found.item()
         case "_reconstruct", _, (_, shape, Stub() as kind, bool(columns), bytes(data)):
-            found = _tensor(data, kind, shape, columns)
+            found = _tensor(data, kind, shape, budget, columns)
         case "_frombuffer", (bytes(data), Stub() as kind, shape, order), _:
-            found = _tensor(data, kind, shape, order == "F")
+            found = _tensor(data, kind, shape, budget, type(order) is str and order == "F")
         case _:
             return stub
     return stub if found is None else found
 
 
-def _tensor(data: bytes, kind: Stub, shape: Any, columns: bool = False) -> Tensor | None:
+def _tensor(data: bytes, kind: Stub, shape: Any, budget: Budget, columns: bool = False) -> Tensor | None:
     """The tensor; None where the type is none of `TYPES`. `columns`: the first axis runs fastest."""
     name = kind.args[0] if kind.args else None
     order = kind.built[1] if isinstance(kind.built, tuple) and len(kind.built) > 1 else "|"
@@ -65,6 +68,9 @@ def _tensor(data: bytes, kind: Stub, shape: Any, columns: bool = False) -> Tenso
         raise CheckpointError(
             f"an array of {len(data)} bytes has the shape {list(sizes)} of {name}; the file is damaged, copy it again"
         )
+    if max(sizes, default=0) > 1 << 40:
+        raise CheckpointError(f"an array has the shape {list(sizes)} of {name}; the file is damaged, copy it again")
+    budget.charge(OBJECT + len(data) // VIEW)
     if not data:
         return torch.zeros(sizes, dtype=dtype)
     flat = torch.frombuffer(bytearray(data), dtype=dtype)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.budget import OBJECT, TEXT, VIEW, Budget
+
 DIMENSION_LIMIT = 16
 
 
@@ -27,12 +29,14 @@ class Stub:
         state: what the pickle would have put into __dict__; {} if nothing, or for a class or function itself.
         args: what the class or function was called with, e.g. the value of an enum's member.
         built: what an object of `OPAQUE` was built with.
+        budget: the work that the file may ask for; whoever walks through what the object holds charges it.
     """
 
     class_name: str
     state: dict[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
     built: Any = None
+    budget: Budget = field(default_factory=lambda: Budget(0))
 
     def __repr__(self) -> str:
         return f"Stub({self.class_name})"
@@ -121,48 +125,62 @@ def shown(name: str) -> str:
     return text if len(text) <= 120 else f"{text[:120]}…"
 
 
-def checked_key(key: Any) -> Any:
-    """A dictionary's key, refused where hashing it could take long or recurse."""
+def checked_key(key: Any, entries: dict[Any, Any], budget: Budget) -> Any:
+    """A key for a dictionary with these entries, refused where hashing it could take long or recurse."""
     scalars = (str, int, float, bool, bytes, type(None))
-    if type(key) in scalars or isinstance(key, Stub) or (type(key) is tuple and all(type(k) in scalars for k in key)):
-        return key
-    raise CheckpointError(f"a dictionary has a key of type {type(key).__name__}, expected text or a number")
+    if type(key) is tuple:
+        budget.charge(len(key))
+        allowed = all(type(part) in scalars for part in key)
+    else:
+        allowed = type(key) in scalars or isinstance(key, Stub)
+    if not allowed:
+        raise CheckpointError(f"a dictionary has a key of type {type(key).__name__}, expected text or a number")
+    budget.charge_key(key, entries)
+    return key
 
 
-def _mapping(args: tuple[Any, ...]) -> dict[Any, Any]:
+def _mapping(args: tuple[Any, ...], budget: Budget) -> dict[Any, Any]:
     """OrderedDict(), OrderedDict(pairs), Counter(mapping): a dict, which keeps order as well."""
     if not args:
         return {}
     (items,) = args
     if type(items) is dict:
+        budget.charge(len(items))
         return dict(items)
-    if type(items) is list and all(type(pair) in (list, tuple) and len(pair) == 2 for pair in items):
-        return {checked_key(key): value for key, value in items}
+    if type(items) is list:
+        budget.charge(len(items))
+        if all(type(pair) in (list, tuple) and len(pair) == 2 for pair in items):
+            made: dict[Any, Any] = {}
+            for key, value in items:
+                made[checked_key(key, made, budget)] = value
+            return made
     raise CheckpointError("a mapping is not made of pairs; the file is damaged")
 
 
-def _sequence(args: tuple[Any, ...]) -> list[Any]:
+def _sequence(args: tuple[Any, ...], budget: Budget) -> list[Any]:
     """set(list), frozenset(list): a list."""
     (items,) = args or ([],)
     if type(items) not in (list, tuple):
         raise CheckpointError("a set is not made of a list; the file is damaged")
+    budget.charge(len(items))
     return list(items)
 
 
-def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _size(args: tuple[Any, ...], budget: Budget) -> tuple[int, ...]:
     (sizes,) = args
     return integers(sizes, "a shape")
 
 
-def _encode(args: tuple[Any, ...]) -> bytes:
+def _encode(args: tuple[Any, ...], budget: Budget) -> bytes:
     """How protocol 2 writes bytes."""
     text, encoding = args
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
         raise CheckpointError(f"bytes are written as {type(text).__name__} in an encoding other than latin1")
+    budget.charge(len(text) // TEXT)
     return text.encode("latin-1")
 
 
-def _no_bytes(args: tuple[Any, ...]) -> bytes:
+def _no_bytes(args: tuple[Any, ...], budget: Budget) -> bytes:
     """How protocol 2 writes no bytes at all."""
     if args:
         raise CheckpointError("bytes are made of something; the file is damaged")
@@ -171,12 +189,17 @@ def _no_bytes(args: tuple[Any, ...]) -> bytes:
 
 def integers(values: Any, what: str) -> tuple[int, ...]:
     """Numbers ≥ 0 that torch can take; anything else is refused."""
-    if type(values) not in (tuple, list) or not all(type(n) is int and 0 <= n < 1 << 62 for n in values):
+    numbers = type(values) in (tuple, list) and (
+        len(values) > DIMENSION_LIMIT or all(type(n) is int and 0 <= n < 1 << 62 for n in values)
+    )
+    if not numbers:
         raise CheckpointError(f"{what} of a tensor is not a tuple of numbers ≥ 0; the file is damaged")
+    if len(values) > DIMENSION_LIMIT:
+        raise CheckpointError(f"{what} of a tensor has {len(values)} numbers, expected at most {DIMENSION_LIMIT}")
     return tuple(values)
 
 
-def _tensor(args: tuple[Any, ...]) -> Tensor:
+def _tensor(args: tuple[Any, ...], budget: Budget) -> Tensor:
     """A tensor as (storage, offset, size, stride[, requires_grad, hooks[, metadata]]), inside its storage."""
     if len(args) not in (4, 6, 7) or not isinstance(args[0], Storage):
         raise CheckpointError("a tensor is not described by storage, offset, size and stride; the file is damaged")
@@ -187,7 +210,7 @@ def _tensor(args: tuple[Any, ...]) -> Tensor:
     storage: Storage = args[0]
     (offset,) = integers((args[1],), "the offset")
     size, stride = integers(args[2], "the shape"), integers(args[3], "the stride")
-    if len(size) != len(stride) or len(size) > DIMENSION_LIMIT:
+    if len(size) != len(stride):
         raise CheckpointError(f"a tensor has {len(size)} sizes and {len(stride)} strides; the file is damaged")
     elements, count, last = storage.elements.numel(), 1, offset
     for n, step in zip(size, stride, strict=True):
@@ -200,36 +223,37 @@ def _tensor(args: tuple[Any, ...]) -> Tensor:
         )
     place = (offset, size, stride)
     if place not in storage.views:
+        budget.charge(OBJECT + count * storage.elements.element_size() // VIEW)
         # as_strided counts from the beginning of the memory, not of the part of it that `elements` may be.
         first = storage.elements.storage_offset()
         storage.views[place] = storage.elements.as_strided(size, stride, first + offset)
     return storage.views[place]
 
 
-def _parameter(args: tuple[Any, ...]) -> Tensor:
+def _parameter(args: tuple[Any, ...], budget: Budget) -> Tensor:
     """A parameter: its tensor itself, so that tied parameters stay one object."""
     if len(args) not in (3, 4) or not isinstance(args[0], Tensor):
         raise CheckpointError("a parameter is not made of a tensor; the file is damaged")
     return args[0]
 
 
-def _typed_tensor(args: tuple[Any, ...]) -> Any:
+def _typed_tensor(args: tuple[Any, ...], budget: Budget) -> Any:
     """A tensor with attributes of its own, as (function, type, arguments, state): type and state are dropped."""
     function, _, arguments, _ = args
     rebuild = isinstance(function, Name) and function.class_name == "torch._utils._rebuild_tensor_v2"
     if not rebuild or type(arguments) is not tuple:
         raise CheckpointError("a tensor is of a kind that is not read here; save plain tensors")
-    return _tensor(arguments)
+    return _tensor(arguments, budget)
 
 
-def _number(args: tuple[Any, ...]) -> float:
+def _number(args: tuple[Any, ...], budget: Budget) -> float:
     """ruamel.yaml's number, which also knows how it was written; where, the pickle sets afterwards."""
     if len(args) != 1 or type(args[0]) is not float:
         raise CheckpointError("a number of a config is none; the file is damaged")
     return args[0]
 
 
-def _nested_file(args: tuple[Any, ...]) -> Any:
+def _nested_file(args: tuple[Any, ...], budget: Budget) -> Any:
     raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
 
@@ -237,10 +261,10 @@ NESTED = "torch.storage._load_from_bytes"
 """What a pickle that torch.save did not write calls for each storage, with a whole file by torch.save."""
 
 # All that a program may call. None of these is the function of that name: each only makes plain data.
-FUNCTIONS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+FUNCTIONS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
-    "collections.defaultdict": lambda args: {},
+    "collections.defaultdict": lambda args, budget: {},
     "ruamel.yaml.comments.CommentedMap": _mapping,
     "ruamel.yaml.comments.CommentedSeq": _sequence,
     "ruamel.yaml.scalarfloat.ScalarFloat": _number,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
+from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
 from txl_export.checkpoints.files.pickle_names import (
     FUNCTIONS,
     KNOWN,
@@ -36,7 +37,6 @@ from txl_export.checkpoints.files.pickle_names import (
 # A vocabulary of 800 000 words in an NVIDIA checkpoint takes 40 MB and 5 million instructions.
 PROGRAM_LIMIT = 1 << 27
 INSTRUCTION_LIMIT = 20_000_000
-EXPANDED_LIMIT = 50_000_000
 DEPTH_LIMIT = 256
 OPEN_LIMIT = 4 * DEPTH_LIMIT  # at that depth so many wait: a dictionary, a key, a function, its arguments
 TOO_DEEP = f"the content is nested more than {DEPTH_LIMIT} levels deep"
@@ -45,8 +45,12 @@ INTEGER_BITS = 256
 # (key, dtype, number of elements) → one-dimensional tensor
 StorageReader = Callable[[str, torch.dtype, int], Tensor]
 # the file that a plain pickle has in place of a storage → its elements
-NestedReader = Callable[[bytes], Storage]
+NestedReader = Callable[[bytes, Budget], Storage]
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+
+
+_NESTED_WORK = 64
+"""Units of work for a nested file, whose four programs are few bytes."""
 
 
 class _UnknownNameError(Exception):
@@ -57,6 +61,7 @@ class Unpickler:
     """Interprets the pickle programs of one file.
 
     Args:
+        budget: the work that the file may ask for.
         storage: gives the elements of a storage, one-dimensional, by key, dtype and number of elements; called once per
             key; raises CheckpointError where the file does not hold that. None where a program may have no tensors.
         legacy: whether classes may be persistent ids too and storages parts of others, as torch ≤ 1.5 wrote.
@@ -67,6 +72,7 @@ class Unpickler:
         strangers: whether classes and functions that are not known are stand-ins of that name, rather than refused.
 
     Attributes:
+        budget: as given.
         names: every dotted name met so far, as in the file.
 
     Raises:
@@ -75,6 +81,7 @@ class Unpickler:
 
     def __init__(
         self,
+        budget: Budget,
         storage: StorageReader | None = None,
         legacy: bool = False,
         aliases: Mapping[str, str] | None = None,
@@ -83,6 +90,7 @@ class Unpickler:
         bare: bool = False,
         strangers: bool = False,
     ) -> None:
+        self.budget = budget
         self._nested, self._lenient, self._bare, self._strangers = nested, lenient, bare, strangers
         self._actions = _ACTIONS | _LENIENT_ACTIONS if lenient else _ACTIONS
         self._read_storage, self._legacy, self._aliases = storage, legacy, dict(aliases or {})
@@ -119,11 +127,11 @@ class Unpickler:
             (content,) = self._stack
         except _UnknownNameError as unknown:
             program.seek(start)
-            raise CheckpointError(self._unknown_names(str(unknown), names_in(program))) from None
+            raise CheckpointError(self._unknown_names(str(unknown), names_in(program, self.budget.again()))) from None
         except (ValueError, OverflowError, IndexError, KeyError, struct.error):
             raise CheckpointError("the pickle is cut short or damaged; copy the file again") from None
         if not (self._bare and type(content) is Storage):
-            _check_plain(content)
+            _check_plain(content, self.budget.again())
         return content
 
     def _unknown_names(self, first: str, others: set[str]) -> str:
@@ -191,7 +199,9 @@ class Unpickler:
             return
         if type(self._stack[-1]) is not dict or len(items) % 2:
             raise CheckpointError(f"the pickle sets items of a {type(self._stack[-1]).__name__}; the file is damaged")
-        self._stack[-1].update((checked_key(key), value) for key, value in zip(items[::2], items[1::2], strict=True))
+        target, budget = self._stack[-1], self.budget
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            target[key if type(key) is str and len(key) < TEXT else checked_key(key, target, budget)] = value
 
     def _frozen_set(self, argument: Any) -> None:
         self._stack.append(self._since_mark())
@@ -209,6 +219,7 @@ class Unpickler:
         self._push_name(module, attribute)
 
     def _push_name(self, module: str, attribute: str) -> None:
+        self.budget.charge((len(module) + len(attribute)) // TEXT)
         name = f"{module}.{attribute}"
         self.names.add(name)
         canonical = self._canonical(name)
@@ -222,11 +233,12 @@ class Unpickler:
         if type(args) is not tuple or not isinstance(callee, Stub if self._lenient else Name):
             raise CheckpointError("the pickle calls something that is not a name; the file is damaged")
         if callee.class_name == NESTED and self._nested and len(args) == 1 and type(args[0]) is bytes:
-            self._stack.append(self._nested(args[0]))
+            self.budget.charge(_NESTED_WORK + len(args[0]))
+            self._stack.append(self._nested(args[0], self.budget))
         elif (function := FUNCTIONS.get(callee.class_name)) is not None:
-            self._stack.append(function(args))
+            self._stack.append(function(args, self.budget))
         elif callee.class_name not in STORAGE_TYPES:
-            self._stack.append(Stub(callee.class_name, {}, args))
+            self._stack.append(Stub(callee.class_name, {}, args, None, self.budget))
         else:
             raise CheckpointError(f"the pickle calls {callee.class_name}; the file is damaged")
 
@@ -242,7 +254,9 @@ class Unpickler:
             return
         if (self._lenient or target.class_name not in KNOWN) and type(state) is not dict:
             return
-        for part in state if type(state) is tuple else (state,):  # a tuple holds __dict__ and slots
+        parts = state if type(state) is tuple else (state,)  # a tuple holds __dict__ and slots
+        self.budget.charge(len(parts) + sum(len(part) for part in parts if type(part) is dict))
+        for part in parts:
             if part is not None and (type(part) is not dict or not all(type(name) is str for name in part)):
                 raise CheckpointError(f"the attributes of a {target.class_name} are not a dictionary of names")
             target.state.update(part or {})
@@ -269,6 +283,7 @@ class Unpickler:
             raise CheckpointError(
                 f"storage {shown(key)} has {count} elements, expected a number ≥ 0; the file is damaged"
             )
+        self.budget.charge(len(key) // TEXT)
         if key not in self._storages:
             self._storages[key] = (dtype, count, Storage(self._read_storage(key, dtype, count)))
         known_dtype, known_count, storage = self._storages[key]
@@ -285,7 +300,10 @@ class Unpickler:
         first, count = integers((first, count), "the storage")
         if first + count > root.elements.numel():
             raise CheckpointError(f"a part of storage {shown(key)} lies outside it; the file is damaged")
-        return self._parts.setdefault((key, first, count), Storage(root.elements[first : first + count]))
+        if (place := (key, first, count)) not in self._parts:
+            self.budget.charge(OBJECT)
+            self._parts[place] = Storage(root.elements[first : first + count])
+        return self._parts[place]
 
 
 _ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
@@ -333,11 +351,11 @@ _LENIENT_ACTIONS: dict[str, Callable[[Unpickler, Any], None]] = {
 """What pickles of whole objects have beside these."""
 
 
-def _check_plain(content: Any) -> None:
+def _check_plain(content: Any, budget: Budget) -> None:
     """Refuse what is not plain data, contains itself, is nested too deeply or is far larger than it looks.
 
     A few bytes can hold a list with the same list twice, which has the same list twice, and so on, and whoever walks
-    that would never finish: what is shared counts as often as a walker meets it.
+    that would never finish: what is shared counts as often as a walker meets it, and text as often as it is copied.
 
     Raises:
         CheckpointError: with what was found.
@@ -349,9 +367,15 @@ def _check_plain(content: Any) -> None:
         if not waiting:
             path.pop()
             if parent is not None:
-                sizes[id(parent)] = total = 1 + sum(sizes.get(id(child), 1) for child in _children(parent))
-                if total > EXPANDED_LIMIT:
-                    raise CheckpointError(f"the content stands for more than {EXPANDED_LIMIT} objects")
+                sizes[id(parent)] = total = 1 + sum(
+                    1 + len(child) // TEXT if type(child) in (str, bytes) else sizes.get(id(child), 1)
+                    for child in _children(parent)
+                )
+                if total > budget.left:
+                    raise CheckpointError(
+                        f"the content stands for more than {budget.left} objects, expected no more in a file of "
+                        f"{budget.size} bytes; the file is damaged or was made to do harm"
+                    )
             continue
         value = waiting.pop()
         kind = type(value)
@@ -373,15 +397,15 @@ def _children(value: Any) -> list[Any]:
     if isinstance(value, Stub):
         return [value.state, *value.args, value.built]
     if type(value) is dict:
-        return [*value.values(), *(key for key in value if isinstance(key, (Stub, tuple)))]
+        return [*value.values(), *value]
     return list(value)
 
 
-def names_in(program: BinaryIO) -> set[str]:
+def names_in(program: BinaryIO, budget: Budget) -> set[str]:
     """The dotted names one pickle program refers to, found without building anything.
 
     Names that the program puts together in an unusual way show as "?". Where the program is damaged, the names up to
-    that place; the stream then stands there.
+    that place, and up to where it asks for more work than the budget allows; the stream then stands there.
     """
     names: set[str] = set()
     texts: list[str | None] = []  # what each instruction pushed, as far as it is text
@@ -394,6 +418,7 @@ def names_in(program: BinaryIO) -> set[str]:
                 names.add(".".join(argument.split(" ", 1)))
             elif name == "STACK_GLOBAL":
                 module, attribute = ([None, None, *texts])[-2:]
+                budget.charge((len(module or "") + len(attribute or "")) // TEXT)
                 names.add(f"{module or '?'}.{attribute or '?'}")
             if name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
                 memo[len(memo) if name == "MEMOIZE" else argument] = texts[-1] if texts else None
@@ -402,6 +427,6 @@ def names_in(program: BinaryIO) -> set[str]:
             elif name not in ("PROTO", "FRAME", "MARK"):
                 texts.append(argument if "UNICODE" in name or "STRING" in name else None)
             del texts[:-2]
-    except (ValueError, OverflowError, struct.error):
+    except (ValueError, OverflowError, struct.error, CheckpointError):
         pass
     return names

@@ -39,7 +39,7 @@ from txl_export.token_files import read_tokens
 
 FOR_CHECKPOINTS = (
     *("family", "memory_length", "clamp_length", "same_length", "memory", "keep", "aliases"),
-    *("initial_memory", "cluster_order", "embedding_scale"),
+    *("initial_memory", "cluster_order", "embedding_scale", "attention"),
 )
 """Options that mean nothing for a model of the user's own."""
 
@@ -95,6 +95,11 @@ class PreparedStep:
 
         return step_vectors(self.plan, manifest)
 
+    def rounding(self, manifest: Manifest, vectors: Mapping[str, NDArray[Any]]) -> tuple[float, float] | None:
+        """See `Prepared`; what is left of it was noted when the vectors were drawn."""
+        left = vectors.get("rounding")
+        return None if left is None else (float(left), float(left))
+
     def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
         """See `Prepared`."""
         from txl_export.families.own_module.verifying import verify_step
@@ -127,7 +132,13 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
         spec = replace(spec, samples=_samples(Path(options.inputs)))
     spec = _with_text(spec, vocabulary, options.text, options.tokens)
     with importable(source):
-        plan = make_plan(spec, options.batch_size, options.segment_lengths, heard)
+        batch_size, *others = options.batch_sizes
+        if others:
+            raise UsageError(
+                f"--batch-size is {', '.join(map(str, options.batch_sizes))}, expected one for a model of your own, "
+                "whose graphs are of one B; export a bundle for each"
+            )
+        plan = make_plan(spec, batch_size, options.segment_lengths, heard)
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
     provenance = {"source": {"name": name, "weights": weights}}
     return PreparedStep(plan, cast(Precision, options.precision), options.growth, name, vocabulary, provenance)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
-from safetensors import safe_open
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import sizes_of
@@ -21,6 +20,7 @@ from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.sizes import in_bundle, output_specs, state_sizes
 from txl_export.families.own_module.spec import StepSpec
+from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.vectors import selftest_vectors
 from txl_export.parity.steps.verification import verify_model
@@ -64,12 +64,11 @@ def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Liste
 
 def _first_other(spec: StepSpec, bundle: Bundle) -> str:
     """A tensor that differs from the one of its name in the weight file; "" where those that differ are not in it."""
-    with safe_open(bundle.file(bundle.manifest.weights), "pt") as stored:
-        names = set(stored.keys())
-        for path, tensor in own_tensors(spec.module).items():
-            kept = stored.get_tensor(path) if path in names else tensor
-            if kept.shape == tensor.shape and not same_bits(kept, tensor.detach().to(kept.dtype)):
-                return path
+    stored = read_weight_file(bundle.file(bundle.manifest.weights))
+    for path, tensor in own_tensors(spec.module).items():
+        kept = stored.get(path, tensor)
+        if kept.shape == tensor.shape and not same_bits(kept, tensor.detach().to(kept.dtype)):
+            return path
     return ""
 
 
@@ -125,7 +124,10 @@ def replay_vectors(open_model: Callable[[], Model], listener: Listener | None = 
         for name, value in result.largest.items()
     )
     source = f"the bundle's own vectors, {result.steps} steps"
-    return Parity(result.backend, model.manifest.precision, source, (), None, gates, advice=REPLAY_ADVICE)
+    manifest = model.manifest
+    return Parity(
+        result.backend, manifest.precision, source, (), None, gates, advice=REPLAY_ADVICE, model_id=manifest.model_id
+    )
 
 
 def step_vectors(plan: Plan, manifest: Manifest) -> dict[str, NDArray[Any]]:

@@ -26,8 +26,13 @@ def facts(manifest: Manifest) -> dict[str, str]:
     adaptive = f", clusters cut at {list(config.cutoffs)}, div_val {config.div_val}" if config.cutoffs else ""
     clamp = "none" if dialect.clamp_length is None else dialect.clamp_length
     return {
-        "architecture": f"{config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads of {config.d_head}, "
-        f"d_inner {config.d_inner}, {config.vocab_size} tokens{adaptive}",
+        "architecture": f"{_counted(config.n_layer, 'layer')}, d_model {config.d_model}, "
+        f"{_counted(config.n_head, 'head')} of {config.d_head}, d_inner {config.d_inner}, "
+        f"{_counted(config.vocab_size, 'token')}{adaptive}",
         "positions": f"{POSITIONS[config.attn_type]}, {norm}-norm, window {window}, clamp {clamp}",
         "dialect": f"{dialect.family}, {model.memory} memory starts {dialect.memory_start}",
     }
+
+
+def _counted(value: int, one: str) -> str:
+    return f"{value} {one}" if value == 1 else f"{value} {one}s"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
 from torch import Tensor
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Precision
@@ -28,14 +28,17 @@ from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.folding import HALF, fold, unfold
-from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
+from txl_export.families.transformer_xl.parity.rounding import own_rounding
+from txl_export.families.transformer_xl.parity.vectors import calls_of_vectors, selftest_vectors
 from txl_export.families.transformer_xl.parity.verification import openers, verify_models
 from txl_export.families.transformer_xl.settings import memory_form, resolve
 from txl_export.families.transformer_xl.weights import Weights, check_weights, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
+from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import ExportOptions
 from txl_export.parity.report import Parity
+from txl_export.parity.threads import few_threads
 from txl_export.token_files import read_tokens
 
 Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
@@ -61,6 +64,12 @@ class PreparedModel:
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """See `Prepared`."""
         return selftest_vectors(manifest, self.builder.reference())
+
+    def rounding(self, manifest: Manifest, vectors: Mapping[str, NDArray[Any]]) -> tuple[float, float] | None:
+        """See `Prepared`."""
+        reference, form = self.builder.reference(), manifest.transformer_xl.memory
+        with few_threads(reference.dtype == torch.float64):
+            return own_rounding(reference, calls_of_vectors(vectors), form, alone=True)
 
     def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
         """See `Prepared`."""
@@ -103,7 +112,7 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
     form = memory_form(imported.config, sizes, options, heard)
     precision = cast(Precision, options.precision)
-    builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
+    builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep, options.attention)
     provenance = {
         "source": msgspec.to_builtins(found),
         "config": dict(config) if config is not None else None,
@@ -138,7 +147,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         stand_in = manifest.precision if emulated else None
         parity = verify_models(runs, reference, source, ids, request.segments, heard, stand_in_for=stand_in)
     if request.checkpoint is not None and manifest.precision in QUANTISED:
-        stored = load_file(opened.file(manifest.weights))
+        stored = read_weight_file(opened.file(manifest.weights))
         parity = parity.with_gain(gain_error(fold(model.config, weights), stored))
     return parity
 
@@ -146,8 +155,9 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
 def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
     """The canonical weights that a bundle's weight file stands for, to one rounding of what was folded into them."""
     own = (".table.", "initial.")
-    stored = ((name, tensor) for name, tensor in load_file(path).items() if not any(part in name for part in own))
-    folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in stored}
+    stored = read_weight_file(path).items()
+    kept = ((name, tensor) for name, tensor in stored if not any(part in name for part in own))
+    folded = {name: tensor.float() if tensor.dtype in HALF.values() else tensor for name, tensor in kept}
     return check_weights(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
 
 

@@ -82,8 +82,9 @@ class Network(Traceable):
                 self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # [H, d_head, rows]
             elif c.attn_type == 1:
                 relative, biases = folded[f"{name}.distance.keys"][:rows], folded[f"{name}.distance.biases"][:rows]
-                self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())
-                self._keep(self._table_name(i, "bias."), biases.T[:, None].contiguous())  # [H, 1, rows]
+                # Copies: of a single head or row what is turned around is the parameter itself, stored once more.
+                self._keep(self._table_name(i), relative.permute(1, 2, 0).clone(memory_format=torch.contiguous_format))
+                self._keep(self._table_name(i, "bias."), biases.T[:, None].clone(memory_format=torch.contiguous_format))
 
     def _table_name(self, i: int, part: str = "") -> str:
         """The table of positions that layer i uses; a learned one of attn_type 3 serves programs of every length."""
@@ -128,9 +129,13 @@ class Network(Traceable):
         hidden = self.norm(f"{attention}.norm", hidden + attended)
         return self.norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
 
-    def heads(self, joined: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]; one transpose for all of them."""
-        heads, c = torch.unflatten(joined, -1, (parts * self.config.n_head, self.config.d_head)), self.config
+    def heads(self, joined: Tensor, parts: int, rows: tuple[int, int] | None = None) -> tuple[Tensor, ...]:
+        """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]; one transpose for all of them.
+
+        With `rows`, B and their number, also from [B·rows, parts·H·d_head].
+        """
+        c, width = self.config, (parts * self.config.n_head, self.config.d_head)
+        heads = torch.unflatten(joined, -1, width) if rows is None else joined.reshape(*rows, *width)
         return torch.split(heads.transpose(1, 2), c.n_head, dim=1) if parts > 1 else (heads.transpose(1, 2),)
 
     def mix(
@@ -157,6 +162,10 @@ class Network(Traceable):
         Returns:
             [B·L, D] if `flat`, else [B, L, D]; before the residual.
         """
+        return self.gather_heads(i, self.look(i, query, key, index, visible).to(self.dtype) @ value, flat)
+
+    def look(self, i: int, query: Tensor, key: Tensor, index: Tensor | None, visible: Tensor) -> Tensor:
+        """How much each query of layer i attends to each key, float32 [B, H, L, K]; arguments as of `mix`."""
         name = f"{layer_name(i)}.attention"
         if index is None:
             scores = query @ key.transpose(2, 3)  # [B, H, L, K]
@@ -164,9 +173,13 @@ class Network(Traceable):
             content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
             scores = content + self._by_distance(i, query).gather(3, index)
         scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
-        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value
+        return scores.float().softmax(dim=-1)
+
+    def gather_heads(self, i: int, mixed: Tensor, flat: bool = False) -> Tensor:
+        """What the heads of layer i found, [B, H, L, d_head], as one row per query; see `mix`."""
         rows, width = mixed.transpose(1, 2), self.config.n_head * self.config.d_head
-        return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
+        name = f"{layer_name(i)}.attention.output"
+        return self.linear(name, rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor) -> Tensor:
         """What each query scores by distance alone: [B, H, L, rows]."""

@@ -15,8 +15,8 @@ once for all layers, is relative shift, rotation and one head per stream togethe
 Afterwards whoever owns the memory adds `valid` to `head`; where that reaches R, rows R … head - 1 go to the front and
 R is taken off. R >= M + L keeps what padding overwrites out of the memory.
 
-L is not fixed in the graph: programs of all lengths are one file, one set of weights. `hidden` goes to the softmax
-programs of `softmax`.
+L is not fixed in the graph, nor is a B of more than 1: programs of all lengths are one file, one set of weights.
+`hidden` goes to the softmax programs of `softmax`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.tables import ring_slots
 
 from txl_export.families.transformer_xl.network import Network, count_distances
-from txl_export.families.transformer_xl.step import StepShape
+from txl_export.families.transformer_xl.step import StepShape, open_batch
 from txl_export.families.transformer_xl.weights import layer_name
+from txl_export.graphs.tracing import SEGMENT
 
 FAR = 2**20  # rows behind everything: such a slot is seen by nobody
 
@@ -57,7 +58,7 @@ def _translate(past: Any, update: Any, write: Any) -> Any:
 
 
 class RingStep(Network):
-    """One segment of any length up to L, attn_type 0 and 1, K/V memory.
+    """One segment of any length up to L of any number of sequences up to B, attn_type 0 and 1, K/V memory.
 
     Args:
         config, dialect: the model.
@@ -74,9 +75,9 @@ class RingStep(Network):
         slot = torch.arange(self.columns, dtype=torch.int32)
         self._keep("slot", slot)
         self._keep("lap", torch.where(slot < self.ring, self.ring, FAR).to(torch.int32))
-        if shape.segment_length > 1:
-            length = torch.export.Dim("segment", min=1, max=shape.segment_length)
-            self.dynamic_shapes = ({1: length}, {}, {}, {}, tuple({} for _ in range(2 * config.n_layer)))
+        batch = open_batch(shape)
+        length = {1: torch.export.Dim(SEGMENT, min=1, max=shape.segment_length)} if shape.segment_length > 1 else {}
+        self.dynamic_shapes = ({**batch, **length}, batch, batch, batch, (batch,) * (2 * config.n_layer))
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         c, batch = self.config, self.shape.batch_size
@@ -88,7 +89,8 @@ class RingStep(Network):
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, head: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """One step; see the module's table for names, shapes and dtypes."""
-        c, length, m = self.config, tokens.shape[1], self.shape.memory_length
+        c, (batch, length), m = self.config, tokens.shape, self.shape.memory_length
+        sizes = (batch, -1 if self.shape.batch_size == 1 else length)  # what is fixed needs no computing
         ahead = self["slot"][None] - head[:, None]  # [B, C]
         nothing = torch.zeros((), dtype=torch.int32)
         row = m + ahead - torch.where(ahead >= length, self["lap"][None], nothing)  # [B, C], of (memory ‖ segment)
@@ -109,12 +111,11 @@ class RingStep(Network):
         for i in range(c.n_layer):
             name = f"{layer_name(i)}.attention"
             source = self.norm(f"{name}.norm", hidden) if c.pre_lnorm else hidden
-            joined = torch.unflatten(self.linear(f"{name}.query_key_value", source), 0, (self.shape.batch_size, -1))
-            query, key, value = self.heads(joined, 3)
+            query, key, value = self.heads(self.linear(f"{name}.query_key_value", source), 3, sizes)
             key = tensor_scatter(memory[2 * i], key, write)
             value = tensor_scatter(memory[2 * i + 1], value, write)
             hidden = self.around(i, hidden, self.mix(i, query, key, value, index, visible, flat=True))
             after += key, value
         if c.final_norm:
             hidden = self.norm("final_norm", hidden)
-        return (torch.unflatten(hidden.float(), 0, (self.shape.batch_size, -1)), *after)
+        return (hidden.float().reshape(*sizes, c.d_model), *after)

@@ -23,11 +23,12 @@ DEFAULT_SEGMENT_LENGTHS = (64, 1)
 
 @dataclass(frozen=True)
 class Sizes:
-    """B, L (largest first) and M of a bundle."""
+    """B, L (largest first) and M of a bundle, and further B that engines are built for, largest first."""
 
     batch_size: int
     segment_lengths: tuple[int, ...]
     memory_length: int
+    batch_sizes: tuple[int, ...] = ()
 
 
 def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes, tuple[str, ...]]:
@@ -60,8 +61,10 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
         _in_range("--segment-length", length, 1, MOST_SEGMENT)
     _in_range("--memory-length", memory, 0, MOST_MEMORY)
     _in_range("--clamp-length", clamp, -1, MOST_MEMORY + MOST_SEGMENT, "; 0 or -1 is no clamp")
-    _in_range("--batch-size", options.batch_size, 1, MOST_BATCH)
-    _fits(imported, options.batch_size, lengths[0], memory)
+    for size in options.batch_sizes:
+        _in_range("--batch-size", size, 1, MOST_BATCH)
+    batch, *others = sorted(options.batch_sizes, reverse=True)
+    _fits(imported, batch, lengths[0], memory, options.attention)
     of_segment = bool(same) and imported.window_of == "segment"
     window = memory + imported.window_beyond_memory if same and not of_segment else None
     if window == 0:
@@ -78,7 +81,7 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
     )
     if taken:
         lines.append(f"not given, so as the checkpoint or --config has it, often for training: {' '.join(taken)}")
-    return dialect, Sizes(options.batch_size, lengths, memory), tuple(lines)
+    return dialect, Sizes(batch, lengths, memory, tuple(others)), tuple(lines)
 
 
 def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, heard: Listener) -> MemoryForm:
@@ -89,7 +92,7 @@ def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, heard
     return "hidden" if options.memory == "hidden" else "kv"
 
 
-def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
+def _fits(imported: Imported, batch: int, length: int, memory: int, attention: bool) -> None:
     """Refuse a width without positions, and sizes that are fine one by one but too large together.
 
     Engines index with int32, and a graph, which holds the distances, stays below 2 GiB.
@@ -111,6 +114,9 @@ def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
         "the memory of one layer": (batch * memory * max(config.n_head * config.d_head, config.d_model), 2**31 - 1),
         "the distances of one segment": (length * keys, 2**28),
     }
+    if attention:
+        looks = config.n_layer * config.n_head * length * keys
+        tensors["the attention of one segment, which --attention returns,"] = (looks, 2**28)
     for name, (values, most) in tensors.items():
         if values > most:
             raise UsageError(

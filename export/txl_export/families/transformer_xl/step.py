@@ -1,4 +1,4 @@
-"""The exportable step with rolled memory: one segment of fixed shape, memories as arguments, new memories returned.
+"""The exportable step with rolled memory: one segment of fixed length, memories as arguments, new memories returned.
 
 The same function as `reference`, in the form an engine wants (`network`).
 
@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.errors import UsageError
 
 from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
@@ -32,7 +33,7 @@ from txl_export.families.transformer_xl.weights import layer_name
 
 
 class StepShape(NamedTuple):
-    """The fixed sizes of one program."""
+    """The sizes of one program; B is the most that it runs."""
 
     batch_size: int
     segment_length: int
@@ -45,7 +46,12 @@ class StepShape(NamedTuple):
         return self.memory_length + self.segment_length
 
 
-class _Rows(NamedTuple):
+def open_batch(shape: StepShape) -> dict[int, Any]:
+    """What `torch.export` may not take for fixed in an input whose first axis is the batch. A B of 1 is fixed."""
+    return {0: torch.export.Dim(BATCH, min=1, max=shape.batch_size)} if shape.batch_size > 1 else {}
+
+
+class Rows(NamedTuple):
     """Which rows of (memory ‖ segment) count, the same for all layers: they depend on `fill` and `valid` alone.
 
     Attributes:
@@ -70,7 +76,7 @@ class Step(Network):
             program can tell apart without it.
     """
 
-    landmarks = ("hidden",)  # [B, L, D], what the softmax takes: engines may get another one there
+    landmarks: tuple[str, ...] = ("hidden",)  # [B, L, D], what the softmax takes: engines may get another one there
 
     def __init__(
         self,
@@ -98,6 +104,9 @@ class Step(Network):
             self._keep("behind", distance.to(torch.int32))
         if not config.absolute_positions:
             self._keep("distance", distance.clamp(0, self.distances - 1))
+        batch = open_batch(shape)
+        memory = (batch,) * len(memory_shapes(config, shape))
+        self.dynamic_shapes = (batch, batch, batch, *([memory] if memory else []))
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         batch, length = self.shape.batch_size, self.shape.segment_length
@@ -108,29 +117,44 @@ class Step(Network):
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """One step; see the module's table for names, shapes and dtypes."""
+        rows = self.counted(valid, fill)
+        hidden = self.embed(tokens)
+        after: list[Tensor] = []
+        for i in range(self.config.n_layer):
+            hidden, query, key, value, kept = self.project(i, hidden, memory, valid, rows)
+            hidden = self.around(i, hidden, self.mix(i, query, key, value, self.index(query), rows.visible))
+            after.extend(kept)
+        if self.config.final_norm:
+            hidden = self.norm("final_norm", hidden)
+        marks = (hidden,) if self.marking else ()
+        flat = hidden.flatten(end_dim=1)  # [B·L, D], so that a tied table is used untransposed (Gemm)
+        return (self.logprobs(flat).reshape(tokens.shape[0], self.shape.segment_length, -1), *after, *marks)
+
+    def counted(self, valid: Tensor, fill: Tensor) -> Rows:
+        """Which rows count, of `valid` [B] rows of the segment and `fill` [B] of the memory."""
         m = self.shape.memory_length
         filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
         visible = self["seen"][None, None] & filled[:, None, None, :]  # [B, 1, L, K]
         if self.dialect.segment_window:
             window = torch.where(valid > 1, valid, self.shape.slots)
             visible = visible & (self["behind"][None, None] < window[:, None, None, None])
-        rows = _Rows(visible, filled[:, :m], valid[:, None] + self["slot"][None, :m])
+        return Rows(visible, filled[:, :m], valid[:, None] + self["slot"][None, :m])
 
-        hidden = self.embed(tokens)
-        after: list[Tensor] = []
+    def project(
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor, rows: Rows
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+        """What layer i attends with: `hidden` with its positions, query, key, value, and the memory after the step."""
         per_layer = len(memory) // self.config.n_layer
-        for i in range(self.config.n_layer):
-            remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
-            if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
-                hidden, remembered = self._add_positions(i, hidden, remembered, valid)
-            attended, kept = self._attend(i, hidden, remembered, rows)
-            hidden = self.around(i, hidden, attended)
-            after.extend(kept)
-        if self.config.final_norm:
-            hidden = self.norm("final_norm", hidden)
-        marks = (hidden,) if self.marking else ()
-        flat = hidden.flatten(end_dim=1)  # [B·L, D], so that a tied table is used untransposed (Gemm)
-        return (self.logprobs(flat).reshape(self.shape.batch_size, self.shape.segment_length, -1), *after, *marks)
+        remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
+        if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
+            hidden, remembered = self._add_positions(i, hidden, remembered, valid)
+        return hidden, *self._project_heads(i, hidden, remembered, rows)  # [B, H, L or K, d_head]
+
+    def index(self, query: Tensor) -> Tensor | None:
+        """The table row of each query and key, as `mix` takes it."""
+        if self.config.absolute_positions:
+            return None
+        return self["distance"].expand(*query.shape[:2], *self["distance"].shape)
 
     def _add_positions(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor
@@ -144,15 +168,8 @@ class Step(Network):
             memory = [torch.where((valid > 0)[:, None, None], memory[0] + positions[:, :m], memory[0])]
         return hidden, memory
 
-    def _attend(self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: _Rows) -> tuple[Tensor, list[Tensor]]:
-        query, key, value, kept = self._project_heads(i, hidden, memory, rows)  # [B, H, L or K, d_head]
-        index = None
-        if not self.config.absolute_positions:
-            index = self["distance"].expand(*query.shape[:2], *self["distance"].shape)
-        return self.mix(i, query, key, value, index, rows.visible), kept
-
     def _project_heads(
-        self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: _Rows
+        self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: Rows
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Queries of the segment, keys and values of memory and segment, and the memory after the step."""
         c, name = self.config, f"{layer_name(i)}.attention"
@@ -168,8 +185,9 @@ class Step(Network):
         query, key, value = self.heads(self.linear(joined, source), 3)
         if c.pre_lnorm and c.absolute_positions:
             # The released code takes these queries from what is not normalised.
-            width = c.n_head * c.d_head
-            (query,) = self.heads(hidden @ self[f"{joined}.weight"][:, :width], 1)
+            width, bias = c.n_head * c.d_head, self.get(f"{joined}.bias")
+            asked = hidden @ self[f"{joined}.weight"][:, :width]
+            (query,) = self.heads(asked if bias is None else asked + bias[:width], 1)
         query = query[:, :, query.shape[2] - self.shape.segment_length :]
         if self.shape.memory_length and self.shape.memory == "kv":
             key, value = torch.cat([memory[0], key], dim=2), torch.cat([memory[1], value], dim=2)

@@ -50,7 +50,7 @@ def segment_program(
 ) -> Program:
     """A program of segments: "logprobs" or "hidden", or an engine's "last" or "score"; rolled or ring.
 
-    What the softmax takes and what it returns is float32 in every precision.
+    What the softmax takes and what it returns is float32 in every precision. A B of more than 1 is left open.
     """
     mine = [state for state in states if state.update == update]
     counts = ("valid", "fill", "head") if update == "ring" else ("valid", "fill")
@@ -77,6 +77,7 @@ def segment_program(
             results[kind],
             *(TensorSpec(name=state.output, dtype=state.dtype, shape=state.shape) for state in mine),
         ),
+        open_batch=batch_size > 1,
     )
 
 
@@ -96,6 +97,28 @@ def softmax_program(config: ModelConfig, cluster: int) -> Program:
     )
 
 
+def attention_program(config: ModelConfig, states: tuple[StateTensor, ...], memory_length: int, length: int) -> Program:
+    """The program of a look: one sequence, the longest segment, float32 whatever the precision (see `attention`)."""
+    shape = (config.n_layer, 1, config.n_head, length, memory_length + length)
+    return Program(
+        name=f"attention-{length}",
+        kind="attention",
+        segment_length=length,
+        update="none",
+        file="attention.onnx",
+        inputs=(
+            TensorSpec(name="tokens", dtype="int32", shape=(1, length)),
+            *(TensorSpec(name=count, dtype="int32", shape=(1,)) for count in ("valid", "fill")),
+            *(
+                TensorSpec(name=state.input, dtype="float32", shape=(1, *state.shape[1:]))
+                for state in states
+                if state.update == "rolled"
+            ),
+        ),
+        outputs=(TensorSpec(name="attention", dtype="float32", shape=shape),),
+    )
+
+
 def expected_programs(
     config: ModelConfig,
     states: tuple[StateTensor, ...],
@@ -103,7 +126,9 @@ def expected_programs(
     lengths: tuple[int, ...],
     updates: tuple[str, ...],
 ) -> tuple[Program, ...]:
-    """The programs of a bundle: whole ones that are rolled; for the ring, and for engines, layers and softmax apart."""
+    """The programs that every bundle has: whole ones that are rolled; for the ring, and for engines, layers and softmax
+    apart.
+    """
     programs = []
     if "ring" in updates:
         programs += [segment_program(config, states, batch_size, length, "hidden", "ring") for length in lengths]

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckpointError
 
 Weights = dict[str, Tensor]
+SHARED, FEW = 64, 1 << 20
+"""So many layers may be one, but for a few values: a bundle has them all, however small the checkpoint is."""
 
 
 def layer_name(layer: int) -> str:
@@ -120,6 +123,8 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
         )
     shapes = must | may
     checked: Weights = {}
+    converted: dict[Any, Tensor] = {}  # what several names share is converted once
+    values = 0
     for name in sorted(weights):
         tensor = weights[name]
         if tuple(tensor.shape) != shapes[name]:
@@ -129,7 +134,12 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
             )
         if not tensor.is_floating_point():
             raise CheckpointError(f"{source}: {name} holds {tensor.dtype}, expected floating point; convert it first")
-        tensor = tensor.detach().to(torch.float32).contiguous()
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        values += tensor.numel()
+        if place in converted:
+            checked[name] = converted[place]
+            continue
+        tensor = converted[place] = tensor.detach().to(torch.float32).contiguous()
         if not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise CheckpointError(
@@ -137,6 +147,11 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
                 "take an earlier checkpoint"
             )
         checked[name] = tensor
+    if values > SHARED * sum(tensor.numel() for tensor in converted.values()) + FEW:
+        raise CheckpointError(
+            f"{source}: {values} values are made of {sum(tensor.numel() for tensor in converted.values())}, expected "
+            f"layers that share their weights at most {SHARED} times; check the file against the code that trained it"
+        )
     return drop_ties(config, checked)
 
 

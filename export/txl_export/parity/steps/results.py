@@ -11,7 +11,10 @@ from txl_runtime.ladder import MASK
 from txl_runtime.types import Array
 
 from txl_export.parity.report import Chain
+from txl_export.parity.spread import Decades, joined
 
+STATES = "all states"
+"""How states are called where they are taken together."""
 PIECE = 1_000_000
 """Values compared at a time: a vocabulary can be large."""
 
@@ -78,6 +81,7 @@ class TensorErrors:
     most: list[float] = field(default_factory=list)
     shapes: int = 0
     scale: float = 1.0
+    _decades: Decades = field(default_factory=Decades)
     _usual: _Sums = field(default_factory=_Sums)
     _large: _Sums = field(default_factory=_Sums)
     _large_relative: float = 0.0
@@ -111,6 +115,11 @@ class TensorErrors:
         """The standard deviation of the values below `ladder.MASK`, in the unit of `mean`."""
         return self._usual.size / self.scale
 
+    @property
+    def decades(self) -> Decades:
+        """How the errors of inexact values are spread: of log-probabilities |Δ|, of others as in `largest`."""
+        return self._decades
+
     def document(self) -> dict[str, object]:
         """For the report, as plain JSON."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -128,6 +137,7 @@ class TensorErrors:
                 difference = np.where(exact == found, 0, np.abs(found - exact))
                 apart = np.where(difference == 0, 0, difference / np.where(usual, self.scale, sizes))
                 summed, most = (_or_infinite(value) for value in (apart.sum(), apart.max()))
+                self._decades.add(apart, most)
                 total, largest, count = total + summed, max(largest, most), count + exact.size
                 if usual.all():
                     self._usual.add(exact, difference)
@@ -180,6 +190,16 @@ class StepChain(Chain):
             for name, errors in kind.items():
                 if not errors.exact:
                     yield name, errors, self.early_and_late_of(np.repeat(errors.mean, every)[: self.segments].tolist())
+
+    def spread(self) -> dict[str, tuple[str, Decades]]:
+        """Every output that is not compared exactly; the states together, because there may be many."""
+        found = {
+            name: ("nats" if errors.nats else "relative", errors.decades)
+            for name, errors in self.outputs.items()
+            if not errors.exact
+        }
+        states = [errors.decades for errors in self.states.values() if not errors.exact]
+        return found | ({STATES: ("relative", joined(states))} if states else {})
 
     def document(self) -> dict[str, object]:
         """As of every chain, with numbers for each tensor."""

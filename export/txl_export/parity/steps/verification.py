@@ -109,7 +109,18 @@ def verify_model(
     description = backend.description
     if stand_in_for:
         description = f"{description}, in float32 rounded to {stand_in_for} (indicative)"
-    return Parity(description, precision, described, tuple(found), None, gates, advice=ADVICE)
+    ran_on = "real inputs" if samples else "random inputs"
+    return Parity(
+        description,
+        precision,
+        described,
+        tuple(found),
+        None,
+        gates,
+        advice=ADVICE,
+        model_id=manifest.model_id,
+        ran_on=ran_on,
+    )
 
 
 def _settled(trial: Trial, precision: str, plan: Planned, chain: StepChain, seed: int) -> StepChain:

@@ -16,6 +16,7 @@ from txl_runtime.device.engines.sidecar import (
     FLAVOURS,
     Sidecar,
     Target,
+    decode_sidecar,
     differences,
     is_intact,
     read_sidecar,
@@ -51,7 +52,6 @@ def checked_engines(
     for engine in found:
         check_identity(bundle, engine, version, target)
         bundle.check(engine.name)
-        bundle.check(sidecar_path(engine.name))
         if bundle.manifest.files[engine.name].sha256 != engine.sidecar.sha256:
             advice = f"txl-deploy build {bundle.path} --target {target} --force"
             raise BundleError(f"{bundle.file(engine.name)}: is not the file that its sidecar describes; {advice}")
@@ -97,7 +97,8 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
         BackendError: it was made for something else; every difference is named.
     """
     found, files = engine.sidecar.identity, bundle.manifest.files
-    graph = files.get(f"{found.program}.onnx")
+    whole = {program.name: program.file for program in bundle.manifest.programs if not program.open_batch}
+    graph = files.get(whole.get(found.program, ""))  # of those that engines are built of as they are
     wanted = msgspec.structs.replace(
         found,
         flavour=FLAVOURS[target],
@@ -186,6 +187,7 @@ def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:
     """Every engine that a bundle's manifest lists: its file, and its facts.
 
     Raises:
-        BundleError: a listed engine has no readable sidecar.
+        BundleError: a listed engine has no readable sidecar, or one that is not the manifest's.
     """
-    return [(name, read_sidecar(bundle.file(sidecar_path(name)))) for name in engine_names(bundle)]
+    places = ((name, sidecar_path(name)) for name in engine_names(bundle))
+    return [(name, decode_sidecar(bundle.read(facts), str(bundle.file(facts)))) for name, facts in places]

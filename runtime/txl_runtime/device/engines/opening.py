@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 
-from txl_runtime.bundle.encoding import write_whole
+from txl_runtime.bundle.folder import Folder
 from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.writing import write_whole
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Device, open_cuda
 from txl_runtime.device.engines.facts import Compiled
@@ -41,10 +43,10 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
     with device.current():  # libraries load to whichever device is current
         runtime = EngineRuntime(library)
         for engine in checked_engines(bundle, library.target, library.version, update):
-            path = bundle.file(engine.name)
             cache = _Cache(bundle, engine) if library.facts.portable else None
             kernels = None if cache is None else cache.read()
-            executables.append(runtime.load(str(path), path.read_bytes(), engine.program, kernels))
+            plan = bundle.read(engine.name)  # the bytes that were hashed are those that are loaded
+            executables.append(runtime.load(str(bundle.file(engine.name)), plan, engine.program, kernels))
             if cache is not None:
                 unsaved[engine.program.name] = executables[-1], cache
 
@@ -68,14 +70,15 @@ class _Cache:
     """The file of one engine's compiled kernels. The engine's key is in its name, so that no other's are read."""
 
     def __init__(self, bundle: Bundle, engine: EngineFile) -> None:
-        path = bundle.path.resolve()  # "." has no name
+        path = bundle.folder.place  # "." has no name
         folder = path.with_name(f"{path.name}.rtx-cache")
-        self._path = folder / f"{engine.program.name}-{engine.sidecar.key[:16]}.cache"
+        # Of the file's name, which is in the manifest and so stays within its folder; a program may have any name.
+        self._path = folder / f"{Path(engine.name).stem}-{engine.sidecar.key[:16]}.cache"
         self._size = 0
 
     def read(self) -> bytes | None:
-        with contextlib.suppress(OSError):
-            kernels = self._path.read_bytes()
+        with contextlib.suppress(OSError), Folder(self._path.parent).open(self._path.name) as (file, _):
+            kernels = file.read()
             self._size = len(kernels)
             return kernels
         return None

@@ -15,12 +15,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.encoding import canonical_json, file_sha256
+from txl_runtime.bundle.folder import Folder
 from txl_runtime.bundle.tables import Count, Index, Program, Sha256, Size, TensorSpec
 from txl_runtime.device.engines.facts import MODULES
-from txl_runtime.errors import BundleError
+from txl_runtime.errors import BundleError, one_line
 
 FORMAT = "txl-deploy.engine"
 FORMAT_VERSION = "1.0"
+MOST_BYTES = 1 << 24
+"""Of a sidecar; it lists the layers of an engine."""
+ADVICE = "build the engine again with `txl-deploy build`"
 RECIPE = 2
 """Counts changes of how engines are built from the same graph; part of an engine's identity."""
 
@@ -74,9 +78,15 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     def as_program(self) -> Program:
         """The program that the engine was built of."""
-        name, length = self.program, self.segment_length
-        tensors = {"inputs": self.inputs, "outputs": self.outputs}
-        return Program(name=name, kind=self.kind, segment_length=length, update=self.update, file="", **tensors)
+        return Program(
+            name=self.program,
+            kind=self.kind,
+            segment_length=self.segment_length,
+            update=self.update,
+            file="",
+            inputs=self.inputs,
+            outputs=self.outputs,
+        )
 
 
 class Sidecar(Struct, frozen=True, kw_only=True):
@@ -130,20 +140,32 @@ def read_sidecar(path: Path) -> Sidecar:
     Raises:
         BundleError: there are none, or they cannot be read.
     """
-    advice = "build the engine again with `txl-deploy build`"
     try:
-        sidecar = msgspec.json.decode(path.read_bytes(), type=Sidecar)
+        with Folder(path.parent).open(path.name) as (file, _):
+            return decode_sidecar(file.read(MOST_BYTES + 1), str(path))
     except FileNotFoundError:
-        raise BundleError(f"{path}: missing, expected the facts of the engine beside it; {advice}") from None
+        raise BundleError(f"{path}: missing, expected the facts of the engine beside it; {ADVICE}") from None
     except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}; expected the facts of an engine; {advice}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleError(f"{path}: {error}; expected the facts of an engine; {advice}") from None
+        raise BundleError(f"{path}: {error.strerror}; expected the facts of an engine; {ADVICE}") from None
+
+
+def decode_sidecar(data: bytes, source: str) -> Sidecar:
+    """An engine's facts from their JSON.
+
+    Raises:
+        BundleError: they are none, or of a newer version.
+    """
+    try:
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES} bytes")
+        sidecar = msgspec.json.decode(data, type=Sidecar)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise BundleError(f"{source}: {one_line(error)}; expected the facts of an engine; {ADVICE}") from None
     if sidecar.format != FORMAT:
-        raise BundleError(f"{path}: format is {sidecar.format!r}, expected {FORMAT!r}; {advice}")
-    if sidecar.format_version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
+        raise BundleError(f"{source}: format is {sidecar.format[:40]!r}, expected {FORMAT!r}; {ADVICE}")
+    if sidecar.format_version.partition(".")[0] != FORMAT_VERSION.partition(".")[0]:
         raise BundleError(
-            f"{path}: written in format {sidecar.format_version}, this version reads {FORMAT_VERSION}; upgrade "
+            f"{source}: written in format {sidecar.format_version[:40]}, this version reads {FORMAT_VERSION}; upgrade "
             "txl-deploy, or build the engine again"
         )
     return sidecar

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from txl_export.families.transformer_xl.folding import fold, unfold
 from txl_export.families.transformer_xl.reference import Reference
@@ -29,11 +30,13 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def model(attn_type: int, pre_lnorm: bool = False, position_rows: int = 9) -> tuple[ModelConfig, Weights]:
+def model(
+    attn_type: int, pre_lnorm: bool = False, position_rows: int = 9, n_head: int = 2, attention_bias: bool = False
+) -> tuple[ModelConfig, Weights]:
     config = ModelConfig(
         vocab_size=17,
         n_layer=2,
-        n_head=2,
+        n_head=n_head,
         d_model=12,
         d_head=5,
         d_inner=16,
@@ -41,6 +44,7 @@ def model(attn_type: int, pre_lnorm: bool = False, position_rows: int = 9) -> tu
         attn_type=attn_type,
         position_rows=position_rows if attn_type in (1, 3) else 0,
         pre_lnorm=pre_lnorm,
+        attention_bias=attention_bias,
         embedding_scale=12**0.5,
     )
     generator = torch.Generator().manual_seed(attn_type)
@@ -85,6 +89,23 @@ def test_the_step_is_the_reference(attn_type, pre_lnorm, memory_length, window, 
     dialect = Dialect(window=window, clamp_length=clamp)
     tokens = segments()
     check(config, dialect, state, memory_length, tokens)
+
+
+@pytest.mark.parametrize("attn_type", [0, 1, 2, 3])
+@pytest.mark.parametrize("pre_lnorm", [False, True], ids=["post", "pre"])
+def test_biases_are_added_wherever_queries_come_from(attn_type, pre_lnorm):
+    config, state = model(attn_type, pre_lnorm, attention_bias=True)
+    check(config, Dialect(), state, 3, segments())
+
+
+@pytest.mark.parametrize(("position_rows", "n_head"), [(9, 1), (1, 2), (1, 1)])
+def test_what_is_computed_of_a_parameter_is_no_second_name_of_it(position_rows, n_head, tmp_path):
+    """A weight file holds every tensor once, and is not written where two of them are the same memory."""
+    config, state = model(1, position_rows=position_rows, n_head=n_head)
+    folded = fold(config, state)
+    step = Step(config, Dialect(), StepShape(BATCH, LENGTH, 3, "kv"), folded)
+    save_file(folded | step.position_tables(), tmp_path / "weights.safetensors")
+    check(config, Dialect(), state, 3, segments())
 
 
 def check(config: ModelConfig, dialect: Dialect, state: Weights, memory_length: int, tokens: list[Tensor]) -> None:

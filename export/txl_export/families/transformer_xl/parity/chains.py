@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.streaming.stream import Stream
@@ -24,6 +25,7 @@ from txl_export.families.transformer_xl.reference import Reference
 from txl_export.parity.distributions import Logprobs
 from txl_export.parity.heap import trim
 from txl_export.parity.report import DRIFT_ROWS, ChainResult, TextResult
+from txl_export.parity.spread import Decades
 
 DISTINCT_IDS, RUN = 4096, 16
 """How many ids are drawn from a large vocabulary, and in runs of how many neighbours. Every id that is used brings a
@@ -104,7 +106,7 @@ def run_chain(model: Model, reference: Reference, plan: Plan, listener: Listener
     result = ChainResult(plan.name, plan.streams)
     comparison = ChainComparison(result, model.manifest.vocab_size)
     stream, truth = model.stream(plan.streams), ReferenceStreams(reference, plan.streams)
-    every = 1 if model.manifest.state_bytes <= CHEAP_MEMORY else SPARSE_MEMORY
+    every = memory_every(model.manifest)
     for number, (tokens, counts) in enumerate(plan.calls):
         if result.full_from is None and stream.fill.min() == model.manifest.memory_length:
             result.full_from = number
@@ -115,6 +117,11 @@ def run_chain(model: Model, reference: Reference, plan: Plan, listener: Listener
             comparison.memory(truth, stream, model.manifest.transformer_xl.memory)
         listener.advance()
     return result
+
+
+def memory_every(manifest: Manifest) -> int:
+    """After how many segments the memory is compared."""
+    return 1 if manifest.state_bytes <= CHEAP_MEMORY else SPARSE_MEMORY
 
 
 def _run_segment(
@@ -145,14 +152,19 @@ def compare_text(model: Model, reference: Reference, text: Ids, listener: Listen
     text = text[: max(TEXT_SEGMENTS * longest, TEXT_TOKENS) + 1]
     listener.stage("perplexity of the text", math.ceil((len(text) - 1) / longest))
     stream, memory = model.stream(1), reference.initial_memory(1)
-    theirs, ours = 0.0, 0.0
+    theirs, ours, errors = 0.0, 0.0, Decades()
     for first in range(0, len(text) - 1, longest):
         piece = text[first : first + longest + 1]
         hidden, memory = reference.hidden(torch.from_numpy(piece[None, :-1]), memory)
         targets = torch.from_numpy(piece[1:, None].astype(np.int64))
+        known = []
         for expected in reference.log_probabilities(hidden[0]):
             wanted, targets = targets[: len(expected)], targets[len(expected) :]
-            theirs -= float(expected.double().gather(1, wanted).sum())
-        ours += float(stream.score(piece[None]).astype(np.float64).sum())
+            known.append(-expected.gather(1, wanted)[:, 0].double())
+        nll, found = torch.cat(known).numpy(), stream.score(piece[None])[0].astype(np.float64)
+        theirs, ours = theirs + float(nll.sum()), ours + float(found.sum())
+        with np.errstate(invalid="ignore"):  # between infinities
+            errors.add(np.abs(nll - found))
         listener.advance()
-    return TextResult(len(text), theirs / (len(text) - 1), ours / (len(text) - 1))
+    positions = len(text) - 1
+    return TextResult(len(text), theirs / positions, ours / positions, tuple(errors.document()))

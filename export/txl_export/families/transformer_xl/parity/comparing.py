@@ -21,7 +21,7 @@ class ChainComparison:
 
     def __init__(self, result: ChainResult, vocab_size: int) -> None:
         self._result, self._scale = result, 1.0
-        self._distributions = Distributions(result, vocab_size)
+        self._distributions = Distributions(result, vocab_size, result.errors)
 
     def segment(self, pairs: Iterable[tuple[Logprobs, Logprobs]]) -> None:
         """One segment's log-probabilities: pairs of expected and found rows, [n, V] each."""

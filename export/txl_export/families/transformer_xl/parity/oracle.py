@@ -49,6 +49,19 @@ class ReferenceStreams:
                 self.memories[row] = [layer[index : index + 1] for layer in after]
         return hidden
 
+    def attention(self, tokens: Ids, counts: Ids) -> Logprobs:
+        """Where one segment [b, T] looks, of which counts [b] rows count: [layers, b, H, T, M + T], as
+        `Stream.attention` has it. The sequences stay where they are.
+        """
+        config, length = self.reference.config, tokens.shape[1]
+        most, dtype = self.reference.memory_length, np.float32 if self.large else np.float64
+        result = np.zeros((config.n_layer, len(counts), config.n_head, length, most + length), dtype)
+        for row in np.flatnonzero(counts).tolist():
+            count, memory = int(counts[row]), self.memories[row]
+            found = self.reference.attention(torch.from_numpy(tokens[row : row + 1, :count]), memory)
+            result[:, row, :, :count, most - memory[0].shape[1] : most + count] = found[:, 0].numpy()
+        return result
+
     def logprobs(self, hidden: Tensor) -> Iterator[Logprobs]:
         """Log-probabilities for rows [n, D], some rows [·, V] at a time, each good until the next is asked for."""
         for some in self.reference.log_probabilities(hidden) if len(hidden) else ():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
 from txl_export.families.transformer_xl.reference import Reference
@@ -47,3 +49,9 @@ def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDAr
         oldest = [rows[row, rows.shape[1] - memory[0].shape[1]] for row, memory in enumerate(truth.memories)]
         vectors[f"memory/{name}"] = np.stack([np.stack(oldest), rows[:, -1]], axis=1).astype(np.float32)
     return vectors
+
+
+def calls_of_vectors(vectors: Mapping[str, NDArray[Any]]) -> list[tuple[Ids, Ids]]:
+    """Tokens [B, T] and lengths [B] of each step."""
+    steps = zip(vectors["tokens"], vectors["counts"], vectors["length"].tolist(), strict=True)
+    return [(tokens[:, :length], counts) for tokens, counts, length in steps]

@@ -437,6 +437,12 @@ def test_text_needs_a_vocabulary_and_is_read_with_it(bundle, make_bundle, tmp_pa
     assert verdicts(result.parity)["KL mean"] == "passed"
     stored = json.loads((result.path / "report.json").read_bytes())
     assert stored == msgspec.to_builtins(result.parity.document())
+    assert (stored["model_id"], stored["spread"]["ran_on"]) == (result.manifest.model_id, "the text")
+    assert sum(stored["text"]["errors"]) == 511
+    assert sum(stored["spread"]["kl"]) == stored["spread"]["ranks"]["positions"]
+    assert (
+        sum(stored["spread"]["errors"]["log-probabilities"]["counts"]) == 256 * stored["spread"]["ranks"]["positions"]
+    )
     assert result.manifest.parity == result.parity.summary()
 
 
@@ -544,7 +550,7 @@ def test_drift_is_late_error_above_early_error(bundle, curve, verdict):
     chain = ChainResult("test", 1, full_from=2, mean_logprobs=before + curve, rows=rows, kl=[0.0])
     if verdict == "not judged":
         chain = replace(chain, rows=[4] * len(rows))
-    gates = {gate.name: gate for gate in _judge(open_bundle(bundle).manifest, "fp32", "cpu", [chain], None)}
+    gates = {gate.name: gate for gate in _judge(open_bundle(bundle).manifest, "fp32", "cpu", [chain], None, None)}
     assert gates["drift (late mean abs)"].verdict == verdict
 
 
@@ -554,7 +560,9 @@ def test_the_worst_chain_decides_the_drift(bundle):
         return ChainResult("test", 1, full_from=0, mean_logprobs=curve, rows=[16] * 40, kl=[0.0])
 
     manifest = open_bundle(bundle).manifest
-    gates = {gate.name: gate for gate in _judge(manifest, "fp32", "cpu", [chain(3e-6), chain(9e-6), chain(3e-6)], None)}
+    gates = {
+        gate.name: gate for gate in _judge(manifest, "fp32", "cpu", [chain(3e-6), chain(9e-6), chain(3e-6)], None, None)
+    }
     assert gates["drift (late mean abs)"].passed is False
     assert gates["drift (late mean abs)"].value == pytest.approx(9e-6)
 
@@ -566,7 +574,7 @@ def test_a_low_precision_is_judged_by_distribution_and_best_token(bundle):
         (None, "not judged"),
         (TextResult(10, 1.0, 1.00001), "FAILED"),
     ):
-        gates = {gate.name: gate for gate in _judge(manifest, "fp16", "cpu", [chain], text)}
+        gates = {gate.name: gate for gate in _judge(manifest, "fp16", "cpu", [chain], text, None)}
         assert LOGPROBS not in gates
         assert gates["top-1 differing"].verdict == verdict
         assert gates["top-1 differing"].value == pytest.approx(0.006)

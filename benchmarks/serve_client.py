@@ -1,0 +1,238 @@
+"""One client of a server under load, a process that may be killed:
+`serve_client.py PORT NUMBER REQUESTS LOG [PROMPT TOKENS]`.
+
+Every request adds one JSON line to LOG: what it was, how it ended, and how long it took. Lines that are there already
+count, so that the successor of a killed client does what is left. Only the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+KINDS = (("plain", 8), ("session", 6), ("stream", 4), ("broken", 3), ("slow", 1), ("gone", 2))
+"""Kinds of requests and their shares."""
+REFUSALS = {400, 401, 404, 405, 408, 411, 413, 414, 415, 422, 429, 431, 501, 505}
+"""What a wrong request may be told."""
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+TOO_MUCH = 3 << 20
+"""Bytes of a body that a server with its default limits refuses."""
+PATIENCE = 120
+"""Seconds that a client waits for anything."""
+
+
+class Server(NamedTuple):
+    """Where the server is, and what it is asked.
+
+    Attributes:
+        port: of this machine.
+        prompt: characters of the longest prompt.
+        tokens: that a whole answer has.
+    """
+
+    port: int
+    prompt: int = 64
+    tokens: int = 8
+
+
+def main() -> None:
+    """Send what is left of the requests."""
+    number, requests, path = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    server = Server(int(sys.argv[1]), *map(int, sys.argv[5:]))
+    done = len(path.read_bytes().splitlines()) if path.exists() else 0
+    with path.open("a", buffering=1) as log:
+        for turn in range(done, requests):
+            log.write(json.dumps(one(server, number, turn)) + "\n")
+
+
+def one(server: Server, number: int, turn: int) -> dict[str, Any]:
+    """One request, again after each 429 that says when; a line of the log."""
+    draws = random.Random(number * 1_000_003 + turn)
+    kind = draws.choices([name for name, _ in KINDS], [share for _, share in KINDS])[0]
+    busy, began = 0, time.monotonic()
+    while True:
+        started = time.monotonic()
+        try:
+            found = globals()[kind](server, number, draws)
+        except (OSError, http.client.HTTPException) as error:
+            found = {"status": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
+        if found["status"] != 429:
+            break
+        busy += 1
+        if not found.get("retry_after"):
+            found["problem"] = "429 without Retry-After"
+            break
+        time.sleep(draws.uniform(0.05, 1) * float(found["retry_after"]))
+    ended = time.monotonic()
+    return {"kind": kind, "busy": busy, "seconds": ended - started, "waited": started - began, **found}
+
+
+def words(draws: random.Random, length: int) -> str:
+    """A prompt."""
+    return "".join(draws.choices("etaoin shrdlu", k=length))
+
+
+def body_of(server: Server, draws: random.Random, **more: Any) -> dict[str, Any]:
+    """A completion's body."""
+    prompt = words(draws, draws.randint(1, server.prompt))
+    return {"prompt": prompt, "max_tokens": server.tokens, "seed": draws.randrange(1 << 31), **more}
+
+
+def send(server: Server, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """A request, and the begin of its answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def judged(answer: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
+    """An answer to a right request: 200 with all tokens, or 429 with a time."""
+    found: dict[str, Any] = {"status": answer.status}
+    if answer.status == 429:
+        found["retry_after"] = answer.getheader("retry-after")
+    elif answer.status != 200:
+        found["problem"] = f"{answer.status}: {text[:160].decode(errors='replace')}"
+    return found
+
+
+def plain(server: Server, number: int, draws: random.Random, **more: Any) -> dict[str, Any]:
+    """A whole answer, of a sequence without a name."""
+    connection, answer = send(server, body_of(server, draws, **more))
+    text = answer.read()
+    connection.close()
+    found = judged(answer, text)
+    if found["status"] == 200 and json.loads(text)["usage"]["completion_tokens"] != server.tokens:
+        found["problem"] = "not all tokens"
+    return found
+
+
+def session(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
+    """A whole answer, of this client's session."""
+    return plain(server, number, draws, session=f"client {number}")
+
+
+def stream(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
+    """An answer piece by piece."""
+    started = time.monotonic()
+    connection, answer = send(server, body_of(server, draws, stream=True))
+    first, last, end = b"", b"", 0.0
+    if answer.status == 200:
+        first = answer.readline()
+        end = time.monotonic() - started
+        for line in answer:
+            last = line.strip() or last
+    found = judged(answer, first or answer.read())
+    if answer.status == 200:
+        found["first"] = end
+        if last != b"data: [DONE]":
+            found["problem"] = f"the stream ended with {last[:100]!r}"
+    connection.close()
+    return found
+
+
+def gone(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
+    """A client that goes in the middle of its answer, or before it."""
+    connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
+    data = json.dumps(body_of(server, draws, stream=draws.random() < 0.5, max_tokens=64 * server.tokens)).encode()
+    connection.sendall(HEAD + f"content-length: {len(data)}\r\n\r\n".encode() + data)
+    time.sleep(draws.uniform(0, 0.1))
+    connection.close()
+    return {"status": 0}
+
+
+def slow(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
+    """A client that sends its body in small parts, and reads its answer byte by byte."""
+    connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    data = json.dumps(
+        body_of(server, draws, stream=True, max_tokens=8 * server.tokens, session=f"slow {number}")
+    ).encode()
+    for part in (HEAD + f"content-length: {len(data)}\r\n\r\n".encode(), data[:10], data[10:]):
+        connection.sendall(part)
+        time.sleep(0.05)
+    got = b""
+    while b"data: [DONE]" not in got and len(got) < 1 << 16 and (piece := connection.recv(64)):
+        got += piece
+        time.sleep(0.001)
+    connection.close()
+    status = int(got.split(b" ", 2)[1]) if got.startswith(b"HTTP/1.1 ") else -1
+    found: dict[str, Any] = {"status": status}
+    if status == 429:
+        found["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
+    elif status != 200 or b"data: [DONE]" not in got:
+        found["problem"] = f"a slow reader got {got[:60]!r} … {got[-60:]!r}"
+    return found
+
+
+def broken(server: Server, number: int, draws: random.Random) -> dict[str, Any]:
+    """A request that is wrong: it has to be refused, with the documented object where it is HTTP."""
+    right = body_of(server, draws)
+    bodies: list[Any] = [
+        right | {"max_tokens": draws.choice([-1, 1 << 40, "many", 1.5, None, [8], 10**400])},
+        right | {"temperature": draws.choice([-1, "hot", 1e999, [], {}])},
+        right | {"prompt": draws.choice([5, {}, [[-1]], [256], [[1 << 40]], [None], ["a", 1], [["a"]], True])},
+        right | {"session": draws.choice(["", "a/b", "x" * 5000, 7, "\n", ".."])},
+        right | {"n": draws.choice([0, -1, 10**9]), "logprobs": draws.choice([-1, 10**6])},
+        right | {"no such field": 1},
+        [[]] * 3,
+        json.loads("[" * 200 + "]" * 200),
+    ]
+    # Some of these mean what is right to some servers: max_tokens of null, logprobs left out.
+    data = json.dumps(draws.choice(bodies)).encode()
+    turn = draws.randrange(6)
+    if turn == 0:
+        data = data[: draws.randrange(len(data))]
+    elif turn == 1:
+        data = draws.randbytes(draws.randrange(1, 400))
+    elif turn == 2:
+        at = draws.randrange(len(data))
+        data = data[:at] + draws.randbytes(1) + data[at + 1 :]
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    )
+    length = len(data)
+    if turn == 3:
+        head = draws.choice(
+            [
+                b"BREW /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n",
+                b"POST /v1/nothing HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n",
+                b"\x16\x03\x01 " + draws.randbytes(40) + b"\r\n",
+                b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx: "
+                + b"y" * 70000
+                + b"\r\n",
+                b"POST /v1/completions HTTP/9.9\r\nhost: 127.0.0.1\r\nconnection: close\r\n",
+            ]
+        )
+    elif turn == 4 and draws.random() < 0.2:
+        data, length = b'"' + b"x" * TOO_MUCH, TOO_MUCH + 1
+    connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
+    got = b""
+    try:
+        connection.sendall(head + f"content-length: {length}\r\n\r\n".encode() + data)
+        while piece := connection.recv(65536):
+            got += piece
+    except ConnectionError:
+        pass  # refused before it was read to its end
+    connection.close()
+    if not got:
+        return {"status": 0}
+    status = int(got.split(b" ", 2)[1])
+    found: dict[str, Any] = {"status": status}
+    text = got.partition(b"\r\n\r\n")[2]
+    if status == 429:
+        found["retry_after"] = got.lower().partition(b"retry-after: ")[2].partition(b"\r\n")[0].decode()
+    elif status == 200:
+        found["accepted"] = data[:200].decode(errors="replace")
+    elif status not in REFUSALS or (turn != 3 and not text.startswith(b'{"error":{"message":')):
+        found["problem"] = f"{status} {text[:120]!r} for {data[:120]!r}"
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""txl_report: from a bundle to one page that shows what it is and what proves it. Needs jinja2, and no PyTorch.
+
+`write_report` makes the page of a bundle; `page_of` makes it of facts (`txl_report.facts.gathering.gather`) and of
+measurements (`txl_report.measuring`). Both are imported when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from txl_report.page import page_of
+    from txl_report.writing import write_report
+
+__all__ = ["page_of", "write_report"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "write_report":
+        from txl_report.writing import write_report
+
+        return write_report
+    if name == "page_of":
+        from txl_report.page import page_of
+
+        return page_of
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

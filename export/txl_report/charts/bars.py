@@ -1,0 +1,78 @@
+"""Bars: a histogram of upright ones, or a list of lying ones that have names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import SubElement
+
+from txl_report.charts.figure import Chart, add_axes, finished, new_figure, percent
+from txl_report.charts.scales import Scale, thinned
+from txl_report.visible import as_one_line
+
+MOST_BARS = 40
+"""Lying bars that are drawn; a table has all of them."""
+LONGEST_NAME = 34
+ROW = 40
+"""Pixels of a lying bar with its name above it."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar: its name, how long it is, and how that is written."""
+
+    name: str
+    value: float
+    written: str
+    style: int = 1
+
+
+def histogram(
+    name: str,
+    title: str,
+    description: str,
+    bars: Sequence[Bar],
+    up: Scale,
+    *,
+    across_label: str,
+    up_label: str,
+    labels: int = 7,
+) -> Chart:
+    """Upright bars side by side, so many of them with their names below."""
+    figure = new_figure(name, title, description, "histogram")
+    add_axes(figure, Scale(0, 1, ()), up)
+    width = 1 / max(len(bars), 1)
+    named = set(thinned(len(bars), labels))
+    for index, bar in enumerate(bars):
+        part = up.at(bar.value) or 0.0
+        place = {"x": percent((index + 0.08) * width), "width": percent(0.84 * width)}
+        box = {"class": f"bar point s{bar.style}", "y": percent(1 - part), "height": percent(part)}
+        shape = SubElement(figure, "rect", place | box)
+        SubElement(shape, "title").text = as_one_line(f"{bar.name}: {bar.written}")
+        if index in named:
+            text = {"class": "across", "x": percent((index + 0.5) * width), "y": "100%", "dy": "1.5em"}
+            SubElement(figure, "text", text | {"aria-hidden": "true"}).text = as_one_line(bar.name)
+    return finished(figure, (), across_label, up_label)
+
+
+def named_bars(name: str, title: str, description: str, bars: Sequence[Bar]) -> Chart:
+    """Lying bars below each other, each with its name and its value above it."""
+    figure = new_figure(name, title, description, "named")
+    shown = list(bars[:MOST_BARS])
+    figure.set("height", str(ROW * len(shown)))
+    most = max((bar.value for bar in shown if bar.value > 0), default=1.0)
+    for index, bar in enumerate(shown):
+        top = index * ROW
+        text = {"x": "0", "y": str(top + 14)}
+        SubElement(figure, "text", text | {"class": "name"}).text = _cut(as_one_line(bar.name))
+        SubElement(figure, "text", text | {"class": "value", "x": "100%"}).text = as_one_line(bar.written)
+        row = {"x": "0", "y": str(top + 21), "height": "9", "rx": "2"}
+        SubElement(figure, "rect", row | {"class": "trough", "width": "100%"})
+        length = max(bar.value / most, 0.0)
+        shape = SubElement(figure, "rect", row | {"class": f"bar point s{bar.style}", "width": percent(length)})
+        SubElement(shape, "title").text = as_one_line(f"{bar.name}: {bar.written}")
+    return finished(figure)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -1,0 +1,92 @@
+"""JSON that commands wrote: read whole, bounded, and strictly by its structure, because anybody may have changed it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+from txl_runtime.bundle.folder import FLAGS
+from txl_runtime.errors import UsageError, one_line
+
+from txl_report.facts.plain import short
+
+MOST_BYTES = 1 << 24
+"""Of a document: a verification of 100,000 segments takes less."""
+
+Word = Annotated[str, Meta(max_length=100_000)]
+Number = Annotated[float, Meta(ge=0)]
+"""What is measured is not negative; what is infinite stands in JSON as null."""
+Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+T = TypeVar("T")
+
+
+def check_size(size: int) -> None:
+    """Refuse so many bytes, before they are read where that is known.
+
+    Raises:
+        ValueError: they are too many for a document.
+    """
+    if size > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES} bytes")
+
+
+def decode_document(data: bytes, kind: type[T]) -> T:
+    """A document from its bytes.
+
+    Raises:
+        ValueError: it is too long, no JSON, or of another structure; the message is one line.
+    """
+    check_size(len(data))
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(short(one_line(error), 200)) from None
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """At most so many bytes of a plain file; a pipe does not hang, and neither does what only looks like a file.
+
+    Raises:
+        OSError: there is none, or it is something else.
+    """
+    with os.fdopen(os.open(os.path.realpath(path), FLAGS), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(0, "no plain file")
+        return file.read(most) or b""  # None of a file of the system's that has nothing now, such as /proc/kmsg
+
+
+def read_document(path: Path, kind: type[T], expected: str, advice: str) -> T:
+    """A document from a file; `expected` names it, `advice` says how to make one.
+
+    Raises:
+        UsageError: there is no such plain file, or it is not what is expected.
+    """
+    try:
+        return decode_document(read_plain(path, MOST_BYTES + 1), kind)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}, expected {expected}; {advice}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}, expected {expected}; {advice}") from None
+
+
+def check_same(path: Path, model_id: str | None, precision: str, wanted: tuple[str, str], advice: str) -> None:
+    """Refuse a document that is of another bundle; of a version that does not name the model, its precision counts.
+
+    Args:
+        path: of the file.
+        model_id, precision: what the document says.
+        wanted: the bundle's.
+        advice: what to do.
+
+    Raises:
+        UsageError: it is of another model, or of another precision.
+    """
+    if model_id and model_id != wanted[0]:
+        raise UsageError(f"{path}: is of model {model_id[:12]}, the bundle is of {wanted[0][:12]}; {advice}")
+    if precision != wanted[1]:
+        raise UsageError(f"{path}: is of {short(precision, 40)}, the bundle is {wanted[1]}; {advice}")

@@ -1,0 +1,65 @@
+"""The files of a bundle with their hashes, where they came from, and the versions that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import MANIFEST
+
+from txl_report.facts.plain import Missing, Row, short, some
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file of the bundle: its name, its size and its SHA-256."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a bundle was made from.
+
+    Attributes:
+        name: of the file, or how the module is called.
+        sha256: of the file; "" where there is none.
+        said: what else the exporter noted, such as the kind of container.
+    """
+
+    name: str
+    sha256: str
+    said: tuple[Row, ...]
+
+
+def files_of(manifest: Manifest) -> tuple[FileFacts, ...]:
+    """Every file but the manifest itself, which nothing hashes."""
+    return some(
+        FileFacts(name, record.size, record.sha256)
+        for name, record in sorted(manifest.files.items())
+        if name != MANIFEST
+    )
+
+
+def versions_of(manifest: Manifest) -> tuple[Row, ...]:
+    """The versions with which the bundle was exported; none where the manifest does not say."""
+    return _rows(manifest.provenance.get("versions"))
+
+
+def source_of(manifest: Manifest) -> Source | Missing:
+    """Where the bundle came from."""
+    source = manifest.provenance.get("source")
+    if not isinstance(source, dict) or not isinstance(source.get("name"), str):
+        return Missing("The bundle does not say what it was made from.")
+    digest = source.get("sha256")
+    known = {name: source.get(name) for name in ("container", "recognised", "weights")}
+    return Source(short(source["name"]), short(digest, 64) if isinstance(digest, str) else "", _rows(known))
+
+
+def _rows(values: Any) -> tuple[Row, ...]:
+    pairs: Mapping[Any, Any] = values if isinstance(values, dict) else {}
+    return some(Row(short(name, 80), short(text)) for name, text in pairs.items() if isinstance(text, str) and text)

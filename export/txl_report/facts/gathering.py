@@ -1,0 +1,91 @@
+"""Everything that can be said of a bundle without running it, gathered from its files and from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from txl_runtime.bundle.reading import Bundle
+
+from txl_report.facts.commands import Commands, commands_of
+from txl_report.facts.engines import Engines, read_engines
+from txl_report.facts.evidence import Evidence
+from txl_report.facts.files import FileFacts, Source, files_of, source_of, versions_of
+from txl_report.facts.measurement import speed_of_file
+from txl_report.facts.model import ModelFacts, model_facts
+from txl_report.facts.parts import Parts, read_parts
+from txl_report.facts.plain import Missing, Row
+from txl_report.facts.speed import Speed
+from txl_report.facts.verification import evidence_of_bundle, evidence_of_file
+
+NOT_REPEATED = Missing("No later verification was given.", "txl-deploy verify BUNDLE --json > verify.json")
+NOT_MEASURED = Missing("No measurement of speed was given.", "txl-deploy bench BUNDLE --json > bench.json")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What can be said of a bundle.
+
+    Attributes:
+        name: of the bundle's folder.
+        model: what it is.
+        parts: bytes by part of the weight file.
+        exported: the verification that the export made.
+        repeated: a later verification, read from a file.
+        engines: the engines for GPUs.
+        speed: a measurement, read from a file.
+        source: what it was made from.
+        versions: with which.
+        files: with their hashes.
+        commands: to repeat everything.
+    """
+
+    name: str
+    model: ModelFacts
+    parts: Parts | Missing
+    exported: Evidence | Missing
+    repeated: Evidence | Missing
+    engines: Engines | Missing
+    speed: Speed | Missing
+    source: Source | Missing
+    versions: tuple[Row, ...]
+    files: tuple[FileFacts, ...]
+    commands: Commands
+
+
+def gather(
+    bundle: Bundle,
+    described: Mapping[str, str] | None = None,
+    *,
+    name: str | None = None,
+    verify: Path | None = None,
+    bench: Path | None = None,
+) -> Facts:
+    """Everything that can be said of a bundle without running it.
+
+    Args:
+        bundle: opened.
+        described: what the family that exported it says of its architecture (`facts_of_bundle` of the exporter); this
+            package imports no exporter.
+        name: of the bundle, where its folder has another one yet.
+        verify: a file that `txl-deploy verify --json` wrote.
+        bench: a file that `txl-deploy bench --json` wrote.
+
+    Raises:
+        UsageError: a file is not what it should be, or of another model.
+    """
+    manifest, called = bundle.manifest, name or bundle.path.resolve().name
+    return Facts(
+        name=called,
+        model=model_facts(manifest, described or {}),
+        parts=read_parts(bundle),
+        exported=evidence_of_bundle(bundle),
+        repeated=NOT_REPEATED if verify is None else evidence_of_file(verify, bundle),
+        engines=read_engines(bundle),
+        speed=NOT_MEASURED if bench is None else speed_of_file(bench, bundle),
+        source=source_of(manifest),
+        versions=versions_of(manifest),
+        files=files_of(manifest),
+        commands=commands_of(manifest, called),
+    )

@@ -1,0 +1,58 @@
+"""Values that pages show: texts, numbers, and what stands where there is nothing; and their bounds."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+MOST_TEXT = 400
+"""Characters of a text that a terminal shows as well: names in a manifest may be of any length."""
+MOST_ROWS = 400
+"""Rows of a table: a stranger's tables may have any number of them."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What stands where there is nothing to show.
+
+    Attributes:
+        reason: why there is nothing, as a whole sentence.
+        command: what to run to get it, for a shell; "" where nothing does.
+    """
+
+    reason: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A name and what is said of it."""
+
+    name: str
+    text: str
+
+
+def short(value: object, most: int = MOST_TEXT) -> str:
+    """A text as it is, or its beginning and an ellipsis where it has more than `most` characters."""
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def as_path(name: str) -> str:
+    """The name of a file, such that a command does not take it for an option."""
+    return f"./{name}" if name.startswith("-") else name
+
+
+def quoted(name: str) -> str:
+    """The name of a file as one word of a command for a shell, whatever characters it has."""
+    return shlex.quote(as_path(name))
+
+
+def some(rows: Iterable[T], most: int = MOST_ROWS) -> tuple[T, ...]:
+    """The first rows of a table, `most` of them at the most."""
+    return tuple(islice(rows, most))

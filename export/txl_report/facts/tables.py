@@ -1,0 +1,96 @@
+"""A manifest's tables, a row for what looks alike: what a step reads, returns and carries, and its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from txl_runtime.bundle.manifest import Manifest
+
+from txl_report.facts.plain import short, some
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """A tensor that a step reads or returns; `lookahead` is that of `txl_runtime.bundle.tables.Input`."""
+
+    name: str
+    dtype: str
+    shape: str
+    role: str
+    lookahead: int = 0
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """States of one form, such as those of all layers.
+
+    Attributes:
+        name: of the state, or of the first and the last of them and how many there are.
+        dtype, shape, update: of each.
+        starts: what a sequence begins with.
+    """
+
+    name: str
+    dtype: str
+    shape: str
+    update: str
+    starts: str
+
+
+@dataclass(frozen=True)
+class ProgramRow:
+    """One graph; `segment_length` is 0 for the parts of the softmax."""
+
+    name: str
+    kind: str
+    segment_length: int
+    update: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a step reads, returns and carries, and the programs that run it."""
+
+    reads: tuple[TensorRow, ...]
+    returns: tuple[TensorRow, ...]
+    carries: tuple[StateRow, ...]
+    programs: tuple[ProgramRow, ...]
+
+
+def tables_of(manifest: Manifest) -> Tables:
+    """The tables of a manifest."""
+    return Tables(
+        reads=some(
+            TensorRow(short(one.name), one.dtype, _sizes(one.shape), one.role, one.lookahead) for one in manifest.inputs
+        ),
+        returns=some(
+            TensorRow(short(one.name), one.dtype, _sizes(one.shape), short(one.role)) for one in manifest.outputs
+        ),
+        carries=some(_states(manifest)),
+        programs=some(
+            ProgramRow(short(one.name), short(one.kind), one.segment_length, one.update, short(one.file))
+            for one in manifest.programs
+        ),
+    )
+
+
+def _states(manifest: Manifest) -> list[StateRow]:
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    for state in manifest.states:
+        rowless = state.rows or (state.row_axis is not None and not manifest.fresh_fill)
+        begins = "absent" if state.absent else "no rows" if rowless else state.initial
+        if isinstance(begins, str) and begins.startswith("initial."):
+            begins = "a tensor"
+        form = (state.dtype, _sizes(state.shape), state.update, "zeros" if begins in (None, 0.0) else short(begins))
+        alike.setdefault(form, []).append(short(state.name))
+    return [StateRow(_first_and_last(names), *form) for form, names in alike.items()]
+
+
+def _first_and_last(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 2 else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def _sizes(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,338 @@
+"""What was measured on a text: plain values, for the page and for JSON.
+
+Losses are negative log-likelihoods in nats per token. A standard error is that of the mean. Tokens that stand near each
+other are not independent, so errors are computed from means of blocks of neighbouring tokens. A field that is None has
+a sentence under its own name in `reasons`, which says why nothing was measured and what would make it measurable.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Reasons = dict[str, str]
+"""Why a field is None, by the field's name."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss over some tokens.
+
+    Attributes:
+        count: how many tokens.
+        nll: mean loss.
+        error: standard error of `nll`; None where the tokens are too few to tell.
+        perplexity: exp(nll); infinite where that is beyond the range of numbers.
+    """
+
+    count: int
+    nll: float
+    error: float | None
+    perplexity: float
+
+
+@dataclass(frozen=True)
+class PositionLoss:
+    """The loss of tokens that stand at the same places within their segment: position 0 is predicted with the first
+    token of a segment as the last one seen. `last` is included.
+    """
+
+    first: int
+    last: int
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class MemoryLoss:
+    """The loss with a memory that was capped at some rows, over the same tokens as with every other cap.
+
+    Attributes:
+        rows: the most memory rows that could be filled.
+        loss: over the tokens.
+        more: how much larger the loss is than with all M rows: the mean over tokens of the difference.
+        more_error: standard error of `more`, from the differences.
+    """
+
+    rows: int
+    loss: Loss
+    more: float
+    more_error: float | None
+
+
+@dataclass(frozen=True)
+class TokenGain:
+    """One token, and what the memory did for it.
+
+    Attributes:
+        place: which token of the text, counted from 0.
+        token: its id.
+        text: its piece of the vocabulary; None where there is none. It can hold anything that a text can.
+        with_memory, without_memory: the loss with M rows and with none.
+    """
+
+    place: int
+    token: int
+    text: str | None
+    with_memory: float
+    without_memory: float
+
+    @property
+    def gain(self) -> float:
+        """By how many nats the memory lowered the loss; below zero where it raised it."""
+        return self.without_memory - self.with_memory
+
+
+@dataclass(frozen=True)
+class GainInContext:
+    """A token whose gain stands out, with the text before it and after it (ids in words without a vocabulary)."""
+
+    token: TokenGain
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class MemoryGain:
+    """What the memory did for the text as a whole.
+
+    Attributes:
+        count: tokens that were compared.
+        mean, error: mean gain per token and its standard error.
+        share_gained: of tokens whose loss the memory lowered, 0 … 1.
+        doubled: share of tokens whose probability the memory at least doubled.
+        most_gained, most_lost: the tokens that stand out, the largest first.
+    """
+
+    count: int
+    mean: float
+    error: float | None
+    share_gained: float
+    doubled: float
+    most_gained: tuple[GainInContext, ...]
+    most_lost: tuple[GainInContext, ...]
+
+
+@dataclass(frozen=True)
+class TextMeasures:
+    """Losses on a text. See `measure_text`.
+
+    Attributes:
+        given: tokens in the text.
+        used: tokens that the model was fed or asked for; the rest was cut off to bound the time.
+        warm_up: tokens at the start of each of `sequences` pieces that only filled the memory and count nowhere.
+        sequences: pieces of the text that ran side by side.
+        segment_length: L, the length of the segments that the text was cut into.
+        memory_length: M; None for a model that counts no memory rows.
+        loss: over all tokens that count, with the whole memory; None for a model whose tokens have no losses.
+        by_position: within the segment, in order; single positions, or bins of them where L is large; None likewise.
+        by_memory: by rows of memory, fewest first; None where the model counts none, or the text is too short.
+        passage: tokens that follow each other, each with its gain; None likewise.
+        gain: the same over the whole text; None likewise.
+        reasons: why something is None.
+        notes: sentences that belong beside the numbers.
+        seconds: how long it took.
+    """
+
+    given: int
+    used: int
+    warm_up: int
+    sequences: int
+    segment_length: int
+    memory_length: int | None
+    loss: Loss | None
+    by_position: tuple[PositionLoss, ...] | None
+    by_memory: tuple[MemoryLoss, ...] | None
+    passage: tuple[TokenGain, ...] | None
+    gain: MemoryGain | None
+    reasons: Reasons = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ContextLoss:
+    """The loss when no more than some tokens of context were there, over the same tokens for every length.
+
+    Attributes:
+        context: c; the context was c + 1 … c + Δ tokens, each as often as any other.
+        loss: over all compared tokens.
+    """
+
+    context: int
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class ContextGain:
+    """What Δ more tokens of context gained for the hardest tokens.
+
+    Attributes:
+        context: c, from where the step was made.
+        gain: the paper's relative gain of c + Δ over c: how much smaller the perplexity is, as a share. A token counts
+            with the smaller of its two losses, so this is never below zero.
+        plain: the same share with every token's own loss at c + Δ; below zero where more context made it worse.
+    """
+
+    context: int
+    gain: float
+    plain: float
+
+
+@dataclass(frozen=True)
+class EffectiveContext:
+    """The effective context for the hardest share of tokens.
+
+    Attributes:
+        share: r, the share of compared tokens with the largest loss that count.
+        count: how many tokens that is at each length.
+        length: in tokens, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
+        at_least: whether the gain was still 1 % or more at the longest context: then `length` is a lower bound.
+        low, high: between these the length lay in 90 % of draws of the text's blocks with replacement.
+        high_at_least: whether `high` is a lower bound in the same way.
+        plain_length, plain_at_least: the same rule with the plain gains.
+        gains: for every c.
+    """
+
+    share: float
+    count: int
+    length: int
+    at_least: bool
+    low: int
+    high: int
+    high_at_least: bool
+    plain_length: int
+    plain_at_least: bool
+    gains: tuple[ContextGain, ...]
+
+
+@dataclass(frozen=True)
+class ContextMeasure:
+    """How far back the model uses its context. See `measure_context`.
+
+    Attributes:
+        given, used: tokens in the text, and from its start those that took part.
+        fed: tokens that the model was fed in all.
+        compared: tokens whose loss was measured at every length.
+        step: Δ, by how many tokens contexts differ.
+        longest: the longest context c that was measured.
+        lengths: for r = 0.1, 0.5 and 1; None where the text is too short.
+        losses: for every c, shortest first; None likewise.
+        complete: False where the time ran out before all of the chosen text was measured.
+        reasons, notes, seconds: as in `TextMeasures`.
+    """
+
+    given: int
+    used: int
+    fed: int
+    compared: int
+    step: int
+    longest: int
+    lengths: tuple[EffectiveContext, ...] | None
+    losses: tuple[ContextLoss, ...] | None
+    complete: bool
+    reasons: Reasons = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """One head, averaged over every query that was looked at.
+
+    Attributes:
+        layer, head: counted from 0.
+        distance: mean distance in tokens from the query back to what it looks at; 0 is the query's own token.
+        error: standard error of `distance`, from means of segments; None where there was a single one.
+        memory_share: of its attention that goes to memory rows, 0 … 1.
+        beyond_share: of its attention that goes back further than one segment (distance L or more).
+        reach: the distance within which nine tenths of its attention lie.
+        entropy: of its probabilities, in nats, the mean over queries.
+    """
+
+    layer: int
+    head: int
+    distance: float
+    error: float | None
+    memory_share: float
+    beyond_share: float
+    reach: int
+    entropy: float
+
+    @property
+    def looks_at(self) -> float:
+        """About how many tokens it looks at: as many equal shares have the same entropy."""
+        return math.exp(self.entropy)
+
+
+@dataclass(frozen=True)
+class DistanceBin:
+    """Distances from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class HeadPicture:
+    """Who looks where, in one head, while the model read the passage.
+
+    Attributes:
+        layer, head: counted from 0.
+        values: uint8 [queries, columns]: 255 × the square root of attention over `largest`, so that little attention
+            on much memory can still be seen.
+        largest: the attention that 255 stands for.
+    """
+
+    layer: int
+    head: int
+    values: NDArray[np.uint8]
+    largest: float
+
+
+@dataclass(frozen=True, eq=False)
+class HeadsLook:
+    """What the heads look at. See `look_at_heads`.
+
+    Attributes:
+        given, used: tokens in the text, and from its start those that were fed.
+        segments, queries: how many segments were looked at with a full memory, and how many tokens that is.
+        segment_length, memory_length: T of the segments looked at, and M.
+        layers, heads: of the model.
+        facts: every head, by its mean distance, nearest first; None where the bundle has no attention program, or the
+            text is too short.
+        beyond: how many heads reach beyond one segment: `reach` is L or more, a tenth of the attention goes there.
+        mean_beyond: how many heads look back by L tokens or more on average.
+        distance_bins: bins of distances that become wider.
+        distance_shares: float64 [layers, heads, bins]: the share of a head's attention in each bin.
+        pictures: of chosen heads; all of them where they are few.
+        query_texts: of each row of a picture, the token that looks.
+        column_texts: of each column, the tokens that are looked at: M memory slots, oldest first, then the segment.
+        column_width: how many slots one column of a picture stands for; a column shows their sum.
+        memory_columns: how many columns are memory; the rest is the segment.
+        reasons, notes, seconds: as in `TextMeasures`.
+    """
+
+    given: int
+    used: int
+    segments: int
+    queries: int
+    segment_length: int
+    memory_length: int | None
+    layers: int
+    heads: int
+    facts: tuple[HeadFacts, ...] | None
+    beyond: int
+    mean_beyond: int
+    distance_bins: tuple[DistanceBin, ...]
+    distance_shares: NDArray[np.float64] | None
+    pictures: tuple[HeadPicture, ...]
+    query_texts: tuple[str, ...]
+    column_texts: tuple[str, ...]
+    column_width: int
+    memory_columns: int
+    reasons: Reasons = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0

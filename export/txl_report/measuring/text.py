@@ -1,0 +1,180 @@
+"""Losses on a text: by the position in the segment, and by how much memory there was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+from txl_runtime.bundle.vocabulary import Words
+from txl_runtime.listener import Listener, Silent
+from txl_runtime.types import Ids
+
+from txl_report.measuring.averages import Values, error_of, loss_of
+from txl_report.measuring.gains import gain_of, passage_of
+from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
+from txl_report.measuring.texts import Clock, Pieces, checked_ids, cut_pieces, why_not
+from txl_report.numbers import counted
+
+if TYPE_CHECKING:
+    from txl_runtime.bundle.vocabulary import Vocabulary
+    from txl_runtime.model import Model
+
+MOST_TOKENS = 16_384
+"""Of a text, unless the memory is so long that this is little."""
+MOST_BINS = 64
+"""Of positions within a segment."""
+CAPPED = (
+    "The weights were trained with one memory length. Here the same weights run with fewer memory rows, which is not "
+    "the same as a model that was trained with so few."
+)
+FRAGMENTS = (
+    "Without memory the model sees the tokens of its own segment alone, so the first tokens of a segment have hardly "
+    "any context; the gain says what carrying the memory over is worth, this among it."
+)
+JOINT = "This model's sequences influence one another; pieces of the text were read side by side, so they did here."
+
+
+def measure_text(
+    model: Model,
+    ids: ArrayLike,
+    listener: Listener | None = None,
+    *,
+    most: int | None = None,
+    seconds: float | None = 20.0,
+    passage: int = 256,
+) -> TextMeasures:
+    """Measure a model's losses on a text.
+
+    The text is cut into whole segments of the largest length. With every memory length the same segments are read in
+    the same order, one stream for each length, so that losses differ by the memory alone. Segments that only fill the
+    memory, M tokens at the start, count nowhere.
+
+    Args:
+        model: of any bundle.
+        ids: int [T], the text as token ids.
+        listener: hears how many segments were read.
+        most: tokens of the text that are used at most; 16,384 or 8 × (M + L) without it, whichever is more.
+        seconds: after so long no further segment is read, once the memory is full and some segments count. None for
+            no limit: then the result depends on the text alone.
+        passage: tokens of which each one's own gain is told.
+
+    Returns:
+        What was measured, and sentences for what was not.
+
+    Raises:
+        UsageError: the ids are not of this model.
+    """
+    clock, listener = Clock(seconds), listener or Silent()
+    given = checked_ids(model, ids)
+    length, rows = model.segment_lengths[0], model.memory_length
+    reason, pieces = why_not(model.manifest), None
+    if reason is None:
+        most = max(MOST_TOKENS, 8 * ((rows or 0) + length)) if most is None else most
+        pieces = cut_pieces(model, given[: max(most, 2)], -(-(rows or 0) // length))
+        if pieces is None:
+            reason = _too_short(model, len(given))
+    if pieces is None:
+        reasons = dict.fromkeys(("loss", "by_position", "by_memory", "passage", "gain"), reason or "")
+        return TextMeasures(len(given), 0, 0, 0, length, rows, None, None, None, None, None, reasons)
+    lengths, why = _memory_lengths(model, pieces)
+    losses = _read(model, pieces, lengths, listener, clock)
+    whole = losses[-1]
+    read = (pieces.warm_up + whole.shape[1]) * pieces.length
+    used = whole.shape[0] * read + (1 if read == pieces.tokens.shape[1] - 1 else whole.shape[0])
+    by_memory = passing = gain = None
+    notes = [JOINT] if model.manifest.joint else []
+    notes += _unknown(model.vocabulary, pieces.tokens[:, pieces.warm_up * pieces.length + 1 : read + 1])
+    if len(lengths) > 1:
+        notes += [CAPPED, FRAGMENTS]
+        by_memory = tuple(_memory_loss(rows, loss, whole) for rows, loss in zip(lengths, losses, strict=True))
+        passing = passage_of(pieces, given, whole, losses[0], model.vocabulary, passage)
+        gain = gain_of(pieces, given, whole, losses[0], model.vocabulary)
+    elif rows and not pieces.warm_up:
+        notes += ["The memory was still filling while the losses were measured, because the text is short."]
+    return TextMeasures(
+        given=len(given),
+        used=used,
+        warm_up=pieces.warm_up * pieces.length,
+        sequences=len(pieces.tokens),
+        segment_length=pieces.length,
+        memory_length=rows,
+        loss=loss_of(whole),
+        by_position=_by_position(whole),
+        by_memory=by_memory,
+        passage=passing,
+        gain=gain,
+        reasons=dict.fromkeys(("by_memory", "passage", "gain"), why) if why else {},
+        notes=tuple(notes),
+        seconds=clock.seconds,
+    )
+
+
+def _too_short(model: Model, given: int) -> str:
+    """Why nothing can be read of a text."""
+    manifest = model.manifest
+    if manifest.lengths == "valid" and not manifest.joint:
+        return f"A loss needs a text of at least 2 tokens, this one has {given:,}."
+    needed = model.segment_lengths[0] * (model.batch_size if manifest.joint else 1) + 1
+    return f"A whole segment needs a text of at least {needed:,} tokens, this one has {given:,}."
+
+
+def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
+    """A note where some of the tokens that count are the one that stands for all unknown words."""
+    word = vocabulary.unknown if isinstance(vocabulary, Words) else None
+    found = 0 if word is None else int((counting == word).sum())
+    if not found:
+        return []
+    return [
+        f"{found:,} of the {counting.size:,} tokens that count are the vocabulary's unknown "
+        "word: what stood there is not told from any other such word, and their loss is that of no particular one."
+    ]
+
+
+def _memory_lengths(model: Model, pieces: Pieces) -> tuple[list[int], str]:
+    """Memory lengths to compare, fewest rows first; the whole memory alone with the reason, where nothing compares."""
+    rows = model.memory_length
+    if rows is None:
+        names = ", ".join(dict.fromkeys(state.name for state in model.manifest.states))
+        named = names if len(names) <= 100 else names[:100] + " …"
+        return [0], f"This model counts no memory rows (it carries {named or 'nothing'}), so none can be left out."
+    if not rows:
+        return [0], "This model has no memory (M = 0), so there is nothing to leave out."
+    if not pieces.warm_up:
+        length = model.segment_lengths[0]
+        needed = (-(-rows // length) + 1) * length * (model.batch_size if model.manifest.joint else 1) + 1
+        return [rows], (
+            f"The text is too short for a memory of {counted(rows, 'row')}; give one of at least {needed:,} tokens."
+        )
+    return sorted({0, rows // 4, rows // 2, rows}), ""
+
+
+def _read(model: Model, pieces: Pieces, lengths: list[int], listener: Listener, clock: Clock) -> list[Values]:
+    """Losses [sequences, segments after the warm-up, positions] with each memory length; the last one is the whole."""
+    sequences, size = len(pieces.tokens), pieces.length
+    streams = [model.stream(sequences, memory_length=rows) for rows in lengths[:-1]] + [model.stream(sequences)]
+    listener.stage("measuring losses", pieces.segments)
+    found: list[list[Values]] = [[] for _ in lengths]
+    least = pieces.warm_up + max(1, -(-8 // sequences))
+    for segment in range(pieces.segments):
+        if segment >= least and clock.over:
+            break
+        tokens = pieces.tokens[:, segment * size : (segment + 1) * size + 1]
+        for stream, losses in zip(streams, found, strict=True):
+            nll = stream.score(tokens)
+            if segment >= pieces.warm_up:
+                losses.append(nll.astype(np.float64))
+        listener.advance()
+    return [np.stack(losses, axis=1) for losses in found]
+
+
+def _by_position(losses: Values) -> tuple[PositionLoss, ...]:
+    size = losses.shape[2]
+    width = -(-size // MOST_BINS)
+    bins = [(first, min(first + width, size)) for first in range(0, size, width)]
+    return tuple(PositionLoss(first, last - 1, loss_of(losses[:, :, first:last], size)) for first, last in bins)
+
+
+def _memory_loss(rows: int, losses: Values, whole: Values) -> MemoryLoss:
+    more = losses - whole
+    return MemoryLoss(rows, loss_of(losses), float(more.mean()), error_of(more))

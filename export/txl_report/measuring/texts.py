@@ -1,0 +1,128 @@
+"""A text as pieces that are read side by side, and its tokens as something people can read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.inputs import require_tokens
+from txl_runtime.types import Ids
+
+if TYPE_CHECKING:
+    from txl_runtime.bundle.manifest import Manifest
+    from txl_runtime.bundle.vocabulary import Vocabulary
+    from txl_runtime.model import Model
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A text that is cut into pieces of equal length, which follow each other and are read side by side.
+
+    Attributes:
+        tokens: int32 [sequences, segments × length + 1]; the last token of a piece is the first one of the next.
+        length: of a segment.
+        warm_up: segments at the start of each piece that only fill the memory.
+    """
+
+    tokens: Ids
+    length: int
+    warm_up: int
+
+    @property
+    def segments(self) -> int:
+        """How many there are in a piece."""
+        return int(self.tokens.shape[1] - 1) // self.length
+
+    def place(self, sequence: int, position: int) -> int:
+        """Which token of the text the target of a piece's position is."""
+        return sequence * self.segments * self.length + position + 1
+
+
+class Clock:
+    """Counts seconds, and says when they are used up; it never says so without a limit."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._began, self._limit = time.monotonic(), limit
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._began
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is used up."""
+        return self._limit is not None and self.seconds >= self._limit
+
+
+def checked_ids(model: Model, ids: ArrayLike) -> Ids:
+    """Token ids int32 [T] of a text.
+
+    Raises:
+        UsageError: they are no row of ids of this model.
+    """
+    found = np.asarray(ids)
+    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+        raise UsageError(f"the text is {found.dtype} {list(found.shape)}, expected token ids in one row")
+    vocab_size = model.manifest.vocab_size
+    if found.size and vocab_size and not 0 <= int(found.min()) <= int(found.max()) < vocab_size:
+        raise UsageError(
+            f"the text has ids {int(found.min())} … {int(found.max())}, expected 0 … {vocab_size - 1}; check the "
+            "vocabulary the ids come from"
+        )
+    return found.astype(np.int32)
+
+
+def why_not(manifest: Manifest, what: str = "score") -> str | None:
+    """Why a model cannot be measured on token ids; None where it can. `what` is a method of streams."""
+    try:
+        require_tokens(manifest, what)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def cut_pieces(model: Model, ids: Ids, warm_up: int) -> Pieces | None:
+    """A text as pieces: as many as the model reads side by side, as long as warming up takes less than half of each.
+
+    Args:
+        model: a model whose tokens have losses.
+        ids: int32 [T].
+        warm_up: segments that each piece is warmed up with, if the text is long enough; else none are.
+
+    Returns:
+        The pieces; None for a text that is shorter than a segment of a model that takes whole ones.
+    """
+    length = model.segment_lengths[0]
+    if len(ids) <= length and len(ids) > 1 and model.manifest.lengths == "valid" and not model.manifest.joint:
+        return Pieces(ids[None], len(ids) - 1, 0)
+    whole = (len(ids) - 1) // length
+    sequences = model.batch_size
+    while sequences > 1 and whole // sequences < 2 * warm_up + 1 and not model.manifest.joint:
+        sequences -= 1
+    segments = whole // sequences
+    if segments < 1:
+        return None
+    size = segments * length
+    tokens = np.stack([ids[first : first + size + 1] for first in range(0, sequences * size, size)])
+    return Pieces(tokens, length, warm_up if segments > warm_up else 0)
+
+
+def piece_of_text(vocabulary: Vocabulary | None, tokens: ArrayLike) -> str | None:
+    """The text of token ids; None without a vocabulary. Bytes that are no UTF-8 stay as Python holds them, U+DC80 ….
+
+    Tokens next to each other can so be put together to the character that their bytes are parts of.
+    """
+    return None if vocabulary is None else vocabulary.decode(tokens).decode(errors="surrogateescape")
+
+
+def shown_text(vocabulary: Vocabulary | None, tokens: Ids) -> str:
+    """The same, or the ids themselves with spaces between them."""
+    if not len(tokens):
+        return ""
+    found = piece_of_text(vocabulary, tokens)
+    return " ".join(map(str, tokens.tolist())) if found is None else found

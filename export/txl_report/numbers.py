@@ -1,0 +1,98 @@
+"""How numbers are written on a page: one place for all of them."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+NONE = "–"
+"""Stands where there is no number."""
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A measured number in so many digits; a power of ten where it is very large or very small."""
+    if value is None:
+        return NONE
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
+    if -4 < exponent < 6:
+        written = f"{value:,.{max(digits - 1 - exponent, 0)}f}"
+        return _signed(written)
+    mantissa = f"{value:.{digits - 1}e}".partition("e")[0]
+    return f"{_signed(mantissa)} × {power_of_ten(exponent)}"
+
+
+def power_of_ten(exponent: int) -> str:
+    """10⁻⁹; the numbers from 0.01 to 1000 as they are."""
+    if -3 < exponent < 4:
+        return f"{Decimal(10) ** exponent:f}"
+    return f"10{str(exponent).translate(_RAISED)}"
+
+
+def whole(value: int | None) -> str:
+    """A count with commas: 16,385."""
+    return NONE if value is None else _signed(f"{value:,d}")
+
+
+def counted(value: int, one: str) -> str:
+    """How many there are of something: 1 token, 16,385 tokens."""
+    return f"{whole(value)} {one}" if value == 1 else f"{whole(value)} {one}s"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """A number with its sign, a plus too."""
+    written = number(value, digits)
+    return written if value is None or not value > 0 else f"+{written}"
+
+
+def fixed(value: float | None, places: int = 2) -> str:
+    """A number with so many places behind the point, for columns of numbers of one kind."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    return _signed(f"{value:,.{places}f}")
+
+
+def share(value: float | None) -> str:
+    """A part of the whole, 0 … 1, in percent: two digits and more where it is near 0 or 1."""
+    if value is None or not math.isfinite(value):
+        return number(value)
+    percent = value * 100
+    if not 1e-5 <= abs(value) < 1e4 and value != 0:
+        return f"{number(percent)} %"
+    places = (
+        0 if value in (0, 1) or 10 <= abs(percent) <= 90 or abs(percent) > 100 else 1 if 1 <= abs(percent) <= 99 else 3
+    )
+    return _signed(f"{percent:.{places}f}") + " %"
+
+
+def size(count: int | None) -> str:
+    """Bytes with a decimal prefix: 8.9 MB."""
+    return NONE if count is None else _prefixed(count, "B")
+
+
+def quantity(count: int | None) -> str:
+    """A count with a decimal prefix where it is long: 2.0 million."""
+    if count is None:
+        return NONE
+    for word, unit in (("billion", 1e9), ("million", 1e6)):
+        if count >= unit:
+            return f"{count / unit:,.1f} {word}"
+    return whole(count)
+
+
+def _prefixed(count: int, unit: str) -> str:
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= factor:
+            return f"{count / factor:,.1f} {prefix}{unit}"
+    return f"{count} {unit}"
+
+
+def _signed(written: str) -> str:
+    """A minus as long as a plus."""
+    return written.replace("-", "−")

@@ -1,0 +1,148 @@
+"""The whole page: facts and measurements put together, section after section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from txl_report.blocks import KeyFigure, Page, Section
+from txl_report.facts.gathering import Facts
+from txl_report.facts.model import Context
+from txl_report.facts.plain import Missing, quoted
+from txl_report.facts.speed import Speed
+from txl_report.measuring.results import ContextMeasure, HeadsLook, TextMeasures
+from txl_report.numbers import counted, number, quantity, share, size, whole
+from txl_report.rendering import render
+from txl_report.sections.attention import attention_section
+from txl_report.sections.context import context_section, length_of, plain_length_of
+from txl_report.sections.making import commands_section, files_section, versions_section
+from txl_report.sections.memory import memory_section
+from txl_report.sections.model import model_section
+from txl_report.sections.sameness import sameness_section, verdict_by, verdict_of
+from txl_report.sections.speed import engines_section, speed_section, title_of
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What was measured for a page, each None where it was not.
+
+    Attributes:
+        source: what the text is called.
+        text, context, heads: see `txl_report.measuring`.
+    """
+
+    source: str = ""
+    text: TextMeasures | None = None
+    context: ContextMeasure | None = None
+    heads: HeadsLook | None = None
+
+
+def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> str:
+    """The page as one HTML document, which asks the network for nothing and runs nothing.
+
+    Args:
+        facts: of a bundle.
+        measures: what was measured on a text.
+        when: the time to note on the page. Without it the same facts and measures give the same bytes.
+
+    Raises:
+        BackendError: jinja2 is missing.
+    """
+    return render(page_values(facts, measures, when))
+
+
+def page_values(facts: Facts, measures: Measures | None = None, when: str = "") -> Page:
+    """The same as values: what the sections hold, for the page and for who asks what is missing."""
+    measured = measures or Measures()
+    # The first screen answers with the later verification where there is one: it is of this machine and of now.
+    proof = facts.exported if isinstance(facts.repeated, Missing) else facts.repeated
+    model = facts.model
+    return Page(
+        title=facts.name,
+        kind=f"{model.family}, {quantity(model.parameters)} parameters, {model.precision}",
+        verdict=verdict_of(proof),
+        verdict_by=verdict_by(proof),
+        figures=_figures(facts, measured),
+        sections=_sections(facts, measured),
+        made=f"Made by txl-deploy {_version()}{f', {when}' if when else ''}. This file loads and runs nothing.",
+    )
+
+
+def _sections(facts: Facts, measured: Measures) -> list[Section]:
+    name = facts.name
+    export = facts.commands.export
+    if isinstance(export, Missing):
+        again = f"txl-deploy export CHECKPOINT -o {quoted(name)} --attention --force"
+    else:
+        again = f"{export.line} --attention --force"
+    option = "--text FILE" if facts.model.vocabulary else "--tokens FILE.npy" if facts.model.vocab_size else None
+    return [
+        model_section(facts),
+        sameness_section(facts),
+        memory_section(name, measured.text, measured.source, option),
+        context_section(name, facts.model, measured.context, option),
+        attention_section(
+            name,
+            facts.model.attention,
+            measured.heads,
+            again if facts.model.memory_length is not None else None,
+            option,
+        ),
+        speed_section(name, facts.speed),
+        engines_section(name, facts.engines),
+        files_section(facts),
+        versions_section(facts),
+        commands_section(facts),
+    ]
+
+
+def _figures(facts: Facts, measured: Measures) -> list[KeyFigure]:
+    model = facts.model
+    return [
+        KeyFigure("Size", size(model.file_bytes), f"{quantity(model.parameters)} parameters in {model.precision}"),
+        _looks_back(facts, measured.context),
+        _perplexity(facts, measured.text),
+        _speed(facts.speed),
+    ]
+
+
+def _looks_back(facts: Facts, found: ContextMeasure | None) -> KeyFigure:
+    context = facts.model.context
+    allowed = counted(context.tokens, "token") if isinstance(context, Context) else "no known end"
+    if found is None or not found.lengths:
+        return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
+    each = found.lengths[0]
+    of = "" if each.share == 1 else f", for the hardest {share(each.share)} of tokens"
+    below = (
+        f"tokens of context by the paper's rule{of}; by plain losses {plain_length_of(each)}; the architecture allows "
+        f"{allowed}"
+    )
+    return KeyFigure("Looks back", length_of(each), below)
+
+
+def _perplexity(facts: Facts, found: TextMeasures | None) -> KeyFigure:
+    if found is not None and found.loss is not None:
+        below = f"on {counted(found.loss.count, 'token')} of the given text"
+        return KeyFigure("Perplexity", number(found.loss.perplexity, 4), below)
+    rows = facts.model.memory_length
+    if rows is not None:
+        return KeyFigure("Memory", counted(rows, "row"), f"per layer, {size(facts.model.state_bytes)} per sequence")
+    return KeyFigure("State", size(facts.model.state_bytes), "carried from step to step, per sequence")
+
+
+def _speed(found: Speed | Missing) -> KeyFigure:
+    if isinstance(found, Missing) or not found.works or not found.works[0].times:
+        return KeyFigure("Speed", "not measured", "see the section on speed for the command")
+    work = found.works[0]
+    ours = work.times[0]
+    return KeyFigure(
+        "Speed", f"{whole(round(ours.per_second))} {work.unit}/s", f"{title_of(work)}, {number(ours.p50)} ms"
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("txl-deploy")
+    except PackageNotFoundError:
+        return "(no version)"

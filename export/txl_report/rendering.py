@@ -1,0 +1,80 @@
+"""From blocks to HTML, by the templates of this package."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import cache
+from importlib.util import find_spec
+from itertools import count
+from typing import TYPE_CHECKING
+
+from txl_runtime.errors import BackendError
+
+from txl_report.blocks import Page
+from txl_report.visible import MOST, as_one_line, pieces
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+RIGHT_TO_LEFT = {"R", "AL", "AN"}
+MOST_IN_A_ROW = 100_000
+"""Characters of a text that stands alone, such as a command."""
+
+
+def require_jinja() -> None:
+    """Refuse where the library of the templates is missing.
+
+    Raises:
+        BackendError: with how to install it.
+    """
+    if find_spec("jinja2") is None:
+        raise BackendError("a report needs jinja2, not installed here; pip install 'txl-deploy[report]'")
+
+
+def render(page: Page) -> str:
+    """The page as one HTML document: the same page gives the same text."""
+    require_jinja()
+    return _environment().get_template("page.html.j2").render(page=page, numbered=count(1).__next__) + "\n"
+
+
+@cache
+def _environment() -> Environment:
+    """Every value is escaped, and one that is not there is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("txl_report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"shown": shown, "line": as_one_line, "command": _command, "drawn": _drawn}
+    return made
+
+
+def shown(text: str) -> Markup:
+    """Any text as markup: escaped, with symbols for what cannot be seen; text of other directions on its own."""
+    return _marked(text)
+
+
+def _command(text: str) -> Markup:
+    """A command, whole: nobody could type one that is cut."""
+    return _marked(text, MOST_IN_A_ROW)
+
+
+def _marked(text: str, most: int = MOST) -> Markup:
+    from markupsafe import Markup, escape
+
+    symbol = Markup('<span class="symbol">{}</span>')
+    parts = Markup("").join(symbol.format(run) if is_symbol else escape(run) for run, is_symbol in pieces(text, most))
+    other = any(unicodedata.bidirectional(character) in RIGHT_TO_LEFT for character in text[:most])
+    return Markup("<bdi>{}</bdi>").format(parts) if other else parts
+
+
+def _drawn(drawing: str) -> Markup:
+    """A chart's drawing, which ElementTree has escaped."""
+    from markupsafe import Markup
+
+    return Markup(drawing)  # noqa: S704 - made by charts/, of numbers and of texts that were escaped there

@@ -1,0 +1,58 @@
+"""What the bundle consists of, what it was made with, and the commands that repeat everything."""
+
+from __future__ import annotations
+
+from txl_report.blocks import Block, Cell, Code, CommandList, Gap, Pairs, Section
+from txl_report.facts.gathering import Facts
+from txl_report.facts.plain import Missing
+from txl_report.numbers import size, whole
+from txl_report.sections.common import gap, table, titled
+
+
+def files_section(facts: Facts) -> Section:
+    """Every file with its size and hash."""
+    rows: list[tuple[Cell, ...]] = [(each.name, whole(each.bytes), Code(each.sha256)) for each in facts.files]
+    source = facts.source
+    blocks: list[Block] = []
+    if isinstance(source, Missing):
+        blocks.append(gap("Source", source))
+    else:
+        made: list[tuple[str, Cell]] = [("Made from", source.name)]
+        made += [("SHA-256 of it", Code(source.sha256))] if source.sha256 else []
+        blocks.append(Pairs([*made, *((titled(row.name), row.text) for row in source.said)]))
+    caption = f"{len(facts.files)} files, {size(facts.model.file_bytes)}, and the manifest, which lists them"
+    blocks.append(table(caption, ("File", "Bytes", "SHA-256"), (1,), rows))
+    return Section(
+        "files", "Size and files", "What the bundle consists of; a file that was altered has another hash.", blocks
+    )
+
+
+def versions_section(facts: Facts) -> Section:
+    """What the bundle was exported with."""
+    blocks: list[Block]
+    if facts.versions:
+        rows = [(row.name, row.text) for row in facts.versions]
+        blocks = [table("Versions at export", ("Package", "Version"), (), rows)]
+    else:
+        blocks = [Gap("Versions", "The bundle does not say with which versions it was exported.")]
+    return Section("versions", "Versions", "What made this bundle.", blocks)
+
+
+def commands_section(facts: Facts) -> Section:
+    """How to make, prove and measure the bundle again."""
+    blocks: list[Block] = []
+    rows = []
+    if isinstance(facts.commands.export, Missing):
+        blocks.append(gap("The export", facts.commands.export))
+    else:
+        rows.append(_row(facts.commands.export.name, facts.commands.export.note, facts.commands.export.line))
+    rows += [_row(each.name, each.note, each.line) for each in facts.commands.others]
+    if rows:
+        blocks.append(CommandList(rows))
+    return Section(
+        "repeat", "Repeat everything", "The commands that make, prove and measure this bundle again.", blocks
+    )
+
+
+def _row(name: str, note: str, line: str) -> tuple[str, str]:
+    return (f"{titled(name)}: {note}" if note else titled(name), line)

@@ -1,0 +1,220 @@
+"""Makes the page of a bundle and writes it: as a whole or not at all, never into a bundle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txl_runtime.bundle.manifest import FORMAT, Manifest
+from txl_runtime.bundle.reading import MANIFEST, Bundle, open_bundle
+from txl_runtime.bundle.writing import plain_place, write_named
+from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.listener import Listener, Silent
+from txl_runtime.types import Ids
+
+from txl_report.facts.documents import read_plain
+from txl_report.facts.gathering import gather
+from txl_report.page import Measures, page_values
+from txl_report.rendering import render, require_jinja
+
+if TYPE_CHECKING:
+    from txl_runtime.model import Model
+
+PAGE = "report.html"
+"""Of a bundle: the page that its export wrote."""
+MOST_TEXT = 4 << 20
+"""Bytes of a text that are read: far more than are measured, and little to hold."""
+_MANIFEST_HEAD = 4096
+"""Bytes of a manifest that are read to tell whether it is a bundle's."""
+
+Describe = Callable[[Manifest], Mapping[str, str]]
+"""What a family says of a bundle's architecture, such as `txl_export.families.registry.facts_of_bundle`."""
+
+
+@dataclass(frozen=True)
+class SectionState:
+    """A section of the page: its name, whether it has anything, and a sentence for each thing that it has not."""
+
+    name: str
+    present: bool
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A page that was written.
+
+    Attributes:
+        path: of the file.
+        bytes: of the page.
+        sections: in their order.
+    """
+
+    path: str
+    bytes: int
+    sections: tuple[SectionState, ...]
+
+
+def write_report(
+    bundle: Path,
+    out: Path,
+    *,
+    text: Path | None = None,
+    ids: Ids | None = None,
+    source: str = "",
+    bench: Path | None = None,
+    verify: Path | None = None,
+    context: bool = False,
+    force: bool = False,
+    describe: Describe | None = None,
+    backend: str = "auto",
+    when: str = "",
+    listener: Listener | None = None,
+) -> Written:
+    """Make the page of a bundle and write it.
+
+    Args:
+        bundle: the folder.
+        out: where to; nothing may stand there without `force`, and never a bundle around it.
+        text: a file to measure on, which the bundle's vocabulary reads.
+        ids: int32 [T], token ids to measure on instead.
+        source: what those are called.
+        bench, verify: files that `txl-deploy bench --json` and `verify --json` wrote.
+        context: measure how far back the model uses its context, too; that takes longest.
+        force: replace a file.
+        describe: what the bundle's family says of it; without it the page has the manifest's tables alone.
+        backend: what runs the model where something is measured.
+        when: a time to note on the page; without it and without measuring, the same bundle gives the same bytes.
+        listener: hears of stages.
+
+    Raises:
+        BackendError: jinja2 is missing.
+        UsageError: the place, a file or the text cannot be used.
+        BundleError: the bundle is damaged.
+        TxlError: the page cannot be written. Nothing of it is left.
+    """
+    require_jinja()
+    heard = listener or Silent()
+    check_place(out, force)
+    if text is not None and ids is not None:
+        raise UsageError("both a text and token ids were given, expected one of them; leave one out")
+    if context and text is None and ids is None:
+        raise UsageError("--context measures on a text, and none was given; add --text FILE or --tokens FILE.npy")
+    heard.stage("read the bundle")
+    opened = open_bundle(bundle)
+    facts = gather(opened, describe(opened.manifest) if describe else None, verify=verify, bench=bench)
+    measured = None
+    if text is not None:
+        ids, source = ids_of_text(opened, text)
+    if ids is not None:
+        import txl_runtime
+
+        measured = measure(txl_runtime.load(bundle, backend), ids, source, context=context, listener=heard)
+    heard.stage("write the page")
+    page = page_values(facts, measured, when)
+    data = render(page).encode()
+    check_place(out, force)  # again: measuring takes a while
+    write_named(out, data)
+    states = [
+        SectionState(section.name, section.present, tuple(found.why for found in section.gaps))
+        for section in page.sections
+    ]
+    return Written(str(out), len(data), tuple(states))
+
+
+def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
+    """A text, or the whole lines at the beginning of a long one, as token ids int32 [T]; and what it is called then.
+
+    Raises:
+        UsageError: the bundle reads no text, or the file cannot be read.
+    """
+    vocabulary = bundle.vocabulary()
+    if vocabulary is None:
+        has = "no vocabulary" if bundle.manifest.vocab_size else "no token ids"
+        advice = "give --tokens FILE.npy instead" if bundle.manifest.vocab_size else "leave --text out"
+        raise UsageError(f"{text}: the bundle has {has} to read text with; {advice}")
+    try:
+        data = read_plain(text, MOST_TEXT + 1)
+    except OSError as error:
+        raise UsageError(f"{text}: {error.strerror}, expected a text file; check --text") from None
+    if len(data) <= MOST_TEXT:
+        return vocabulary.encode(data), text.name
+    data = data[: data.rfind(b"\n", 0, MOST_TEXT) + 1 or MOST_TEXT]
+    return vocabulary.encode(data), f"{text.name}, its first {len(data):,} bytes"
+
+
+def measure(
+    model: Model, ids: Ids, source: str, *, context: bool, listener: Listener, seconds: float = 20.0
+) -> Measures:
+    """What a text shows of a model: losses, what heads look at and, where it is asked for, the context in use."""
+    from txl_report.measuring import look_at_heads, measure_context, measure_text
+
+    return Measures(
+        source,
+        measure_text(model, ids, listener, seconds=seconds),
+        measure_context(model, ids, listener) if context else None,
+        look_at_heads(model, ids, listener) if model.manifest.attention else None,
+    )
+
+
+def page_for_export(
+    bundle: Bundle, name: str, described: Mapping[str, str], measured: Callable[[], Measures] | None, listener: Listener
+) -> bytes:
+    """The page that goes into a bundle; where measuring fails, the page says less and the listener hears why.
+
+    Args:
+        bundle: sealed, but for the page.
+        name: that it will have.
+        described: what its family says of it.
+        measured: measures it on the text of the export, where there was one.
+        listener: hears what could not be measured.
+
+    Raises:
+        BackendError: jinja2 is missing.
+    """
+    measures = None
+    if measured is not None:
+        try:
+            measures = measured()
+        except TxlError as error:
+            listener.warn(f"the page in the bundle has no measurements: {error}")
+    return render(page_values(gather(bundle, described, name=name), measures)).encode()
+
+
+def check_place(out: Path, force: bool) -> None:
+    """Refuse a place where no page can go, before any work is done.
+
+    Raises:
+        UsageError: something stands there and `force` is off, it is no plain file, or it lies in a bundle.
+        TxlError: the place cannot be looked at.
+    """
+    if not out.name:
+        raise UsageError(f"{out}: not a name for a page, expected e.g. report.html; give another -o")
+    try:
+        place = plain_place(out)
+        if not place.parent.is_dir():
+            raise UsageError(
+                f"{out}: there is no folder {place.parent} to write {place.name} into; create it or give another -o"
+            )
+        if around := next((folder for folder in place.parents if _is_bundle(folder)), None):
+            raise UsageError(
+                f"{out}: lies in the bundle {around}, which only export and build write into; give another -o"
+            )
+        if os.path.lexists(out) and not force:
+            raise UsageError(
+                f"{out}: exists already, expected a free name; add --force to replace it, or give another -o"
+            )
+    except OSError as error:
+        raise TxlError(f"{out}: {error.strerror or error}; expected a place for a file; give another -o") from None
+
+
+def _is_bundle(folder: Path) -> bool:
+    """Whether a folder has the manifest of a bundle; one of somebody else's tools may have the same name."""
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            return f'"{FORMAT}"'.encode() in file.read(_MANIFEST_HEAD)
+    except OSError:
+        return False

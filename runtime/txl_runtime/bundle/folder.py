@@ -1,0 +1,131 @@
+"""The folder of a bundle: files opened so that they cannot hang or lead elsewhere, and whether they are still those.
+
+An engine opens some files by their paths, so that a hash alone does not tell that the engine got what was hashed. A
+file is therefore remembered by its identity, of the descriptor that it was read from, and looked at again when all is
+open. So is the folder itself: `export --force` exchanges folders, perhaps there and back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from txl_runtime.errors import BundleError, TxlError
+
+logger = logging.getLogger(__name__)
+
+RETRIES = 3
+"""How often a bundle is opened anew that was replaced while it was being opened."""
+TICK = 20_000_000
+"""Nanoseconds: two changes within a tick of the system's clock leave the same time, so that a change as recent as this
+is waited for."""
+# Windows has none of them but the first.
+FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOCTTY", "O_NOFOLLOW"))
+
+Identity = tuple[int, int, int, int, int]
+"""Device, number, size, time of writing, time of change."""
+Made = TypeVar("Made")
+
+
+class Folder:
+    """A folder of which files are read, each of them remembered.
+
+    Attributes:
+        path: as it was given, for people.
+        place: where that led when the folder was opened; a link that is switched later does not matter.
+
+    Raises:
+        OSError: there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.place = path, Path(os.path.realpath(path))
+        self._restless = False
+        self._seen: dict[str, Identity | None] = {}
+        self._before = self._settled(lambda: os.stat(self.place))  # noqa: PTH116 - as of descriptors below
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
+        """A plain file in the folder, for reading, and whether it is the one that was opened under this name first.
+
+        Raises:
+            OSError: it cannot be opened, is no plain file, or a link leads out of the folder.
+        """
+        self._seen.setdefault(name, None)
+        real = os.path.realpath(self.place / name)
+        if not Path(real).is_relative_to(self.place):
+            raise OSError(0, "a link that leaves the bundle")
+        with open(real, "rb", opener=lambda place, _: os.open(place, FLAGS)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(0, "no plain file")
+            if self._seen[name] is None:
+                self._seen[name] = self._settled(lambda: os.fstat(file.fileno()))
+            yield file, self._seen[name] == _identity(os.fstat(file.fileno()))
+
+    def holds(self, name: str) -> bool:
+        """Whether a file is the one that was opened under this name first."""
+        try:
+            with self.open(name) as (_, same):
+                return same
+        except OSError:
+            return False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the folder or a file that was opened is another one now, or has changed since."""
+        try:
+            if self._restless or _identity(os.stat(self.place)) != self._before:  # noqa: PTH116
+                return True
+        except OSError:
+            return True
+        return any((identity is not None) != self.holds(name) for name, identity in tuple(self._seen.items()))
+
+    def _settled(self, look: Callable[[], os.stat_result]) -> Identity:
+        """What is there, once its last change is a while ago; what goes on changing is being replaced."""
+        if _recent(found := look()):
+            time.sleep(TICK / 1e9)
+            found = look()
+            self._restless |= _recent(found)
+        return _identity(found)
+
+
+def _identity(found: os.stat_result) -> Identity:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _recent(found: os.stat_result) -> bool:
+    return 0 <= time.time_ns() - found.st_ctime_ns < TICK
+
+
+def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
+    """What is made of a bundle's folder that nobody replaced meanwhile; it is made anew where somebody did.
+
+    Raises:
+        BundleError: there is no such folder, or it was replaced again and again.
+        TxlError: what `make` raises of a folder that was not replaced.
+    """
+    for _ in range(1 + RETRIES):
+        try:
+            folder = Folder(path)
+        except OSError as error:
+            raise BundleError(f"{path}: {error.strerror}, expected a bundle (a folder); look at its path") from None
+        try:
+            made = make(folder)
+        except TxlError:
+            if not folder.replaced:
+                raise
+        else:
+            if not folder.replaced:
+                return made
+        logger.warning("%s was replaced or removed while it was being loaded; loading it anew", path)
+    raise BundleError(
+        f"{path}: was replaced {1 + RETRIES} times while it was being loaded, expected it to stay for as long as a "
+        "load takes; load it again when whoever replaces it has finished"
+    )

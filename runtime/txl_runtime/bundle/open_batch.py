@@ -1,0 +1,54 @@
+"""Programs whose graphs leave B open: they run any number of sequences up to the manifest's batch size.
+
+Only a bundle that has such programs needs this module.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Input, Output, Program, Tables, TensorSpec
+
+BATCH = "batch"
+"""What a graph calls the number of sequences where it leaves it open."""
+
+
+def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
+    """The axis of sequences in each input and output of a program of segments that has one, by name."""
+    rows: tuple[Input | Output, ...] = (*tables.inputs, *tables.outputs)
+    axes = {entry.name: entry.shape.index("B") for entry in rows if "B" in entry.shape}
+    if program.kind != "step":
+        axes[program.outputs[0].name] = 0
+    for state in tables.states_of(program.update):
+        if state.batch_axis is not None:
+            axes |= {state.input: state.batch_axis, state.output: state.batch_axis}
+    return axes
+
+
+def with_sequences(program: Program, tables: Tables, size: int | str = BATCH) -> Program:
+    """A program with another number of sequences in its tensors: a number, or `BATCH` as the graph has it."""
+    axes = batch_axes(tables, program)
+
+    def other(spec: TensorSpec) -> TensorSpec:
+        shape = tuple(size if axes.get(spec.name) == axis else old for axis, old in enumerate(spec.shape))
+        return msgspec.structs.replace(spec, shape=shape)
+
+    inputs, outputs = (tuple(map(other, side)) for side in (program.inputs, program.outputs))
+    return msgspec.structs.replace(program, inputs=inputs, outputs=outputs)
+
+
+def smaller(manifest: Manifest, size: int) -> Manifest:
+    """The manifest as it would be of a bundle that was exported for `size` sequences at most."""
+    states = tuple(
+        msgspec.structs.replace(state, shape=_at(state.shape, state.batch_axis, size)) for state in manifest.states
+    )
+    programs = tuple(
+        with_sequences(program, manifest, size) if program.update != "none" else program
+        for program in manifest.programs
+    )
+    return msgspec.structs.replace(manifest, batch_size=size, batch_sizes=(), states=states, programs=programs)
+
+
+def _at(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
+    return tuple(size if place == axis else old for place, old in enumerate(shape))

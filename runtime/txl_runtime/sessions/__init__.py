@@ -1,0 +1,44 @@
+"""Sessions: more of them than a stream has rows, each with a memory of its own that outlives requests.
+
+`Sessions` is the core, for one thread: `submit` takes a `Request` in and gives a `Ticket`, `round` runs one segment of
+some sessions, and `Ticket.events` says what came of it. `AsyncSessions` puts it into a thread of its own, for asyncio.
+"""
+
+from __future__ import annotations
+
+from txl_runtime.sessions.asynchronous import AsyncSessions, Handle
+from txl_runtime.sessions.checkpoint import Checkpoint
+from txl_runtime.sessions.core import Sessions
+from txl_runtime.sessions.jobs import Ticket
+from txl_runtime.sessions.requests import (
+    Busy,
+    Event,
+    Finished,
+    Limits,
+    Outputs,
+    Prompt,
+    Request,
+    Sampling,
+    SessionInfo,
+    Token,
+)
+from txl_runtime.sessions.state import SessionState
+
+__all__ = [
+    "AsyncSessions",
+    "Busy",
+    "Checkpoint",
+    "Event",
+    "Finished",
+    "Handle",
+    "Limits",
+    "Outputs",
+    "Prompt",
+    "Request",
+    "Sampling",
+    "SessionInfo",
+    "SessionState",
+    "Sessions",
+    "Ticket",
+    "Token",
+]

@@ -1,0 +1,275 @@
+"""`AsyncSessions`: sessions for asyncio. The core runs in one thread, and readers wait in their event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, TypeVar
+
+from txl_runtime.errors import TxlError, UsageError, one_line
+from txl_runtime.sessions.core import Sessions
+from txl_runtime.sessions.jobs import Ticket
+from txl_runtime.sessions.requests import Event, Finished, Request
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+UNREAD = 64
+"""Events that may wait for a reader before its request pauses."""
+SOONEST, LATEST = 0.001, 3600.0
+"""Seconds that the thread rests at least and at most where it has nothing to do but wait for a time."""
+
+
+class Handle:
+    """A request that was taken in, as its reader holds it. It belongs to one event loop.
+
+    Attributes:
+        session: the name of its session; "" where it has one of its own that ends with it.
+        ticket: of the core; `done` and `error` may be read from anywhere.
+    """
+
+    def __init__(self, front: AsyncSessions, ticket: Ticket) -> None:
+        self.session, self.ticket = ticket.session, ticket
+        self._front, self._came, self.told = front, asyncio.Event(), False
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """Events as they come, all that came since the last ones at a time; the last of all is `Finished`.
+
+        Leaving this early cancels the request.
+        """
+        try:
+            while True:
+                await self._came.wait()
+                self._came.clear()
+                self.told = False
+                events = self.ticket.events()
+                if self.ticket.paused_at(len(events)):  # of what was read, since the thread may have added to it
+                    self._front.nudge()
+                if events:
+                    yield events
+                    if isinstance(events[-1], Finished):
+                        return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the request with reason "cancelled", soon; once it is done this does nothing."""
+        if not self.ticket.done:
+            self._front.post(lambda _: self.ticket.cancel())
+
+    def wake(self) -> None:
+        """Events have come; called in the reader's event loop."""
+        self._came.set()
+
+
+class AsyncSessions:
+    """Sessions for the tasks of one event loop.
+
+    The core is called by a thread of its own alone, so nothing here blocks the event loop. The thread rests while there
+    is nothing to do. A request whose reader falls behind pauses, and its row is given to others.
+
+    Leaving it ends the requests that are unfinished with reason "closed". The sessions are the caller's still.
+
+    Args:
+        sessions: the core; nobody else calls it in the meantime.
+        unread: events that may wait for a reader before its request pauses.
+    """
+
+    def __init__(self, sessions: Sessions, unread: int = UNREAD) -> None:
+        self._sessions, self._unread = sessions, unread
+        self._lock = threading.Condition()
+        self._calls: deque[tuple[Future[Any], Callable[[Sessions], Any]]] = deque()
+        self._nudged = self._closing = self._closed = False
+        self._handles: list[Handle] = []
+        self._drains: list[Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def __aenter__(self) -> AsyncSessions:
+        if self._thread is not None:
+            raise UsageError("these sessions were entered already, expected once; make another AsyncSessions")
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="txl-sessions", daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._closing = True
+            self._lock.notify()
+        assert self._thread is not None
+        await asyncio.shield(asyncio.to_thread(self._thread.join))
+
+    async def submit(
+        self, request: Request, session: str | None = None, before: Callable[[Sessions], object] | None = None
+    ) -> Handle:
+        """Take a request in; see `Sessions.submit`.
+
+        Args:
+            request: what is asked.
+            session: whose memory goes on; None for one of its own.
+            before: is called with the sessions right before, in the same moment; what it raises refuses the request.
+
+        Raises:
+            UsageError: the request does not fit the model or the limits.
+            Busy: there is no room for it now.
+        """
+        future = self.post(lambda sessions: self._take_in(sessions, request, session, before))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_give_up)  # it may be taken in all the same
+            raise
+
+    async def run(self, request: Request, session: str | None = None) -> AsyncIterator[Event]:
+        """The events of a request, one by one. Leaving this early cancels it.
+
+        Raises:
+            UsageError: as `submit`.
+            Busy: as `submit`.
+        """
+        handle = await self.submit(request, session)
+        try:
+            async for events in handle.batches():
+                for event in events:
+                    yield event
+        finally:
+            handle.cancel()
+
+    async def call(self, function: Callable[[Sessions], T]) -> T:
+        """What a function of the sessions returns, called between rounds by the core's thread."""
+        return await asyncio.wrap_future(self.post(function))
+
+    async def ended(self) -> None:
+        """Wait until the thread has ended: because this was left, or because it failed, which nothing mends."""
+        assert self._thread is not None
+        await asyncio.to_thread(self._thread.join)
+
+    async def drain(self) -> None:
+        """Wait until every request has ended."""
+        future: Future[None] = Future()
+        await self.call(lambda _: self._drains.append(future))
+        await asyncio.wrap_future(future)
+
+    # --- for handles and the thread ---------------------------------------------------------------------------------
+
+    def post(self, function: Callable[[Sessions], T]) -> Future[T]:
+        """Let the thread call a function between two rounds."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._thread is None or self._closed:
+                future.set_exception(UsageError("the sessions are closed, expected them entered: async with ..."))
+                return future
+            self._calls.append((future, function))
+            self._lock.notify()
+        return future
+
+    def nudge(self) -> None:
+        """A request that paused may go on."""
+        with self._lock:
+            self._nudged = True
+            self._lock.notify()
+
+    def _work(self) -> None:
+        """What the thread does until the front is left."""
+        try:
+            resting = False
+            while True:
+                with self._lock:
+                    if resting and not self._calls and not self._nudged and not self._closing:
+                        due = self._sessions.due()
+                        self._lock.wait(None if due is None else min(max(due, SOONEST), LATEST))
+                    calls, self._calls, self._nudged, closing = self._calls, deque(), False, self._closing
+                for future, function in calls:
+                    _answer(future, function, self._sessions)
+                if closing:
+                    return
+                resting = not self._sessions.round()
+                self._tell()
+        except BaseException as error:
+            logger.exception("the thread of the sessions failed")
+            self._fail(error)
+        finally:
+            self._finish()
+
+    def _take_in(
+        self,
+        sessions: Sessions,
+        request: Request,
+        session: str | None,
+        before: Callable[[Sessions], object] | None,
+    ) -> Handle:
+        if before is not None:
+            before(sessions)
+        handle = Handle(self, sessions.submit(request, session, self._unread))
+        self._handles.append(handle)
+        return handle
+
+    def _tell(self) -> None:
+        """Wake the readers whose requests have events, with one call into their event loop."""
+        waiting = [handle for handle in self._handles if not handle.told and handle.ticket.unread]
+        for handle in waiting:
+            handle.told = True
+        if waiting:
+            self._later(lambda: _wake(waiting))
+        self._handles = [handle for handle in self._handles if not handle.ticket.done]
+        if self._drains and not self._sessions.unfinished:
+            for future in self._drains:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
+            self._drains.clear()
+
+    def _later(self, function: Callable[[], object]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the event loop was closed without leaving the front
+            with self._lock:
+                self._closing = True
+
+    def _fail(self, error: BaseException) -> None:
+        """End all requests with what ended the thread."""
+        said = TxlError(f"the thread of the sessions failed ({type(error).__name__}: {one_line(error)}); restart it")
+        for handle in self._handles:
+            if not handle.ticket.done:
+                handle.ticket.end("error", 0, said)
+
+    def _finish(self) -> None:
+        """End what is unfinished, and answer whoever still waits."""
+        try:
+            self._sessions.end_requests()
+        finally:
+            with self._lock:
+                self._closed, calls = True, self._calls
+            for future, _ in calls:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(UsageError("the sessions were closed, expected them open; begin again"))
+            self._tell()
+
+
+def _wake(handles: Sequence[Handle]) -> None:
+    for handle in handles:
+        handle.wake()
+
+
+def _answer(future: Future[Any], function: Callable[[Sessions], Any], sessions: Sessions) -> None:
+    """Call a function and hand over what it returns or raises."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(sessions))
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _give_up(future: Future[Handle]) -> None:
+    """Cancel a request that was taken in for somebody who is gone."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().cancel()

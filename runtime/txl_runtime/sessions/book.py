@@ -1,0 +1,192 @@
+"""The books on sessions and their requests: who there is, what is unfinished, when it ends, what there is room for."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.sessions.jobs import Job, Session, Work
+from txl_runtime.sessions.requests import Busy, Counters, Limits, Reason
+from txl_runtime.sessions.rows import Rows
+from txl_runtime.sessions.state import LONGEST_NAME
+from txl_runtime.sessions.store import Recent, Store
+from txl_runtime.streaming.checks import shown
+
+
+class Book:
+    """Sessions and their unfinished requests.
+
+    Args:
+        rows: of the stream.
+        store: where states are that have no row.
+        limits: on both.
+        counters: of what was done.
+        clock: seconds, never going back.
+
+    Attributes:
+        named: sessions that outlive their requests, by their names; `recent` has them by their last use.
+        active: sessions that have requests, in the order in which they came.
+        unfinished: requests that have not ended.
+        numbers: that never come twice, for versions.
+    """
+
+    def __init__(
+        self, rows: Rows, store: Store, limits: Limits, counters: Counters, clock: Callable[[], float]
+    ) -> None:
+        self._rows, self._store, self._limits, self._counters, self._clock = rows, store, limits, counters, clock
+        self.named: dict[str, Session] = {}
+        self.active: dict[Session, None] = {}
+        self.recent, self.numbers = Recent(clock), itertools.count(1)
+        self.unfinished = self._input_bytes = 0
+        self._deadlines: list[tuple[float, int, Job]] = []
+        self._pace, self._ended = 1.0, clock()
+
+    def find(self, name: object) -> Session:
+        """The session of a name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        session = self.named.get(name) if isinstance(name, str) else None
+        if session is None:
+            raise UsageError(f"no session is named {shown(name)}, expected one of {len(self.named)}; see names()")
+        return session
+
+    def open(self, name: str) -> Session:
+        """A session more.
+
+        Raises:
+            Busy: there is no room for it.
+        """
+        number = next(self.numbers)
+        if not name:
+            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # longer than any name
+        if self.room() < 1 or len(self.named) >= self._capacity():
+            self._counters.busy += 1
+            oldest = next(iter(self.recent), None)
+            after = 1.0 if oldest is None else self._limits.idle_seconds - self.recent.since(oldest)
+            raise Busy(
+                f"there are {len(self.named)} sessions, expected fewer; close one, or come back later", max(1.0, after)
+            )
+        session = self.named[name] = Session(name, name, version=number)
+        return session
+
+    def check_room(self, work: Work) -> None:
+        """Refuse a request that there is no room for.
+
+        Raises:
+            UsageError: there never is.
+            Busy: there is none now.
+        """
+        limits = self._limits
+        if work.nbytes > limits.input_bytes:
+            raise UsageError(
+                f"the request's inputs have {work.nbytes} bytes, expected at most {limits.input_bytes}; give them in "
+                "several requests of one session"
+            )
+        told = None
+        if self.unfinished >= len(self._rows.owners) + limits.waiting:
+            told = f"{self.unfinished} requests are unfinished"
+        elif self._input_bytes + work.nbytes > limits.input_bytes:
+            told = f"the inputs of unfinished requests have {self._input_bytes} bytes"
+        if told is not None:
+            self._counters.busy += 1
+            half = self._pace * self.unfinished / 2  # until half of them are done
+            raise Busy(f"{told}, expected fewer; come back later", min(60.0, max(1.0, half)))
+
+    def add(self, job: Job) -> None:
+        """Take a request in, behind those that its session has."""
+        session = job.session
+        if not session.jobs:
+            self.active[session], session.served = None, self._counters.rounds
+        session.jobs.append(job)
+        if session.name:
+            self.recent.touch(session.name)
+        if job.work.seconds is not None:
+            if len(self._deadlines) > 2 * self.unfinished + 64:  # of many that ended long before their time
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].ticket.done]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (self._clock() + job.work.seconds, next(self.numbers), job))
+        self.unfinished += 1
+        self._input_bytes += job.nbytes
+        self._counters.requests += 1
+
+    def end(self, job: Job, reason: Reason, error: TxlError | None = None) -> None:
+        """End a request, once."""
+        if job.ticket.done:
+            return
+        session = job.session
+        session.jobs.remove(job)
+        self.unfinished -= 1
+        self._input_bytes -= job.nbytes
+        self._counters.finished[reason] += 1
+        job.ticket.end(reason, job.at, error, job.session.seen)
+        now = self._clock()
+        self._pace += 0.1 * (min(now - self._ended, 60.0) - self._pace)
+        self._ended = now
+        if not session.jobs:
+            del self.active[session]
+            if not session.name:
+                self._forget(session)
+        if session.name:
+            self.recent.touch(session.name)
+
+    def end_overdue(self) -> None:
+        """End requests whose time is over."""
+        while self._deadlines and (self._deadlines[0][2].ticket.done or self._deadlines[0][0] <= self._clock()):
+            self.end(heapq.heappop(self._deadlines)[2], "timeout")
+
+    def end_all(self) -> None:
+        """End all requests."""
+        for session in list(self.active):
+            for job in list(session.jobs):
+                self.end(job, "closed")
+
+    def drop(self, session: Session, reason: Reason, error: TxlError | None = None) -> None:
+        """End a session with all of its requests."""
+        for job in list(session.jobs):
+            self.end(job, reason, error)
+        self._forget(session)
+        self.recent.forget(session.name)
+        self.named.pop(session.name, None)
+
+    def expire(self) -> int:
+        """Close sessions that nobody used for long; how many."""
+        closed = 0
+        for name in self.recent.idle(self._limits.idle_seconds):
+            session = self.named[name]
+            if session.jobs:
+                self.recent.touch(name)
+            else:
+                self.drop(session, "closed")
+                closed += 1
+        self._counters.expired += closed
+        return closed
+
+    def due(self) -> float | None:
+        """Seconds until a request runs out of time or a session expires, if nothing else happens; None for never."""
+        times = [self._deadlines[0][0] - self._clock()] if self._deadlines else []
+        oldest = next(iter(self.recent), None)
+        if oldest is not None:
+            times.append(self._limits.idle_seconds - self.recent.since(oldest))
+        return max(0.0, min(times)) if times else None
+
+    def room(self) -> int:
+        """How many sessions without names may begin, so that each session that there is then may be parked.
+
+        Those whose readers are slow do not count, since they would keep all others waiting; `Limits.waiting` bounds
+        them.
+        """
+        begun = (s for s in self.active if not s.name and (s.row is not None or not s.fresh))
+        strangers = sum(not session.jobs[0].ticket.waits for session in begun)
+        return self._capacity() + len(self._rows.owners) - len(self.named) - strangers
+
+    def _capacity(self) -> int:
+        return self._store.capacity(len(self._rows.owners))
+
+    def _forget(self, session: Session) -> None:
+        """Let nothing be left of a session's state."""
+        self._rows.clear(session)
+        self._store.drop(session.key)

@@ -1,0 +1,199 @@
+"""Requests, held against the model and the limits before anything is taken in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import UsageError
+from txl_runtime.sessions.jobs import Work
+from txl_runtime.sessions.requests import Limits, Request, Sampling
+from txl_runtime.streaming.checks import as_array, check_flag, check_tokens, is_whole, shown
+from txl_runtime.streaming.inputs import check_cuttable, check_inputs, require_tokens, strict_cuts
+from txl_runtime.streaming.limiting import check_memory_length
+from txl_runtime.streaming.sampling import Sampler, check_stop_tokens
+from txl_runtime.types import Array, Ids
+
+COUNTS = {"sessions": 1, "waiting": 0, "host_bytes": 0, "disk_bytes": 0, "input_bytes": 0, "positions": 1}
+"""Limits that are whole numbers, and the least of each."""
+
+
+def check_limits(limits: object) -> Limits:
+    """Limits that make sense.
+
+    Raises:
+        UsageError: one does not.
+    """
+    if not isinstance(limits, Limits):
+        raise UsageError(f"limits are {shown(limits)}, expected Limits(...)")
+    for name, least in COUNTS.items():
+        value = getattr(limits, name)
+        if not is_whole(value) or value < least:
+            raise UsageError(f"limit {name} is {shown(value)}, expected a whole number of at least {least}")
+    if not _is_time(limits.idle_seconds):
+        raise UsageError(f"limit idle_seconds is {shown(limits.idle_seconds)}, expected a number above 0")
+    return limits
+
+
+def check_row_count(rows: int | None, manifest: Manifest) -> int:
+    """How many sequences the sessions of a model share; as many as there can be without a number.
+
+    Raises:
+        UsageError: the model's sequences influence one another, or it has no stream of so many.
+    """
+    if manifest.joint:
+        raise UsageError(
+            "this model's sequences influence one another, expected sequences that sessions can share a stream by; "
+            "give each session a model of its own"
+        )
+    lockstep = manifest.streams == "lockstep"
+    most = 1 if lockstep else manifest.batch_size
+    if rows is None:
+        return most
+    if not is_whole(rows) or not 1 <= rows <= manifest.batch_size:
+        raise UsageError(
+            f"rows are {shown(rows)}, expected 1 … {manifest.batch_size}; export with --batch-size for more"
+        )
+    if rows > most:
+        raise UsageError(
+            f"rows are {rows}, expected 1, because this model's sequences run in lockstep; its sessions take turns"
+        )
+    return int(rows)
+
+
+def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
+    """What a request asks for, in arrays of its own.
+
+    Raises:
+        UsageError: the model cannot do it, or an option is of the wrong kind or out of its range.
+    """
+    if not isinstance(request, Request):
+        raise UsageError(f"the request is a {type(request).__name__}, expected Request(...)")
+    score = check_flag(request.score, "score")
+    most, top, seconds = request.max_new_tokens, request.top_logprobs, request.seconds
+    if not is_whole(most) or most < 0:
+        raise UsageError(f"max_new_tokens is {shown(most)}, expected a whole number of at least 0")
+    if top is not None and (not is_whole(top) or top < 0):
+        raise UsageError(f"top_logprobs is {shown(top)}, expected None or a whole number of at least 0")
+    if seconds is not None and not _is_time(seconds):
+        raise UsageError(f"seconds are {shown(seconds)}, expected a number above 0, or None for no limit")
+    if request.until is not None and not callable(request.until):
+        raise UsageError(f"until is {shown(request.until)}, expected a function of a token, or None")
+    seconds = None if seconds is None else float(seconds)
+    rows = None if request.memory_length is None else check_memory_length(request.memory_length, manifest)
+    if request.inputs is not None:
+        return _arrays(request, manifest, limits, seconds, rows)
+    ids = _ids(request, manifest, limits)
+    if ids.size + most > limits.positions:
+        raise UsageError(
+            f"the request has {ids.size} tokens and asks for {shown(most)} more, expected at most {limits.positions} "
+            "positions; give it in several requests of one session"
+        )
+    if score:
+        require_tokens(manifest, "score")
+    check_whole(manifest, ids.size)
+    sampler = _sampler(request.sampling, manifest) if most else None
+    return Work(
+        tokens=ids,
+        arrays=None,
+        columns=0,
+        max_new_tokens=int(most),
+        sampler=sampler,
+        stops=check_stop_tokens(request.stop_tokens, manifest.vocab_size),
+        until=request.until,
+        top=None if top is None else min(int(top), manifest.vocab_size),
+        score=score,
+        seconds=seconds,
+        memory_length=rows,
+    )
+
+
+def check_whole(manifest: Manifest, columns: int) -> None:
+    """Hold a number of tokens against a model that takes whole segments alone.
+
+    Raises:
+        UsageError: they do not fill segments.
+    """
+    if manifest.lengths == "exact" and columns:
+        strict_cuts(columns, np.array([columns], np.int32), manifest)
+
+
+def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
+    """The tokens of a request, int32 [T], a copy."""
+    require_tokens(manifest, "a request of tokens")
+    given = request.tokens
+    if isinstance(given, list | tuple):  # before NumPy lays anything out: of texts each would be as long as the longest
+        if len(given) > limits.positions:
+            raise UsageError(
+                f"the request has {len(given)} tokens, expected at most {limits.positions} positions; give it in "
+                "several requests of one session"
+            )
+        odd = next((entry for entry in given if isinstance(entry, str | bytes)), None)
+        if odd is not None:
+            raise UsageError(
+                f"tokens hold {shown(odd)}, expected whole numbers; encode text with model.vocabulary.encode"
+            )
+    found = as_array(given, "tokens")
+    if found.ndim != 1:
+        raise UsageError(f"tokens have shape {list(found.shape)}, expected [T]; a request is of one sequence")
+    if not found.size:
+        return np.zeros(0, np.int32)
+    ids, _ = check_tokens(found[None], 1, manifest.vocab_size, None)
+    return np.array(ids[0])
+
+
+def _sampler(sampling: object, manifest: Manifest) -> Sampler:
+    require_tokens(manifest, "generate")
+    if manifest.lengths == "exact" and 1 not in manifest.segment_lengths:
+        raise UsageError(
+            f"a token is fed alone after it was drawn, but this model takes segments of "
+            f"{list(manifest.segment_lengths)} alone; export it with --segment-length 1 as well"
+        )
+    if not isinstance(sampling, Sampling):
+        raise UsageError(f"sampling is {shown(sampling)}, expected Sampling(...)")
+    if not is_whole(sampling.sequence) or not 0 <= sampling.sequence < 2**31:
+        raise UsageError(f"sampling's sequence is {shown(sampling.sequence)}, expected a whole number of at least 0")
+    return Sampler(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, int(sampling.sequence))
+
+
+def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float | None, rows: int | None) -> Work:
+    """A request of arrays by name."""
+    plain = dataclasses.replace(request, inputs=None, seconds=None, memory_length=None)
+    for name in ("tokens", "max_new_tokens", "stop_tokens", "until", "top_logprobs", "score"):
+        value, default = getattr(plain, name), getattr(Request(), name)
+        given = as_array(value, name).size > 0 if name in ("tokens", "stop_tokens") else bool(value != default)
+        if given:
+            raise UsageError(f"a request of inputs has {name}, expected inputs alone; give tokens in place of inputs")
+    inputs, counts, columns = check_inputs(request.inputs, None, manifest, 1)
+    if columns > limits.positions:
+        raise UsageError(
+            f"the inputs have {columns} positions, expected at most {limits.positions}; give them in several requests "
+            "of one session"
+        )
+    cuts = strict_cuts(columns, counts, manifest)
+    check_cuttable(cuts, manifest, "give each segment in a request of its own")
+    arrays: dict[str, Array] = {name: np.array(array) for name, array in inputs.items()}
+    return Work(
+        tokens=np.zeros(0, np.int32),
+        arrays=arrays,
+        columns=columns,
+        max_new_tokens=0,
+        sampler=None,
+        stops=frozenset(),
+        until=None,
+        top=None,
+        score=False,
+        seconds=seconds,
+        memory_length=rows,
+    )
+
+
+def _is_time(value: object) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    try:
+        return number and 0 < float(value) < math.inf  # type: ignore[arg-type]
+    except OverflowError:
+        return False

@@ -1,0 +1,198 @@
+"""Folders that one process alone writes to: a lock, private files, and no more of a name than a random number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+from txl_runtime.errors import TxlError, UsageError
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+"""Rights of what is made here: a session's memory tells what was fed to it."""
+
+
+class Lock:
+    """A lock on a folder, which ends with its process whatever ends that; the file it is held on stays there, empty.
+
+    Args:
+        folder: that is to be this process's; it is made where there is none.
+        name: of the lock's file.
+
+    Raises:
+        UsageError: another process, or another owner in this process, has the folder.
+        TxlError: the folder cannot be made or written to.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._descriptor = self._take()
+
+    @property
+    def held(self) -> bool:
+        """Whether the file in the folder is the one that is locked; it is not where others removed or replaced it."""
+        try:
+            there, ours = (self._folder / self._name).lstat(), os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return os.path.samestat(there, ours)
+
+    def hold(self) -> None:
+        """Lock the folder anew where the file was removed, alone or with the folder.
+
+        Raises:
+            UsageError: the file is another one now, since another process has taken the folder.
+            TxlError: the folder cannot be made or written to.
+        """
+        path = self._folder / self._name
+        if self.held:
+            return
+        if os.path.lexists(path):
+            raise UsageError(
+                f"{path}: is another file than this server has locked, expected the same: another server uses or used "
+                "the folder; end that server, and move the folder away to let this one make it anew"
+            )
+        descriptor = self._take()
+        self.release()
+        self._descriptor = descriptor
+
+    def _take(self) -> int:
+        folder = self._folder
+        try:
+            folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            descriptor = os.open(folder / self._name, flags, PRIVATE_FILE)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        try:
+            free = _locked(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise TxlError(
+                f"{folder}: cannot be locked ({error.strerror}), expected a file system that knows locks; choose "
+                "another folder"
+            ) from None
+        if not free:
+            os.close(descriptor)
+            raise UsageError(
+                f"{folder}: another server uses it, expected a folder for this one alone; end that server, or choose "
+                "another folder"
+            )
+        return descriptor
+
+    def release(self) -> None:
+        """Let others have the folder; calling it again does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # it is closed whatever is said of it
+                os.close(descriptor)
+
+
+def random_name(suffix: str) -> str:
+    """A name for a file, that says nothing of what is in it."""
+    return f"{secrets.token_hex(16)}{suffix}"
+
+
+def is_random(name: str, suffix: str) -> bool:
+    """Whether it is such a name."""
+    return re.fullmatch(f"[0-9a-f]{{32}}{re.escape(suffix)}", name) is not None
+
+
+def listed(folder: Path) -> list[str]:
+    """Names of what is in a folder.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return sorted(path.name for path in folder.iterdir())
+
+
+def random_names(folder: Path, suffix: str) -> list[Path]:
+    """The files of a folder that have such names; empty where the folder cannot be read."""
+    try:
+        return [folder / name for name in listed(folder) if is_random(name, suffix)]
+    except OSError:
+        return []
+
+
+def write_private(path: Path, data: bytes, through: bool) -> None:
+    """Write a new file that nobody else may read.
+
+    Args:
+        path: where nothing is yet.
+        data: all of it.
+        through: whether to return only when the disk holds it.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it, as far as it can be removed.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags, PRIVATE_FILE), "wb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[stream.write(rest) :]
+            if through:
+                os.fsync(stream.fileno())
+        except BaseException:
+            remove(path)
+            raise
+
+
+def read_private(path: Path, size: int) -> bytes:
+    """Read a file that has so many bytes.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: it has another size, or is no file; what is said continues a sentence about it.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags), "rb") as stream:  # noqa: PTH123 - a descriptor
+        known = os.fstat(stream.fileno())
+        if not stat.S_ISREG(known.st_mode):
+            raise ValueError("is no regular file")
+        if known.st_size != size:
+            raise ValueError(f"has {known.st_size} bytes, expected {size}")
+        data = stream.read(size)
+    if len(data) != size:
+        raise ValueError("became shorter while it was read")
+    return data
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there and can be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def unwritable(place: Path, error: OSError) -> TxlError:
+    """What to say where a folder or a file cannot be written."""
+    said = error.strerror or type(error).__name__
+    return TxlError(
+        f"{place}: cannot be written ({said}), expected a folder with room and rights; choose another place"
+    )
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file until it is closed; False where it is somebody else's."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""Log-probabilities of tokens that are known, and of the best ones at their places, some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from txl_runtime.streaming.outputs import Output
+from txl_runtime.streaming.sampling import best_first
+from txl_runtime.types import Floats, Ids
+
+CHUNK = 2**22
+"""Log-probabilities that are held at a time, 16 MiB."""
+
+Best = tuple[tuple[int, float], ...]
+
+
+def score_rows(output: Output, features: Floats, targets: Ids, top: int) -> tuple[Floats, Ids, Floats]:
+    """Score the tokens that follow some positions.
+
+    Args:
+        output: the softmax.
+        features: of the positions, [t, F].
+        targets: the token after each of them, [t] or longer.
+        top: k.
+
+    Returns:
+        Log-probabilities of the targets [t], NaN where there are any; ids and log-probabilities of the k best tokens,
+        [t, k].
+    """
+    count, words = len(features), output.clusters[-1][1]
+    logprobs = np.zeros(count, np.float32)
+    ids, best = np.zeros((count, top), np.int32), np.zeros((count, top), np.float32)
+    some = max(1, CHUNK // words)
+    row = np.zeros((min(some, count) if top else 0, words), np.float32)
+    for first in range(0, count, some):
+        last = min(first + some, count)
+        if not top:
+            logprobs[first:last] = -output.nll(features[first:last], targets[first:last])
+            continue
+        values = row[: last - first]
+        output.logprobs(features[first:last], values)
+        logprobs[first:last] = values[np.arange(last - first), targets[first:last]]
+        if np.isnan(values).any():  # there are no best ones
+            logprobs[first:last] = np.nan
+            continue
+        for place, found in enumerate(values, first):
+            ids[place] = best_first(found, top)
+            best[place] = found[ids[place]]
+    return logprobs, ids, best
+
+
+def best_of(output: Output, features: Floats, tokens: Ids, tops: Sequence[int]) -> list[tuple[float, Best]]:
+    """The log-probability of a token after each of some positions, and the best tokens there; NaN where there is any.
+
+    Args:
+        output: the softmax.
+        features: of the positions, [n, F].
+        tokens: one for each, [n].
+        tops: k of each.
+    """
+    found: list[tuple[float, Best]] = []
+    some = max(1, CHUNK // output.clusters[-1][1])
+    for first in range(0, len(tops), some):
+        values = np.zeros((len(features[first : first + some]), output.clusters[-1][1]), np.float32)
+        output.logprobs(features[first : first + some], values)
+        for row, token, top in zip(values, tokens[first:], tops[first:], strict=False):
+            if np.isnan(row).any():
+                found.append((float("nan"), ()))
+                continue
+            best = tuple((int(word), float(row[word])) for word in best_first(row, top)) if top else ()
+            found.append((float(row[token]), best))
+    return found

@@ -1,0 +1,205 @@
+"""One segment of some sessions: what each feeds side by side, and no more of the softmax than was asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import BackendError, TxlError
+from txl_runtime.sessions.jobs import Job
+from txl_runtime.sessions.requests import Outputs, Prompt, Token
+from txl_runtime.sessions.scoring import Best, best_of, score_rows
+from txl_runtime.streaming.checks import brief
+from txl_runtime.streaming.inputs import token_inputs
+from txl_runtime.streaming.loop import Loop, Result, Want
+from txl_runtime.streaming.outputs import DrawCount
+from txl_runtime.streaming.sampling import Sampler, draw_from
+from txl_runtime.types import Array, Floats, Ids
+
+
+@dataclass
+class Part:
+    """What one job does in a segment, and what became of it.
+
+    Attributes:
+        job: whose session is on a row.
+        row: of the stream.
+        size: positions that it feeds.
+        first: how many positions it had fed before.
+        scored: how many of its tokens are scored.
+        token: that was drawn.
+        error: of this job alone.
+        broken: whether its memory holds what is no number.
+    """
+
+    job: Job
+    row: int
+    size: int
+    first: int
+    scored: int
+    token: int | None = None
+    error: TxlError | None = None
+    broken: bool = False
+
+    @classmethod
+    def of(cls, job: Job, size: int) -> Part:
+        """The next positions of a job."""
+        assert job.session.row is not None
+        return cls(job, job.session.row, size, job.at, job.scored(size))
+
+    def fail(self, error: TxlError, broken: bool) -> None:
+        """Note what went wrong for this job alone."""
+        if broken:
+            name = self.job.session.name
+            who = f"session {brief(name)!r}" if name else "the session"
+            error = BackendError(f"{who} produced NaN, expected log-probabilities; it was closed, begin it again")
+        self.error, self.broken = error, broken
+
+
+class Segments:
+    """Runs segments on a loop.
+
+    Args:
+        loop: whose rows the sessions are on.
+        manifest: of its bundle.
+        batch_size: b of its stream.
+    """
+
+    def __init__(self, loop: Loop, manifest: Manifest, batch_size: int) -> None:
+        self._loop, self._manifest, self._b = loop, manifest, batch_size
+        self._inputs = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
+        self._count = DrawCount()
+
+    def run(self, parts: Sequence[Part]) -> None:
+        """Run one segment: what is drawn, scored and returned goes to the tickets.
+
+        Raises:
+            TxlError: the engine failed. `Job.at` says whether the segment was fed before that.
+        """
+        counts = np.zeros(self._b, np.int32)
+        for part in parts:
+            counts[part.row] = part.size
+        limited = [part for part in parts if part.job.work.memory_length is not None]
+        try:
+            for part in limited:
+                self._limit(part, part.job.work.memory_length)
+            if parts[0].job.work.arrays is None:
+                self._run_tokens(parts, counts)
+            else:
+                self._run_arrays(parts, counts)
+        finally:  # whoever stands on these rows next has all of the memory
+            for part in limited:
+                self._limit(part, None)
+
+    def _limit(self, part: Part, most: int | None) -> None:
+        """Limit the memory rows of the row that a part is on, or let it have all of them."""
+        self._loop.limit(np.array([part.row]), self._manifest.memory_length if most is None else most)
+
+    def _run_tokens(self, parts: Sequence[Part], counts: Ids) -> None:
+        ids = np.zeros((self._b, int(counts.max())), np.int32)
+        targets, samplers = np.zeros_like(ids), list[Sampler | None]([None] * self._b)
+        for part in parts:
+            ids[part.row, : part.size] = part.job.ids(part.size)
+            if part.scored:
+                targets[part.row, : part.scored] = part.job.targets(part.scored)
+            if part.job.draws_after(part.size):
+                samplers[part.row] = part.job.work.sampler
+        inputs: dict[str, Array] = token_inputs(self._manifest, ids)
+        scoring, drawing = [part for part in parts if part.scored], any(samplers)
+        want: Want = "next" if drawing else "last"
+        if scoring:
+            want = "rows" if drawing or any(part.job.work.top for part in scoring) else "nll"
+            inputs["targets"] = targets
+        if drawing:
+            inputs["temperature"] = np.array([1.0 if s is None else s.heat for s in samplers], np.float32)
+        result = self._loop.run(inputs, counts, want)
+        _advance(parts)
+        if want == "nll":
+            nll = result.nll()
+            for part in scoring:
+                self._tell_prompt(part, -nll[part.row, : part.scored], None, None)
+        elif scoring:
+            rows = result.rows()
+            for part in scoring:
+                top = part.job.work.top or 0
+                found = score_rows(self._loop.output, rows[part.row, : part.scored], targets[part.row], top)
+                self._tell_prompt(part, *found)
+        if drawing:
+            self._draw(parts, samplers, result)
+
+    def _run_arrays(self, parts: Sequence[Part], counts: Ids) -> None:
+        columns, inputs = int(counts.max()), dict[str, Array]()
+        for entry in self._inputs:
+            whole = inputs[entry.name] = np.zeros(entry.sizes(self._b, columns), np.dtype(entry.dtype))
+            for part in parts:
+                assert part.job.work.arrays is not None
+                given, size = part.job.work.arrays[entry.name], part.size + entry.lookahead
+                window = _at(entry.shape, slice(None), slice(part.first, part.first + size))
+                whole[_at(entry.shape, slice(part.row, part.row + 1), slice(size))] = given[window]
+        result = self._loop.run(inputs, counts)
+        _advance(parts)
+        found = result.outputs()
+        for part in parts:
+            arrays = {
+                output.name: found[output.name][
+                    _at(output.shape, slice(part.row, part.row + 1), slice(part.size))
+                ].copy()
+                for output in self._manifest.outputs
+            }
+            part.job.ticket.tell(Outputs(part.first, arrays))
+
+    def _tell_prompt(self, part: Part, logprobs: Floats, ids: Ids | None, best: Floats | None) -> None:
+        if np.isnan(logprobs).any():
+            part.fail(BackendError(""), broken=True)
+            return
+        none = np.zeros((len(logprobs), 0))
+        ids = none.astype(np.int32) if ids is None else ids
+        best = none.astype(np.float32) if best is None else best
+        first = part.first + 1 - part.job.before
+        part.job.ticket.tell(Prompt(first, logprobs, ids, best))
+
+    def _draw(self, parts: Sequence[Part], samplers: list[Sampler | None], result: Result) -> None:
+        for part in parts:
+            if part.error is not None:
+                samplers[part.row] = None
+        output, tokens = self._loop.output, np.zeros(self._b, np.int32)
+        failed = draw_from(samplers, output, result, tokens, self._count)
+        live = [part for part in parts if samplers[part.row] is not None]
+        for part in live:
+            if part.row in failed:
+                broken = bool(np.isnan(result.last()[part.row]).any())
+                part.fail(failed[part.row], broken)
+        drawn = [part for part in live if part.error is None]
+        asked = [part for part in drawn if part.job.work.top is not None]
+        told: dict[int, tuple[float | None, Best]] = {}
+        if asked:
+            rows = [part.row for part in asked]
+            best = best_of(output, result.last()[rows], tokens[rows], [part.job.work.top or 0 for part in asked])
+            told = dict(zip(rows, best, strict=True))
+        for part in drawn:
+            logprob, top = told.get(part.row, (None, ()))
+            if logprob is not None and math.isnan(logprob):
+                part.fail(BackendError(""), broken=True)
+                continue
+            token = part.token = part.job.session.pending = int(tokens[part.row])
+            part.job.drawn += 1
+            part.job.ticket.tell(Token(token, logprob, top))
+
+
+def _advance(parts: Sequence[Part]) -> None:
+    """Note that a segment became part of the state."""
+    for part in parts:
+        job, session = part.job, part.job.session
+        job.at += part.size
+        session.seen += part.size
+        session.fresh, session.pending = False, None  # what was pending stands before everything else
+
+
+def _at(shape: Sequence[int | str], batch: slice, positions: slice) -> tuple[slice, ...]:
+    """The index of some sequences and positions."""
+    known = {"B": batch, "L": positions}
+    return tuple(known[size] if isinstance(size, str) else slice(None) for size in shape)

@@ -1,0 +1,187 @@
+"""What a session is between requests: its memory, the token that was drawn last and not fed yet, and how far it came.
+
+As a file it is a saved state of one sequence, with the rest in the metadata: `StreamState.load` reads it too, and a
+saved state of one sequence is a session's state without a token to feed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import StateTensor
+from txl_runtime.bundle.writing import write_named
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import check_path, is_whole, shown
+from txl_runtime.streaming.fitting import check_fits
+from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.snapshot import StreamState, decoded, encoded
+from txl_runtime.streaming.state_files import read_tensors, tensors_of
+from txl_runtime.types import Array
+
+LONGEST_NAME = 256
+"""Characters of a session's name at most."""
+SIZES = {"bool": 1, "float16": 2, "bfloat16": 2}
+"""Bytes of a value; all other types of states have four."""
+MOST_SEEN = 10**15
+"""More positions than any session sees; a forged number must not become one that no file can hold."""
+PENDING, SEEN = "session.pending", "session.seen"
+"""In a file's metadata: decimal numbers."""
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """The state of one session, apart from any stream.
+
+    Attributes:
+        state: of its one sequence, bound to the model.
+        pending: the token that was drawn last and is fed with the next request; None where there is none.
+        seen: how many positions the session was fed in all.
+    """
+
+    state: StreamState
+    pending: int | None = None
+    seen: int = 0
+
+    @classmethod
+    def of(
+        cls, row: RowState, manifest: Manifest, table: Sequence[StateTensor], pending: int | None, seen: int
+    ) -> SessionState:
+        """The state of a sequence that was taken from a stream; the arrays are the row's own, not copies.
+
+        Args:
+            row: as `Stream.take` returned it.
+            manifest: of the stream's bundle.
+            table: the stream's state table, `manifest.states_of(update)`.
+            pending, seen: see the class.
+        """
+        if "fill" in manifest.counters:
+            slots = table[0].slots if table else None  # a memory of no rows is no state at all
+            slot = row.head % (slots or 1)  # a head is any whole number, and a file has 32 bits for it
+            fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
+            memory = {name: rows[None] for name, rows in row.tensors.items()}
+            return cls(StreamState(manifest.model_id, fill, memory, head), pending, seen)
+        axes = {entry.name: entry.batch_axis for entry in table}
+        whole: dict[str, Array] = {
+            name: array if axis is None else np.expand_dims(array, axis)
+            for name, array in row.tensors.items()
+            for axis in (axes[name],)
+        }
+        return cls(StreamState(manifest.model_id, np.zeros(1, np.int32), {}, None, whole), pending, seen)
+
+    def row(self, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
+        """What `Stream.put` takes, after everything was checked; the arrays are the state's own, not copies.
+
+        Raises:
+            UsageError: the state is of another model, form of memory or number of sequences, or its parts do not fit.
+        """
+        check_fits(self.state, manifest, table, 1)
+        size, pending = manifest.vocab_size, self.pending
+        if pending is not None and not (is_whole(pending) and 0 <= pending < size):
+            expected = f"none or an id of 0 … {size - 1}" if size else "none, since the model reads no tokens"
+            raise UsageError(f"the state's pending token is {shown(pending)}, expected {expected}; take it again")
+        if not is_whole(self.seen) or not 0 <= self.seen < MOST_SEEN:
+            raise UsageError(f"the state has seen {shown(self.seen)}, expected a number of positions; take it again")
+        if self.state.states is None:
+            fill, head = int(self.state.fill[0]), 0 if self.state.head is None else int(self.state.head[0])
+            return RowState(fill, head, {name: rows[0] for name, rows in self.state.memory.items()})
+        axes = {entry.name: entry.batch_axis for entry in table}
+        whole: dict[str, Array] = {
+            name: array if axis is None else np.squeeze(array, axis)
+            for name, array in self.state.states.items()
+            for axis in (axes[name],)
+        }
+        return RowState(0, 0, whole)
+
+    @property
+    def model_id(self) -> str:
+        """Of the bundle whose memory this is."""
+        return self.state.model_id
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return sum(array.nbytes for array in (self.state.states or self.state.memory).values())
+
+    def to_bytes(self) -> bytes:
+        """The bytes of a file, as `save` writes it."""
+        more = {SEEN: str(self.seen)}
+        if self.pending is not None:
+            more[PENDING] = str(self.pending)
+        return encoded(self.state, more)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "the state") -> SessionState:
+        """Read what `to_bytes` gave, or the bytes of any saved state of one sequence. Its arrays are copies.
+
+        Args:
+            data: the bytes.
+            source: what they are, for messages.
+
+        Raises:
+            UsageError: they are damaged, or no saved state, or one of several sequences.
+        """
+        return _read(*tensors_of(data, source), source)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file; as `StreamState.save`."""
+        write_named(check_path(path), self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path) -> SessionState:
+        """Read what `save` wrote, or any saved state of one sequence.
+
+        Raises:
+            UsageError: the file is missing, damaged, no saved state, or one of several sequences.
+        """
+        source = check_path(path)
+        return _read(*read_tensors(source), str(source))
+
+
+def check_name(name: object) -> str:
+    """The name of a session: any text of 1 … 256 characters that UTF-8 has bytes for.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(name, str) and 1 <= len(name) <= LONGEST_NAME:
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            pass
+        else:
+            return str(name)
+    found = f"{shown(name)}, {len(name)} characters" if isinstance(name, str) else shown(name)
+    raise UsageError(f"the session's name is {found}, expected text of 1 … {LONGEST_NAME} characters of Unicode")
+
+
+def largest_state(manifest: Manifest, table: Sequence[StateTensor]) -> int:
+    """Bytes of the arrays of a session's state at most: memory rows are kept as float32, whole tensors as they are."""
+    if "fill" in manifest.counters:
+        return sum(4 * manifest.memory_length * math.prod(entry.row_shape) for entry in table)
+    return sum(
+        SIZES.get(entry.dtype, 4) * math.prod(size for axis, size in enumerate(entry.shape) if axis != entry.batch_axis)
+        for entry in table
+    )
+
+
+def _read(facts: dict[str, str], tensors: dict[str, Array], source: str) -> SessionState:
+    state = decoded(facts, tensors, source)
+    if state.batch_size != 1:
+        raise UsageError(
+            f"{source}: the state of {state.batch_size} sequences, expected one; take the sequences one by one"
+        )
+    numbers = {}
+    for name in (PENDING, SEEN):
+        said = facts.get(name)
+        if said is not None and not re.fullmatch("[0-9]{1,18}", said):
+            raise UsageError(f"{source}: its {name} is {shown(said)}, expected a whole number; take the state again")
+        numbers[name] = None if said is None else int(said)
+    seen = numbers[SEEN]
+    return SessionState(state, numbers[PENDING], max(0, int(state.fill[0])) if seen is None else seen)

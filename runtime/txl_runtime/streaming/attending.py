@@ -1,0 +1,81 @@
+"""Where a model looks: the attention probabilities of a segment that is read from a stream's present memory.
+
+The memory is taken out of the loop, whatever the engine, and given to a program that runs on the CPU and returns no
+state. So a look changes nothing, and whoever does not look carries none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from txl_runtime.bundle.looking import ATTENTION, attention_program
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import as_array, check_tokens, zeros
+from txl_runtime.streaming.loop import Loop
+from txl_runtime.streaming.memory import RowState
+from txl_runtime.types import Array, Arrays, Floats
+
+Look = Callable[[Program, Arrays], Arrays]
+"""Runs a program that stands beside the streams, on arrays by the names of its inputs."""
+
+
+def attend(
+    tokens: ArrayLike, lengths: ArrayLike | None, manifest: Manifest, sequences: int, loop: Loop, look: Look | None
+) -> Floats:
+    """The attention of one segment; see `Stream.attention`.
+
+    Args:
+        tokens, lengths: what the stream was asked for.
+        manifest: of the stream.
+        sequences: b.
+        loop: that holds the memory.
+        look: what runs the program; None for a stream that was put together without a bundle.
+
+    Raises:
+        UsageError: the bundle has no such program, or tokens or lengths are no segment of the model.
+        BackendError: the program cannot be run on this CPU.
+        BundleError: the bundle's files are no longer those that it was loaded from.
+    """
+    program = attention_program(manifest)
+    if program is None or look is None:
+        raise UsageError(
+            "attention needs a program of kind attention, which this bundle lacks; export the model again with "
+            "--attention"
+        )
+    (result,), length = program.outputs, program.segment_length
+    found = as_array(tokens, "tokens")
+    if found.ndim == 2 and found.shape[1] > length:
+        raise UsageError(
+            f"tokens have {found.shape[1]} columns, expected at most one segment of {length}; feed what comes before, "
+            "then look at the rest"
+        )
+    ids, counts = check_tokens(found, sequences, manifest.vocab_size, lengths)
+    layers, _, heads, _, slots = result.fixed
+    width, memory_length = ids.shape[1], slots - length
+    whole = zeros((layers, sequences, heads, width, memory_length + width), "attention")
+    padded = np.zeros((1, length), np.int32)
+    names = {entry.role: entry.name for entry in manifest.inputs}
+    for row in np.flatnonzero(counts).tolist():
+        state = loop.take(row)
+        padded[0, :width] = ids[row]
+        inputs: dict[str, Array] = {names["tokens"]: padded, names["valid"]: counts[row : row + 1]}
+        inputs |= {names["fill"]: np.array([state.fill], np.int32), **_rolled(state, manifest.states_of("rolled"))}
+        seen = look(program, inputs)[ATTENTION]
+        whole[:, row] = seen[:, 0, :, :width, : memory_length + width]
+    return whole
+
+
+def _rolled(state: RowState, table: tuple[StateTensor, ...]) -> dict[str, Array]:
+    """The memory of one sequence as rolled programs take it: the oldest row first, those that exist last."""
+    arrays: dict[str, Array] = {}
+    for entry in table:
+        assert entry.row_axis is not None, "rolled states are memory rows"
+        array = arrays[entry.input] = np.zeros((1, *entry.shape[1:]), np.float32)
+        rows = np.moveaxis(array[0], entry.row_axis - 1, 0)
+        rows[len(rows) - state.fill :] = state.tensors[entry.name]
+    return arrays

@@ -1,0 +1,123 @@
+"""A saved state, read whole: every size is checked before memory is taken, and no file stays mapped.
+
+A mapped file that somebody cuts short kills the process. What is read here is at most the file and a header of 1 MiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Raw, Struct
+
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import brief
+from txl_runtime.types import Array
+
+ADVICE = "expected a saved state; StreamState.save writes one"
+HEADER = 2**20
+"""Bytes of the header at most: ten thousand tensors."""
+TYPES = {
+    "BOOL": "?",
+    **{f"{name}{8 * size}": f"<{kind}{size}" for name, kind in (("I", "i"), ("U", "u")) for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
+}
+"""NumPy's types by safetensors' names; it has none for BF16 and smaller floats, which no state is kept in."""
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+class _Entry(Struct, frozen=True):
+    """What the header says of one tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[Count, ...], Meta(max_length=32)]
+    data_offsets: tuple[Count, Count]
+
+
+def tensors_of(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Array]]:
+    """The metadata and the tensors, copies, of the bytes of a safetensors file.
+
+    Raises:
+        UsageError: they are damaged; the message begins with `source`.
+    """
+    with _explained(source):
+        return _read(io.BytesIO(data), len(data))
+
+
+def read_tensors(source: Path) -> tuple[dict[str, str], dict[str, Array]]:
+    """The metadata and the tensors of a safetensors file.
+
+    Raises:
+        UsageError: there is no such file, or it is another kind of file, or it is damaged.
+    """
+    try:
+        found = source.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        found = False
+    if not found:
+        raise UsageError(f"{source}: no such file, {ADVICE}")
+    with _explained(str(source)):
+        # It may have become a pipe by now, and is not waited for.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(source, flags), "rb") as file:  # noqa: PTH123 - a descriptor
+            known = os.fstat(file.fileno())
+            if not stat.S_ISREG(known.st_mode):
+                raise UsageError(f"{source}: no regular file, {ADVICE}")
+            return _read(file, known.st_size)
+
+
+@contextlib.contextmanager
+def _explained(source: str) -> Iterator[None]:
+    """What is wrong with a file, as the error of a user."""
+    try:
+        yield
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{source}: {error}; {ADVICE}") from None
+
+
+def _read(file: io.BufferedReader | io.BytesIO, size: int) -> tuple[dict[str, str], dict[str, Array]]:
+    """The same of an open file of so many bytes; a ValueError says what is wrong with it."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, HEADER):
+        raise ValueError(f"it has {size} bytes and a header of {length}")
+    header = msgspec.json.decode(file.read(length), type=dict[str, Raw])
+    facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"{}")), type=dict[str, str])
+    entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in header.items()}
+    end, types = 0, {name: TYPES.get(entry.dtype) for name, entry in entries.items()}
+    ordered = sorted(entries.items(), key=lambda item: item[1].data_offsets)
+    for name, entry in ordered:
+        kind, (first, last) = types[name], entry.data_offsets
+        if kind is None:
+            raise ValueError(f"{brief(name)} is {brief(entry.dtype)}, which NumPy has no type for")
+        if first != end or last - first != math.prod(entry.shape) * np.dtype(kind).itemsize:
+            found = f"{brief(name)} is {entry.dtype} {brief(str(list(entry.shape)))} at {first} … {last}"
+            raise ValueError(f"{found}, expected it at {end}")
+        end = last
+    if end != size - 8 - length:
+        raise ValueError(f"its tensors end at {end}, its data at {size - 8 - length}")
+    tensors: dict[str, Array] = {}
+    for name, entry in ordered:
+        tensors[name] = np.empty(entry.shape, types[name])
+        raw = tensors[name].reshape(-1).view(np.uint8)
+        if file.readinto(raw.data) != raw.size:
+            raise ValueError("it became shorter while it was read")
+        if entry.dtype == "BOOL" and raw.max(initial=0) > 1:
+            raise ValueError(f"{brief(name)} is BOOL and holds {raw.max()}")
+    return facts, tensors
+
+
+def whole_batch(facts: dict[str, str]) -> int | None:
+    """How many sequences whole tensors are of, if the metadata says so."""
+    said = facts.get("batch_size", "")
+    return int(said) if re.fullmatch("[1-9][0-9]{0,5}", said) else None

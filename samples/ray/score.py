@@ -1,0 +1,214 @@
+"""Score documents on a cluster: the scorer of `txl-deploy score` in a pool of actors of Ray Data.
+
+    python score.py BUNDLE DOCUMENTS -o OUT                        a cluster of this machine, for this run
+    python score.py BUNDLE DOCUMENTS -o OUT --address auto         the cluster that this machine belongs to
+
+DOCUMENTS is a folder of texts, a .jsonl or a .parquet file, on this machine or wherever Ray Data reads from. In files
+every document has an `id` of its own; texts are called by their paths in the folder. OUT gets a line of JSON per
+document; started again, documents in it are left out. Needs `pip install 'txl-deploy[cpu]' 'ray[data]'` on every
+machine, and the bundle under the same path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import ray
+import txl_runtime
+from ray.data import ActorPoolStrategy, DataContext, Dataset
+from ray.exceptions import RayError
+from txl_runtime.errors import TxlError, UsageError
+
+from txl_deploy.corpora.batching import batches
+from txl_deploy.corpora.documents import Bad, Document, Unit
+from txl_deploy.corpora.encoding import Encoder
+from txl_deploy.corpora.json_lines import content_of
+from txl_deploy.corpora.scoring import Scorer
+from txl_deploy.corpora.totals import Scores, Totals, left_out, scores_of
+
+CPUS_PER_ACTOR = 0.5
+"""What an actor asks the scheduler for. If actors claimed all processors, none would be left to read with, and the job
+would wait for ever. An actor computes with one thread, however little it asks for."""
+DOCUMENTS_PER_CALL = 64
+"""Sorted by length within a call, so that few rows of the bundle wait for the longest."""
+BLOCKS_PER_ACTOR = 8
+"""A block is done as a whole: when a machine dies, its block is repeated; when the driver dies, blocks that are not
+written are."""
+
+Rows = dict[str, np.ndarray[Any, Any]]
+"""A batch as Ray Data hands it over: columns by name."""
+
+
+class Actor:
+    """A process with the model, on any machine of the cluster."""
+
+    def __init__(self, bundle: str, model_id: str, place: str) -> None:
+        model = txl_runtime.load(bundle, threads=1)
+        if model.manifest.model_id != model_id:
+            raise UsageError(f"{bundle}: holds another model on this machine, expected {model_id[:12]}; copy it again")
+        self._place = place
+        self._scorer, self._encoder = Scorer(model), Encoder(model.manifest, model.vocabulary)
+
+    def __call__(self, rows: Rows) -> dict[str, list[bytes]]:
+        """Score documents; what cannot be scored has a line that says why."""
+        units, scores = [], []
+        for found in self._encoder.units(as_documents(rows, self._place)):
+            if isinstance(found, Unit):
+                units.append(found)
+            else:
+                scores.append(left_out(found))
+        for batch in batches(units, self._scorer.rows):
+            for unit, outcome in zip(batch, self._scorer.score(batch), strict=True):
+                bad = Bad(unit.index, unit.id, 0, f"{unit.id}: {outcome.why}")
+                scores.append(left_out(bad) if outcome.total is None else scores_of(unit, outcome.total))
+        return {"line": [msgspec.json.encode(each) for each in scores]}
+
+
+def as_documents(rows: Rows, place: str) -> list[Document]:
+    """The documents in a batch of rows."""
+    count = len(next(iter(rows.values()), ()))
+    return [as_document({name: column[at] for name, column in rows.items()}, place) for at in range(count)]
+
+
+def leave_out(rows: Rows, done: frozenset[str], place: str) -> Rows:
+    """The rows whose documents have no result yet."""
+    wanted = np.array([document.id not in done for document in as_documents(rows, place)], np.bool_)
+    return {name: column[wanted] for name, column in rows.items()}
+
+
+def as_document(row: dict[str, Any], place: str) -> Document:
+    """A document as Ray Data read it from a place: a line of JSON, the bytes of a file, or a row of a table.
+
+    Raises:
+        UsageError: it has no id or no content.
+    """
+    name: Any
+    content: Any
+    if "path" in row:
+        name, content = name_in(place, str(row["path"])), row["bytes"]
+    elif set(row) == {"text"}:
+        fields = msgspec.json.decode(row["text"], type=dict[str, msgspec.Raw])
+        name = msgspec.json.decode(fields["id"], type=str | int) if "id" in fields else None
+        content = content_of(fields, None)
+    else:
+        name, content = row.get("id"), row.get("text", row.get("tokens"))
+        content = content.encode() if isinstance(content, str) else content
+    if name is None or content is None:
+        raise UsageError(f"a document has {sorted(row)}, expected an id of its own and a text or tokens; add them")
+    return Document(0, str(name), str(name), content, 0)
+
+
+def name_in(place: str, path: str) -> str:
+    """How a file is called: by its path in the folder that was given, as `txl-deploy score` calls it."""
+    folder, file = (each.partition("://")[2] or each for each in (place, path))
+    inside = file.removeprefix(folder.rstrip("/") + "/")
+    return inside if inside != file else Path(file).name
+
+
+def read(place: str, blocks: int) -> Dataset:
+    """The documents, wherever they are."""
+    if place.endswith(".jsonl"):
+        return ray.data.read_text(place, override_num_blocks=blocks)
+    if place.endswith(".parquet"):
+        return ray.data.read_parquet(place, override_num_blocks=blocks)
+    return ray.data.read_binary_files(place, include_paths=True, override_num_blocks=blocks)
+
+
+def kept(out: Path, first: dict[str, str]) -> Iterator[Scores]:
+    """The results in a file, after its first line; a torn last line is cut off.
+
+    Raises:
+        UsageError: they are of another model or other documents.
+    """
+    with out.open("a+b") as stream:
+        stream.seek(0)
+        whole = 0
+        for line in stream:
+            if not line.endswith(b"\n"):
+                break
+            if not whole and json.loads(line) != first:
+                raise UsageError(f"{out}: holds results of another run, expected {first}; give another -o")
+            if whole:
+                yield msgspec.json.decode(line, type=Scores)
+            whole += len(line)
+        stream.truncate(whole)
+        if not whole:
+            stream.write(json.dumps(first).encode() + b"\n")
+
+
+def score(bundle: Path, documents: str, out: Path, actors: int) -> Totals:
+    """Score what is not in the file of results yet; results are appended block by block.
+
+    Raises:
+        UsageError: two documents have one id.
+    """
+    place = documents if "://" in documents else str(Path(documents).absolute())
+    model_id = txl_runtime.load(bundle, threads=1).manifest.model_id
+    totals, done = Totals(), set[str]()
+    for each in kept(out, {"model_id": model_id, "documents": Path(documents).name}):
+        totals.add(each)
+        done.add(each.id)
+    context = DataContext.get_current()
+    context.actor_task_retry_on_errors = [OSError]  # beside deaths, which are always repeated; a shared disk stumbles
+    context.enable_progress_bars = sys.stderr.isatty()
+    wanted = read(place, BLOCKS_PER_ACTOR * actors)
+    if done:
+        wanted = wanted.map_batches(leave_out, fn_kwargs={"done": frozenset(done), "place": place})
+    scored = wanted.map_batches(
+        Actor,
+        fn_constructor_args=(str(bundle.resolve()), model_id, place),
+        compute=ActorPoolStrategy(size=actors),
+        batch_size=DOCUMENTS_PER_CALL,
+        num_cpus=CPUS_PER_ACTOR,
+    )
+    with out.open("ab", buffering=0) as stream:
+        for block in scored.iter_batches(batch_size=None, prefetch_batches=0):
+            fresh = list[bytes]()
+            for line in block.get("line", ()):
+                each = msgspec.json.decode(line, type=Scores)
+                if each.id in done:
+                    stream.write(b"".join(fresh))
+                    raise UsageError(f"two documents have the id {each.id!r}, expected one of its own for each")
+                done.add(each.id)
+                totals.add(each)
+                fresh.append(bytes(line) + b"\n")
+            stream.write(b"".join(fresh))
+    return totals
+
+
+def main() -> None:
+    """Read the command line, join or start a cluster, score."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("documents")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--address", help="of a cluster; without it one is started on this machine")
+    parser.add_argument("--actors", type=int, default=os.cpu_count() or 1, help="in all, one thread each")
+    given = parser.parse_args()
+    local = {"num_cpus": given.actors + 1, "include_dashboard": False} if given.address is None else {}
+    try:
+        ray.init(address=given.address, log_to_driver=False, logging_level="warning", **local)
+    except Exception as error:  # of any class: of Ray's own, or none where it has waited for too long
+        said = str(error).strip() or type(error).__name__
+        sys.exit(f"error: no cluster could be reached or started: {said.splitlines()[-1]}")
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    try:
+        totals = score(given.bundle, given.documents, given.output, given.actors)
+    except (TxlError, RayError, OSError) as error:
+        sys.exit(f"error: {str(error).strip().splitlines()[-1]}")
+    finally:
+        ray.shutdown()  # which still prints
+    print(json.dumps(totals.document(), indent=2))
+
+
+if __name__ == "__main__":
+    main()

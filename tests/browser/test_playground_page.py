@@ -1,0 +1,447 @@
+"""The playground in Chromium: by keyboard alone, beside `Stream`, attacked, and when a browser or a server dies."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import math
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import txl_runtime
+from browsing import FLAGS, SCHEMES, WIDTHS, Window, accessibility, chromium, opened, reached_by_tab, to_reach, too_wide
+from hostile import HOSTILE
+from playing import Playground, playing
+from serving import serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+TEXT = "def main(arguments):\n    return arguments"
+
+
+@pytest.fixture(scope="module")
+def letters(make_bundle: Callable[..., Path]) -> Path:
+    """A bundle that reads bytes: M = 7 and segments of 4."""
+    return make_bundle(
+        config={"vocab_size": 256}, vocabulary=True, batch_size=3, boundary_token=10, verify=False, seed=3
+    )
+
+
+@pytest.fixture(scope="module")
+def server(letters: Path) -> Iterator[Playground]:
+    """A playground for one tab; a page that is closed gives its place back at once."""
+    with playing(letters) as started:
+        yield started
+        assert started.process.poll() is None
+
+
+@contextlib.contextmanager
+def at_desk(chrome: Any, server: Playground, **options: Any) -> Iterator[Window]:
+    """The page, once it is ready."""
+    for _ in range(20):
+        with opened(chrome, server.address, **options) as window:
+            window.page.locator("#status:not(:empty), #lost:not([hidden])").first.wait_for()
+            if window.page.locator("#lost").is_hidden():
+                yield window
+                return
+        time.sleep(0.1)  # the place of a page that was closed just now
+    raise AssertionError(window.page.locator("#lost").inner_text())
+
+
+def reach(window: Window, role: str, name: str, **options: Any) -> Any:
+    """Press Tab until a control has the focus; the control."""
+    wanted = window.page.get_by_role(role, name=name, **options)
+    for _ in range(200):
+        if wanted.count() and wanted.first.evaluate("element => element === document.activeElement"):
+            return wanted.first
+        window.page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not reach {role} {name!r}")
+
+
+def write(window: Window, text: str, **settings: object) -> None:
+    """Fill in the text to add and numbers, by keyboard."""
+    reach(window, "textbox", "Text to add")
+    window.page.keyboard.press("Control+A")
+    window.page.keyboard.insert_text(text)
+    for name, value in settings.items():
+        reach(window, "spinbutton", name.replace("_", " ").replace("Top ", "Top-"))
+        window.page.keyboard.press("Control+A")
+        window.page.keyboard.type(str(value))
+
+
+def press(window: Window, name: str, told: str = "") -> None:
+    """Press a button by keyboard and wait for what the page tells."""
+    reach(window, "button", name, exact=name != "Go back to")
+    window.page.keyboard.press("Enter")
+    if told:
+        window.page.get_by_role("status").filter(has_text=told).wait_for()
+
+
+def tokens(window: Window) -> list[str]:
+    """The tokens on the page, each with its probability."""
+    return window.page.locator("#text [role=option]").evaluate_all("all => all.map((e) => e.ariaLabel)")
+
+
+def choose_memory(window: Window, key: str) -> None:
+    """Choose how long the memory is: "Home" for all of it, "End" for none."""
+    reach(window, "combobox", "Memory")
+    window.page.keyboard.press(key)
+
+
+def test_a_whole_session_by_keyboard_alone(chrome, server, letters):
+    with at_desk(chrome, server) as window:
+        page = window.page
+        assert page.get_by_role("heading", level=1).inner_text() == letters.stem
+        write(window, "def ", Tokens_to_generate=12, Temperature=0.9, Seed=7)
+        press(window, "Generate", "Generated 12 tokens")
+        first = tokens(window)
+        assert len(first) == 16
+        assert page.get_by_role("meter", name="Memory rows filled").get_attribute("aria-valuenow") == "7"
+
+        page.locator("#text [role=option][tabindex='0']").wait_for()
+        while not page.evaluate("document.activeElement.role === 'option'"):
+            page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Home")
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")  # the seventh token: its alternatives, the first of which has the focus
+        alternatives = page.get_by_role("region", name="Alternatives")
+        assert alternatives.get_by_role("listitem").count() == 10
+        chosen = page.evaluate("document.activeElement.innerText")
+        assert "Continue with" in page.evaluate("document.activeElement.textContent")
+        page.keyboard.press("Enter")
+        page.get_by_role("status").filter(has_text="Generated 12 tokens").wait_for()
+        second = tokens(window)
+        assert second[:6] == first[:6]
+        assert second[6] != first[6]
+        assert second[6].split(",")[0] in chosen
+        assert len(second) == 7 + 12
+
+        press(window, "Go back to 1", "Back at state 1")
+        assert tokens(window) == []
+        assert page.get_by_role("meter", name="Memory rows filled").get_attribute("aria-valuenow") == "0"
+        press(window, "Generate", "Generated 12 tokens")
+        assert tokens(window) == first, "the same state and the same seed draw the same tokens"
+
+        choose_memory(window, "End")
+        write(window, "x", Tokens_to_generate=3)
+        press(window, "Generate", "Generated 3 tokens")
+        assert page.get_by_role("meter", name="Memory rows filled").get_attribute("aria-valuenow") == "0"
+        press(window, "Compare losses", "Compared 4 memory lengths")
+        assert page.get_by_role("table", name="Loss by memory length").locator("tbody tr").count() == 4
+        press(window, "Start anew", "Started anew")
+        assert tokens(window) == []
+        assert set(to_reach(page)) <= set(reached_by_tab(page))
+        assert window.faults() == []
+
+
+def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
+    model = txl_runtime.load(letters, "cpu", threads=1)
+    ids = model.vocabulary.encode(TEXT)
+    with at_desk(chrome, server) as window:
+        write(window, TEXT)
+        press(window, "Compare losses", "Compared 4 memory lengths")
+        rows = window.page.get_by_role("table", name="Loss by memory length").locator("tbody tr").all()
+        found = [[cell.inner_text().strip() for cell in row.locator("th, td").all()] for row in rows]
+        window.page.locator("#compared summary").click()
+        single = window.page.get_by_role("table", name="Loss of each token").locator("tbody tr").all()
+        each = [[cell.inner_text() for cell in row.locator("td").all()[1:3]] for row in single]
+        assert window.faults() == []
+    assert [row[0] for row in found] == ["none", "1 row", "3 rows", "all 7 rows"]
+    means = []
+    for (_, mean, perplexity, _), length in zip(found, (0, 1, 3, 7), strict=True):
+        losses = model.stream(1, memory_length=length).score(ids[None])[0]
+        means.append(float(losses.mean()))
+        assert abs(float(mean) - means[-1]) < 1e-4
+        assert abs(float(perplexity) - math.exp(means[-1])) < 1e-3 * math.exp(means[-1])
+    assert abs(means[0] - means[-1]) > 1e-3, "the memory matters in this model"
+    for column, length in ((0, 0), (1, 7)):
+        losses = model.stream(1, memory_length=length).score(ids[None])[0]
+        assert np.abs(np.array([float(row[column]) for row in each]) - losses).max() < 1e-3
+
+
+def test_tokens_come_one_after_the_other_and_stop_when_told(chrome, server):
+    with at_desk(chrome, server) as window:
+        write(window, "def ", Tokens_to_generate=4000)
+        press(window, "Generate")
+        shown = window.page.locator("#text [role=option]")
+        shown.nth(5).wait_for()
+        early = shown.count()
+        window.page.keyboard.press("Tab")
+        press(window, "Stop")
+        told = window.page.get_by_role("status").filter(has_text=re.compile("Stopped|Generated"))
+        assert told.inner_text().startswith("Stopped after")
+        assert early < shown.count() < 4004
+        assert window.faults() == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_page_in_every_width(chrome, server, scheme):
+    with at_desk(chrome, server, scheme=scheme) as window:
+        assert accessibility(window.page) == [], "before anything was done"
+        write(window, TEXT + " " + "w" * 300, Tokens_to_generate=8)
+        press(window, "Compare losses", "Compared 4 memory lengths")
+        press(window, "Generate", "Generated 8 tokens")
+        window.page.locator("#text [role=option]").nth(4).click()
+        for folded in window.page.locator("details").all():
+            folded.locator("summary").click()
+        for width in WIDTHS:
+            window.page.set_viewport_size({"width": width, "height": 900})
+            assert too_wide(window.page) == [], width
+        assert accessibility(window.page) == [], "with everything unfolded"
+        assert set(to_reach(window.page)) <= set(reached_by_tab(window.page))
+        assert window.faults() == []
+
+
+def test_a_stranger_s_texts_are_shown_and_never_obeyed(chrome, server):
+    with at_desk(chrome, server, width=380) as window:
+        before = window.page.locator("*").evaluate_all("all => new Set(all.map((e) => e.tagName)).size")
+        for text in ("\n".join(HOSTILE), "\x00\x01 NUL", "👩🏽\u200d🚀 שלום \u202egpj"):
+            write(window, text, Tokens_to_generate=2)
+            press(window, "Generate", "Generated 2 tokens")
+        window.page.locator("#numbers").check()
+        window.page.locator("details#asked summary").click()
+        assert too_wide(window.page) == []
+        shown = window.page.locator("#text").inner_text()
+        assert not set(shown) & set("\x00\x1b\u202e\u2066")
+        after = window.page.locator("*").evaluate_all("all => new Set(all.map((e) => e.tagName)).size")
+        assert after - before <= 5, "lists and codes, and nothing that was typed"
+        assert window.page.locator("iframe, img, main style, main script, main form:not(#ask, #again)").count() == 0
+        assert window.faults() == []
+
+
+def test_what_is_too_long_is_refused_with_a_sentence(chrome, server):
+    with at_desk(chrome, server) as window:
+        written = "(element, text) => { element.value = text; element.dispatchEvent(new Event('input')); }"
+        window.page.get_by_role("textbox", name="Text to add").evaluate(written, "a" * 100_000)
+        press(window, "Generate")
+        window.page.get_by_role("alert").filter(has_text="at most").wait_for()
+        assert tokens(window) == []
+        write(window, "b", Tokens_to_generate=2)
+        press(window, "Generate", "Generated 2 tokens")
+        assert window.faults() == []
+
+
+def test_a_second_tab_is_refused_until_the_first_is_closed(chrome, server):
+    with contextlib.ExitStack() as stack:
+        with at_desk(chrome, server):
+            second = stack.enter_context(opened(chrome, server.address))
+            refused = second.page.get_by_role("region", name="The server does not let this page in")
+            refused.wait_for()
+            assert "tab" in refused.inner_text().lower()
+        again = second.page.get_by_role("button", name="Connect again")
+        for _ in range(50):
+            if again.is_hidden():
+                break
+            again.press("Enter")
+            second.page.wait_for_timeout(100)
+        second.page.get_by_role("status").filter(has_text="Ready").wait_for()
+        assert second.foreign == second.dialogs == []
+        assert {line for line in second.said if "429" not in line} == set(), "the browser notes the refusal itself"
+
+
+def test_a_browser_that_is_killed_leaves_no_sessions(chrome, server):
+    with killable(chrome) as (other, process):
+        window = Window(other.new_context().new_page())  # which nobody closes: its browser is dead then
+        window.page.goto(server.address)
+        window.page.get_by_role("status").filter(has_text="Ready").wait_for()
+        write(window, "def ", Tokens_to_generate=1000)
+        press(window, "Generate")
+        window.page.locator("#text [role=option]").nth(20).wait_for()
+        assert sessions_of(server) == 1
+        os.killpg(process.pid, signal.SIGKILL)
+        until = time.monotonic() + 20
+        while sessions_of(server) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert sessions_of(server) == 0
+    with at_desk(chrome, server) as window:
+        assert window.faults() == []
+
+
+@contextlib.contextmanager
+def killable(chrome: Any) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """Another browser, and the process of it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        options = [*FLAGS, "--headless", "--remote-debugging-port=0", f"--user-data-dir={folder}"]
+        process = subprocess.Popen([chromium(), *options], stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "DevTools listening on " in line)
+            yield chrome.browser_type.connect_over_cdp(line.split()[-1]), process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stderr.close()
+
+
+def sessions_of(server: Playground) -> int:
+    """How many named sessions the server has, wherever their memory is, from its metrics."""
+    lines = server.get("/metrics").text.splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("txl_sessions_held{"))
+
+
+def test_the_page_tells_that_the_server_was_interrupted(chrome, letters):
+    with playing(letters) as server, at_desk(chrome, server) as window:
+        write(window, "def ", Tokens_to_generate=1000)
+        press(window, "Generate")
+        window.page.locator("#text [role=option]").nth(5).wait_for()
+        assert server.interrupt() in (0, 130)
+        window.page.get_by_role("region", name="The connection is lost").wait_for()
+        assert len(tokens(window)) > 5, "the text is still there"
+        assert accessibility(window.page) == []
+        assert "Traceback" not in "".join(server.said)
+        assert window.foreign == window.dialogs == []
+
+
+def test_a_page_goes_on_with_a_server_that_was_killed_and_came_back_and_not_with_another_model(
+    chrome, letters, make_bundle
+):
+    with contextlib.ExitStack() as stack:
+
+        def killed() -> None:
+            first.process.kill()
+            first.process.wait()
+            lost.get_by_role("heading", name="The connection is lost").wait_for()
+
+        first = stack.enter_context(serving(letters))
+        port = first.url.rpartition(":")[2]
+        window = stack.enter_context(opened(chrome, f"{first.url}/playground"))
+        page, lost = window.page, window.page.locator("#lost")
+        page.get_by_role("status").filter(has_text="Ready").wait_for()
+        write(window, "def ", Tokens_to_generate=3)
+        press(window, "Generate", "Generated 3 tokens")
+        text = tokens(window)
+        killed()
+        assert tokens(window) == text
+        assert "its memory is read anew" in lost.inner_text()
+        press(window, "Connect again")
+        lost.filter(has_text="cannot be reached").wait_for()
+        first = stack.enter_context(serving(letters, "--port", port))
+        press(window, "Connect again", "Ready")
+        press(window, "Generate", "Generated 3 tokens")
+        assert tokens(window)[: len(text)] == text
+        killed()
+        stack.enter_context(serving(make_bundle(verify=False), "--port", port))
+        press(window, "Connect again")
+        lost.get_by_role("heading", name="Another model is served here now").wait_for()
+        assert "copy what you need of it first" in lost.inner_text()
+        assert len(tokens(window)) == len(text) + 3
+        assert not [line for line in window.said if "Failed to load resource" not in line]
+
+
+@pytest.mark.parametrize(
+    ("side", "entries"),
+    [
+        ("inputs", [{"name": "tokens", "role": "tokens"}, {"name": "features", "role": "feature"}]),
+        ("inputs", [{"name": "a", "role": "tokens"}, {"name": "b", "role": "tokens"}]),
+        ("outputs", [{"name": "values", "role": "value"}]),
+    ],
+)
+def test_the_page_says_of_a_model_that_needs_more_than_tokens_that_it_continues_no_texts(chrome, server, side, entries):
+    def changed(route: Any) -> None:
+        answer = route.fetch()
+        document = answer.json()
+        document["data"][0][side] = entries
+        route.fulfill(response=answer, json=document)
+
+    with at_desk(chrome, server) as window:
+        window.page.route("**/v1/models", changed)
+        window.page.reload()
+        window.page.get_by_role("alert").filter(has_text="This model does not continue texts").wait_for()
+        assert not window.page.get_by_role("button", name="Generate", exact=True).is_visible()
+
+
+def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):
+    """Even where it knows the token: by fetch, with and without leave to read, as a picture, a form and a frame."""
+    (tmp_path / "index.html").write_text("<!doctype html><title>elsewhere</title>")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=tmp_path)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        origin = f"http://127.0.0.1:{elsewhere.server_port}"
+        with opened(chrome, f"{origin}/index.html", allowed=[server.origin]) as window:
+            statuses: dict[str, list[int]] = {}
+            window.page.on(
+                "response",
+                lambda answer: (
+                    statuses.setdefault("frame" if answer.frame.parent_frame else answer.request.resource_type, [])
+                ).append(answer.status),
+            )
+            read = window.page.evaluate(
+                """async ([origin, token]) => {
+                    const body = JSON.stringify({prompt: "def ", max_tokens: 2});
+                    const bearer = {Authorization: `Bearer ${token}`};
+                    const ways = [
+                        ["/v1/models", {}],
+                        ["/v1/models", {headers: bearer}],
+                        ["/playground/tab", {headers: bearer}],
+                        ["/v1/completions", {method: "POST", body, mode: "no-cors"}],
+                        ["/v1/completions", {method: "POST", body, headers: {...bearer, "Content-Type": "text/json"}}],
+                        [`/playground?token=${token}`, {}],
+                    ];
+                    const read = [];
+                    for (const [path, how] of ways) {
+                        try {
+                            const answer = await fetch(origin + path, how);
+                            if (answer.type !== "opaque") read.push([path, await answer.text()]);
+                        } catch {}
+                    }
+                    return read;
+                }""",
+                [server.origin, server.token],
+            )
+            assert read == []
+            window.page.evaluate(
+                """([origin, token]) => new Promise((done) => {
+                    const image = new Image();
+                    image.onerror = image.onload = () => done();
+                    image.src = `${origin}/playground/tab?token=${token}`;
+                })""",
+                [server.origin, server.token],
+            )
+            frames = window.page.evaluate(
+                """([address]) => new Promise((done) => {
+                    const frame = document.createElement("iframe");
+                    frame.onload = () => {
+                        try { done(frame.contentDocument?.title ?? "closed"); } catch { done("closed"); }
+                    };
+                    frame.src = address;
+                    document.body.append(frame);
+                })""",
+                [server.address],
+            )
+            assert frames == "closed"
+            with window.page.expect_navigation():
+                window.page.evaluate(
+                    """([origin, token]) => {
+                        const form = document.createElement("form");
+                        form.method = "post";
+                        form.enctype = "text/plain";
+                        form.action = `${origin}/v1/completions?token=${token}`;
+                        form.innerHTML = `<input name='{"prompt": "def ", "max_tokens": 2, "x": "' value='"}'>`;
+                        document.body.append(form);
+                        form.submit();
+                    }""",
+                    [server.origin, server.token],
+                )
+            assert statuses.pop("frame") == [200], "the page itself, which lets nobody frame it and holds no secret"
+            assert statuses["document"] == [403], "the form"
+            assert {status for found in statuses.values() for status in found} <= {401, 403}, statuses
+        elsewhere.shutdown()
+    assert sessions_of(server) == 0

@@ -1,0 +1,90 @@
+"""Token ids of documents, with the boundary token as context where there is one, and the bytes they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from support import FIXTURES
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.vocabulary import Bytes, Words
+from txl_runtime.errors import UsageError
+
+from txl_deploy.corpora.documents import Bad, Document, Unit
+from txl_deploy.corpora.encoding import Encoder
+from txl_deploy.corpora.totals import scores_of
+
+WORDS = Words(symbols=("<unk>", "<eos>", "a", "b"), unknown=0, line_end=1)
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return open_bundle(FIXTURES / "format1" / "kv").manifest
+
+
+def document(content: bytes | list[int]) -> Document:
+    return Document(3, "name", "file:4", content, 9)
+
+
+def test_without_a_boundary_the_first_token_is_only_context(manifest: Manifest) -> None:
+    unit = Encoder(manifest, Bytes()).unit(document(b"\x01\x02\x03"))
+    assert (unit.index, unit.id, unit.place, unit.weight) == (3, "name", "file:4", 9)
+    assert unit.ids.tolist() == [1, 2, 3]
+    assert (unit.tokens, unit.scored, unit.scored_bytes) == (3, 2, 2)
+
+
+def test_the_boundary_is_context_of_the_first_token_and_counts_nowhere(manifest: Manifest) -> None:
+    bounded = msgspec.structs.replace(manifest, boundary_token=7)
+    unit = Encoder(bounded, Bytes()).unit(document(b"\x01\x02\x03"))
+    assert unit.ids.tolist() == [7, 1, 2, 3]
+    assert (unit.tokens, unit.scored, unit.scored_bytes) == (3, 3, 3)
+
+
+@pytest.mark.parametrize("boundary", [None, 7])
+def test_an_empty_document_has_no_result(manifest: Manifest, boundary: int | None) -> None:
+    encoder = Encoder(msgspec.structs.replace(manifest, boundary_token=boundary), Bytes())
+    scores = scores_of(encoder.unit(document(b"")), 0.0)
+    assert (scores.tokens, scores.scored, scores.nll, scores.perplexity, scores.bits_per_byte) == (
+        0,
+        0,
+        None,
+        None,
+        None,
+    )
+    one = encoder.unit(document(b"\x01"))
+    assert one.scored == (0 if boundary is None else 1)
+
+
+def test_words_that_are_not_in_the_vocabulary_are_counted(manifest: Manifest) -> None:
+    encoder = Encoder(manifest, WORDS)
+    known, unknown = (encoder.unit(document(text)) for text in (b"a b\nb", b"a c\nd d\n"))
+    assert known.ids.tolist() == [2, 3, 1, 3]
+    assert (known.scored_bytes, known.unknown) == (len(b"a b\nb") - len(b"a "), 0)
+    assert unknown.unknown == 3
+    assert scores_of(known, 2.0).bits_per_byte is not None
+    assert scores_of(unknown, 2.0).bits_per_byte is None
+
+
+@pytest.mark.parametrize(
+    ("content", "vocabulary", "said"),
+    [
+        (b"text", None, "has no vocabulary to read text with"),
+        ([1, 60], None, "holds id 60, expected 0 … 59"),
+        ([-1], None, "holds id -1, expected 0 … 59"),
+        (b"\xff", WORDS, "is not UTF-8"),
+        (b"c", Words(symbols=("a",)), "'c' is not among the 1 words"),
+    ],
+)
+def test_what_has_no_token_ids_is_bad_and_named(
+    manifest: Manifest, content: bytes | list[int], vocabulary: Words | None, said: str, tmp_path: Path
+) -> None:
+    encoder = Encoder(manifest, vocabulary)
+    with pytest.raises(UsageError, match=said):
+        encoder.unit(document(content))
+    bad, good = encoder.units([document(content), document([1, 2])])
+    assert isinstance(bad, Bad)
+    assert bad.why.startswith("file:4: ")
+    assert said in bad.why
+    assert isinstance(good, Unit)

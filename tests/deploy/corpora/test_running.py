@@ -1,0 +1,279 @@
+"""`txl-deploy score` of documents, as a user types it: totals, results, what stops it, and how it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import string
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+import txl_runtime
+from step_models import counting
+from support import FIXTURES, call_main, cli
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.tables import FileRecord
+
+KILLS = int(os.environ.get("TXL_KILLS", "1"))
+"""How often a run is killed at a random moment; the figures are of more."""
+KV = FIXTURES / "format1" / "kv"
+TEXTS = {"a.txt": "The memory of a segment", "b.txt": "", "c.txt": "x", "d.txt": "is the input of the next one." * 5}
+
+
+class Result(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.stdout)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: Result(*call_main(arguments, monkeypatch, capfd))
+
+
+def with_letters(path: Path, **changes: Any) -> Path:
+    """A stored bundle with a vocabulary of letters, B 2."""
+    shutil.copytree(KV, path)
+    symbols = [*string.ascii_letters, " ", ".", *map(str, range(6))]
+    data = msgspec.json.encode({"kind": "words", "delimiter": "", "symbols": symbols})
+    (path / "vocabulary.json").write_bytes(data)
+    manifest = open_bundle(KV).manifest
+    files = manifest.files | {"vocabulary.json": FileRecord(size=len(data), sha256=hashlib.sha256(data).hexdigest())}
+    changed = msgspec.structs.replace(manifest, vocabulary="vocabulary.json", files=files, **changes)
+    (path / "manifest.json").write_bytes(msgspec.json.encode(changed))
+    return path
+
+
+@pytest.fixture
+def spelling(tmp_path: Path) -> Path:
+    return with_letters(tmp_path / "letters.txl")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    (tmp_path / "texts").mkdir()
+    for name, text in TEXTS.items():
+        (tmp_path / "texts" / name).write_text(text)
+    return tmp_path / "texts"
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    """Documents of token ids; the third is bad."""
+    draws = np.random.default_rng(0)
+    rows = [{"tokens": draws.integers(60, size=length).tolist(), "id": f"d{length}"} for length in (20, 9, 5, 30, 2)]
+    rows[2]["tokens"] = [99]
+    (tmp_path / "ids.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    return tmp_path / "ids.jsonl"
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    """Documents in a file of results, in the corpus's order."""
+    _, *rest = map(json.loads, path.read_text().splitlines())
+    return sorted(rest, key=lambda row: int(row["index"]))
+
+
+def test_a_folder_scores_as_its_texts_one_by_one(run: Callable[..., Result], spelling: Path, texts: Path) -> None:
+    total = run("score", spelling, texts, "-o", "out.jsonl", "--json").document
+    rows = results(Path("out.jsonl"))
+    assert [row["id"] for row in rows] == sorted(TEXTS)
+    nats = 0.0
+    for row in rows:
+        length = len(TEXTS[row["id"]])
+        assert (row["tokens"], row["scored"]) == (length, max(length - 1, 0))
+        if length > 1:
+            alone = run("score", spelling, texts / row["id"], "--json").document
+            assert row["nll"] == pytest.approx(alone["nll"], abs=1e-4)
+            assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
+            assert row["bits_per_byte"] == pytest.approx(alone["bits_per_byte"], abs=1e-4)
+            nats += alone["nll"] * (length - 1)
+    assert (total["documents"], total["tokens"], total["scored_tokens"]) == (4, 169, 166)
+    assert total["nll"] == pytest.approx(nats / 166, abs=1e-4)
+    assert total["bits_per_byte"] == pytest.approx(total["nll"] / math.log(2))
+    assert "perplexity" in run("score", spelling, texts).stdout
+
+
+def test_with_a_boundary_token_every_token_is_scored(run: Callable[..., Result], texts: Path, tmp_path: Path) -> None:
+    """As lm-eval's rolling log-likelihood, whose first context is its prefix token."""
+    bundle = with_letters(tmp_path / "letters.txl", boundary_token=59)
+    run("score", bundle, texts, "-o", "out.jsonl")
+    model = txl_runtime.load(bundle, threads=1)
+    for row in results(Path("out.jsonl")):
+        text = TEXTS[row["id"]]
+        assert row["scored"] == row["tokens"] == len(text)
+        if text:
+            assert model.vocabulary is not None
+            ids = np.concatenate([[59], model.vocabulary.encode(text)])
+            nll = model.stream(1).score(ids[None]).mean(dtype=np.float64)
+            assert row["nll"] == pytest.approx(float(nll), abs=1e-4)
+            assert row["bits_per_byte"] == pytest.approx(row["nll"] / math.log(2))
+
+
+def test_a_bad_document_stops_with_nothing_lost(run: Callable[..., Result], ids: Path) -> None:
+    stopped = run("score", KV, ids, "-o", "out.jsonl", "--json")
+    assert stopped.code == 2
+    assert f"{ids}:3: holds id 99, expected 0 … 59" in stopped.document["error"]
+    assert "what was scored so far is kept" in stopped.stderr
+    assert [row["id"] for row in results(Path("out.jsonl"))] == ["d20", "d9"]
+    again = run("score", KV, ids, "-o", "out.jsonl")
+    assert "out.jsonl: is there already" in again.stderr
+    done = run("score", KV, ids, "-o", "out.jsonl", "--resume", "--skip-bad", "--json")
+    assert done.code == 0
+    rows = results(Path("out.jsonl"))
+    assert [row["id"] for row in rows] == ["d20", "d9", "d5", "d30", "d2"]
+    assert "holds id 99" in rows[2]["error"]
+    assert (done.document["documents"], done.document["skipped"]) == (4, 1)
+    assert f"note: {ids}:3: holds id 99" in done.stderr
+    before = Path("out.jsonl").read_bytes()
+    anew = run("score", KV, ids, "-o", "other.jsonl", "--skip-bad", "--json").document
+    assert run("score", KV, ids, "-o", "out.jsonl", "--resume", "--json").document == pytest.approx(anew)
+    assert Path("out.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ids.jsonl", "--parallel", 2), "--parallel is for one text"),
+        (("ids.npy", "-o", "out.jsonl"), "-o is for documents"),
+        (("ids.npy", "--resume"), "--resume is for documents"),
+        (("ids.npy", "--skip-bad"), "--skip-bad is for documents"),
+        (("ids.npy", "--field", "text"), "--field is for documents"),
+        (("ids.npy", "--workers", 2), "--workers is for documents or parts"),
+        (("ids.npy", "--parallel", 0), "--parallel is 0, expected at least 1"),
+        (("ids.jsonl", "--workers", 0), "--workers is 0, expected 1 … 1024"),
+        (("ids.jsonl", "--workers", 2**31), "expected 1 … 1024"),
+        (("ids.jsonl", "--resume"), "--resume and --force are for a file of results, expected -o OUT"),
+        (("ids.jsonl", "-o", "out.jsonl", "--resume", "--force"), "expected one of them"),
+        (("ids.jsonl", "-o", "ids.jsonl", "--force"), "ids.jsonl: lies in"),
+        ((".", "-o", "out.jsonl"), "out.jsonl: lies in ."),
+        (("ids.jsonl", "-o", KV / "out.jsonl"), "expected a place beside it"),
+        (("ids.jsonl", "--field", "body"), "has fields ['tokens', 'id'], expected 'body'"),
+        (("ids.jsonl", "-o", "out.jsonl", "--field", "\udcff"), "expected the name of a field"),
+        (("nothing.jsonl",), "nothing.jsonl: no such file"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else None,
+)
+def test_what_does_not_go_together_is_refused(
+    run: Callable[..., Result], ids: Path, arguments: tuple[object, ...], said: str
+) -> None:
+    np.save("ids.npy", np.arange(40) % 60)
+    before = {path: path.read_bytes() for path in ids.parent.iterdir()}
+    result = run("score", KV, *arguments)
+    assert result.code == 2
+    assert said in result.stderr
+    assert {path: path.read_bytes() for path in ids.parent.iterdir()} == before
+
+
+def test_folders_that_are_not_looked_into_are_mentioned(
+    run: Callable[..., Result], spelling: Path, texts: Path
+) -> None:
+    (texts / "deeper").mkdir()
+    (texts / "deeper" / "e.txt").write_text("deep")
+    result = run("score", spelling, texts, "--json")
+    assert (result.document["documents"], "1 folders in" in result.stderr) == (4, True)
+    assert run("score", spelling, texts, "--json", "--recursive").document["documents"] == 5
+
+
+def test_one_text_in_parts_scores_as_the_whole(run: Callable[..., Result], tmp_path: Path) -> None:
+    np.save(tmp_path / "long.npy", np.random.default_rng(0).integers(60, size=400))
+    whole = run("score", KV, "long.npy", "--json").document
+    parts = run("score", KV, "long.npy", "--parallel", 4, "--json")
+    assert {name: parts.document[name] for name in whole} == pytest.approx(whole, abs=1e-5)
+    assert parts.document["parts"] == 4
+    assert parts.document["warm_up"] == 16
+    assert parts.document["extra_tokens"] == 48
+    note = "note: 4 parts of 100 tokens, each after 16 that fill its memory: 48 tokens more to compute, 12.0%"
+    assert note in parts.stderr
+
+
+def test_parts_of_a_model_that_remembers_everything_are_refused(run: Callable[..., Result], tmp_path: Path) -> None:
+    counting().write(tmp_path / "model.txl")
+    np.save(tmp_path / "long.npy", np.arange(40) % 11)
+    result = run("score", "model.txl", "long.npy", "--parallel", 4)
+    assert result.code == 2
+    assert "names no reach" in result.stderr
+
+
+@pytest.mark.slow
+def test_processes_score_a_corpus_and_a_text_as_one_does(run: Callable[..., Result], ids: Path, tmp_path: Path) -> None:
+    alone = run("score", KV, ids, "--skip-bad", "--json").document
+    assert run("score", KV, ids, "--skip-bad", "--workers", 2, "--json").document == pytest.approx(alone, abs=1e-5)
+    np.save(tmp_path / "long.npy", np.random.default_rng(0).integers(60, size=400))
+    whole = run("score", KV, "long.npy", "--json").document
+    parts = run("score", KV, "long.npy", "--parallel", 4, "--workers", 2, "--json").document
+    assert {name: parts[name] for name in whole} == pytest.approx(whole, abs=1e-5)
+
+
+def many(path: Path, count: int, most: int) -> Path:
+    draws = random.Random(0)
+    with path.open("wb") as stream:
+        for index in range(count):
+            tokens = [draws.randrange(60) for _ in range(draws.randrange(most))]
+            stream.write(msgspec.json.encode({"tokens": tokens, "id": f"d{index}"}) + b"\n")
+    return path
+
+
+def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "txl_deploy", "score", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_is_killed_goes_on_with_every_document_once(tmp_path: Path, workers: int) -> None:
+    corpus, out, draws = many(tmp_path / "many.jsonl", 400, 400), tmp_path / "out.jsonl", random.Random(KILLS)
+    arguments = (KV, corpus, "-o", out, "--resume", "--workers", workers, "--threads", 1)
+    for _ in range(KILLS):
+        before = out.stat().st_size if out.exists() else 0
+        process = started(*arguments, cwd=tmp_path)
+        while process.poll() is None and (not out.exists() or out.stat().st_size <= max(before, 500)):
+            time.sleep(0.005)
+        time.sleep(draws.random() * 0.05)
+        process.kill()
+        process.communicate()
+    done = cli("score", *arguments, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["id"] for row in results(out)] == [f"d{index}" for index in range(400)]
+    assert json.loads(done.stdout)["documents"] == 400
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
+def test_an_interrupt_ends_cleanly_and_keeps_what_is_done(tmp_path: Path) -> None:
+    """Sent to all processes at once, as a terminal does."""
+    corpus, out = many(tmp_path / "many.jsonl", 2000, 2000), tmp_path / "out.jsonl"
+    process = started(KV, corpus, "-o", out, "--workers", 2, cwd=tmp_path)
+    while process.poll() is None and (not out.exists() or out.stat().st_size < 1000):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in said
+    assert 1 <= len(results(out)) < 2000
+    for _ in range(200):  # Python's tracker of resources ends a moment later
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("a process outlives the run")

@@ -1,0 +1,149 @@
+"""The playground's page: its headers, its files, and who may ask for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import txl_report
+from serving import Served
+
+from txl_deploy.serve.app import ENDPOINTS
+from txl_deploy.serve.playground import STATIC
+
+TOKEN = "secret-token"
+SHOWN = {"authorization": f"Bearer {TOKEN}"}
+PATHS = [path.replace("{name}", "a").replace("{file}", "page.js") for path in ENDPOINTS]
+FILES = sorted(path.name for path in STATIC.iterdir() if path.suffix in (".js", ".css"))
+
+
+@pytest.fixture(scope="module")
+def local(letters: Path):
+    """What `txl-deploy playground` serves with."""
+    server = Served(letters, token=TOKEN, local=True, tabs=1, prompt_tokens=20, max_tokens=10, body_bytes=2000)
+    yield server
+    server.close()
+
+
+def test_the_page_asks_nobody_else_and_stands_in_no_other(local):
+    for path, kind in [
+        (f"/playground?token={TOKEN}", "text/html; charset=utf-8"),
+        ("/playground/page.css", "text/css; charset=utf-8"),
+        ("/playground/page.js", "text/javascript; charset=utf-8"),
+    ]:
+        answer = local.get(path)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == kind
+        assert answer.headers["content-security-policy"] == (
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_those_of_the_package_and_need_no_token(local, name):
+    assert local.get(f"/playground/{name}").content == (STATIC / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["none.js", "page.html", "..%2fpages.py", "__init__.py", "%2e%2e", "page.js%00", "é"])
+def test_there_is_no_other_file(local, name):
+    assert local.request("GET", f"/playground/{name}", headers=SHOWN).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "?token=", "?token=wrong", f"?token={TOKEN}x", f"?Token={TOKEN}", f"?x={TOKEN}", "?token=%ff%00", "?token=é"],
+)
+def test_the_page_is_shown_to_nobody_without_its_token(local, query):
+    error = local.refused(401, "GET", f"/playground{query}")
+    assert error["code"] == "token"
+    assert TOKEN not in error["message"]
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in ("/playground", "/health")])
+def test_a_token_in_the_address_opens_the_page_alone(local, path):
+    if path == "/playground/page.js":
+        return
+    method = next(iter(ENDPOINTS[path.replace("/a", "/{name}")])) if "/a" in path else next(iter(ENDPOINTS[path]))
+    assert local.refused(401, method, f"{path}?token={TOKEN}")["code"] == "token"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("host", ["example.com", "evil.localhost:8000", "", "127.0.0.2"])
+def test_a_foreign_host_is_refused_on_every_path(local, path, host):
+    assert local.refused(400, "GET", path, headers={**SHOWN, "host": host})["code"] == "host"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "origin", ["http://example.com", "null", "", "http://localhost:1", "https://localhost.evil", "file://"]
+)
+def test_a_foreign_origin_is_refused_on_every_path(local, path, origin):
+    assert local.refused(403, "GET", path, headers={**SHOWN, "origin": origin})["code"] == "origin"
+
+
+def test_its_own_origin_is_answered(local):
+    for host in ("localhost", "127.0.0.1:8123", "[::1]:9"):
+        headers = {**SHOWN, "host": host, "origin": f"http://{host}"}
+        assert local.get("/v1/models", headers=headers).status_code == 200
+        headers["origin"] = "http://localhost:1"
+        local.refused(403, "GET", "/v1/models", headers=headers)
+    both = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://evil.example"), *SHOWN.items()]
+    local.refused(403, "GET", "/v1/models", headers=both)
+
+
+def test_a_server_without_a_token_refuses_pages_of_others(served):
+    assert served.refused(403, "GET", "/v1/models", headers={"origin": "http://example.com"})["code"] == "origin"
+    assert served.get("/v1/models", headers={"origin": "http://localhost"}).status_code == 200
+    assert served.get("/playground").status_code == 200
+
+
+def test_a_server_with_a_token_has_the_page_behind_it_under_any_name(serve):
+    server = serve(token=TOKEN)
+    named = {"host": "models.example.com"}
+    assert server.get(f"/playground?token={TOKEN}", headers=named).status_code == 200
+    assert server.get("/playground", headers={**named, **SHOWN}).status_code == 200
+    server.refused(401, "GET", "/playground", headers=named)
+    own = {**named, **SHOWN, "origin": "https://models.example.com"}
+    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=own).status_code == 200
+    assert server.get("/playground/page.js", headers=own).status_code == 200
+    server.refused(403, "GET", "/playground/tab", headers={**own, "origin": "https://example.com"})
+
+
+def test_what_is_too_long_is_told_in_a_sentence(local):
+    error = local.refused(400, json={"prompt": "a" * 21}, headers=SHOWN)
+    assert error["message"].startswith("the prompt has 21 tokens, expected at most 20; send it in parts")
+    error = local.refused(413, json={"prompt": "a" * 2100}, headers=SHOWN)
+    assert error["message"] == "the body has more than 2000 bytes, expected at most those; send it in parts"
+    error = local.refused(400, json={"prompt": "a", "max_tokens": 11}, headers=SHOWN)
+    assert error["message"] == "max_tokens is 11, expected 0 … 10; check it"
+
+
+def test_the_token_is_in_no_log(serve, capfd):
+    server = serve(token=TOKEN, local=True, json_logs=True)
+    capfd.readouterr()
+    assert server.get(f"/playground?token={TOKEN}").status_code == 200
+    server.refused(401, "GET", f"/playground?token={TOKEN}x")
+    server.refused(401, "GET", f"/v1/models?token={TOKEN}")
+    out, err = capfd.readouterr()
+    assert err.count('"event":"request"') == 3
+    assert TOKEN not in out + err
+    assert TOKEN not in repr(server.settings)
+
+
+def test_its_colours_are_those_of_the_report():
+    """Each page has to stand alone, so they are written twice."""
+    report = Path(txl_report.__file__).parent / "templates" / "page.css"
+    ours, theirs = (
+        dict(re.findall(r"^ +(--[\w-]+): (light-dark\(.*\));", path.read_text(), re.MULTILINE))
+        for path in (STATIC / "page.css", report)
+    )
+    both = ours.keys() & theirs.keys()
+    assert both >= {"--page", "--card", "--ink", "--soft", "--line", "--accent", "--bad"}
+    assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}

@@ -1,0 +1,237 @@
+"""What is refused: a status, one object that clients can read, and a message that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"temperature": -1}, "temperature", "temperature is -1"),
+        ({"top_p": 0}, "top_p", "top_p is 0"),
+        ({"top_k": -3}, "top_k", "top_k is -3"),
+        ({"max_tokens": -1}, "max_tokens", "max_tokens is -1, expected 0 … 16384"),
+        ({"max_tokens": 1 << 60}, "max_tokens", "expected 0 … 16384"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens is 0 without echo or session"),
+        ({"max_tokens": "5"}, "max_tokens", "Expected `int | null`, got `str`"),
+        ({"n": 0}, "n", "n is 0, expected 1 … 128"),
+        ({"n": 65, "prompt": ["a", "b"]}, "n", "2 prompts times n 65 exceed 128 texts"),
+        ({"logprobs": 21}, "logprobs", "logprobs is 21, expected 0 … 20"),
+        ({"logprobs": 20, "max_tokens": 16384, "n": 128}, "logprobs", "log-probabilities in one answer"),
+        ({"best_of": 2}, "best_of", "best_of is 2"),
+        ({"suffix": "x"}, "suffix", "suffix would change the result and is not offered"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "is not offered, expected 0"),
+        ({"frequency_penalty": -0.5}, "frequency_penalty", "is not offered"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "is not offered"),
+        ({"min_p": 0.1}, "min_p", "is not offered"),
+        ({"stop": ["a"] * 5}, "stop", "5 stop texts are given, expected at most 4"),
+        ({"stop": "a" * 257}, "stop", "more than 256 characters"),
+        ({"max_token": 5}, "max_token", "unknown field `max_token`"),
+        ({"prompt": ["a", 1]}, "prompt", "the prompt mixes texts, ids and lists"),
+        ({"prompt": [256]}, "prompt", "expected 0 … 255"),
+        ({"prompt": [-1]}, "prompt", "expected 0 … 255"),
+        ({"prompt": [1 << 40]}, "prompt", "beyond any vocabulary"),
+        ({"prompt": {"a": 1}}, "prompt", "got `object`"),
+        ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
+        ({"session": "a", "n": 2}, "session", "a session continues one text, this asks for 2"),
+        ({"session": "a/b"}, "session", "session is 'a/b'"),
+        ({"session": "\ufffd"}, "session", "expected 1 … 256 characters"),
+        ({"session": ""}, "session", "expected 1 … 256 characters"),
+        ({"session": "x" * 257}, "session", "expected 1 … 256 characters"),
+        ({"stop_token_ids": [256]}, "stop_token_ids", "256"),
+        ({"stream_options": {"include": True}}, "include", "unknown field `include`"),
+    ],
+)
+def test_fields_that_are_wrong(served, body, param, message):
+    error = served.refused(400, json={"prompt": "ab", **body})
+    assert message in error["message"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert len(error["message"]) < 700
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"user": "me", "metadata": {"a": [1]}, "store": True, "service_tier": "auto"},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "suffix": "", "best_of": 1},
+        {"n": None, "stop": None, "seed": None, "temperature": None, "logprobs": None, "stream": None, "top_p": 1},
+        {"top_k": -1, "repetition_penalty": 1.0, "ignore_eos": True, "model": ""},
+        {"seed": -5},
+        {"seed": 1 << 70},
+        {"n": 2, "best_of": 2},
+    ],
+)
+def test_fields_that_are_harmless(served, body):
+    assert served.complete(prompt="ab", max_tokens=1, **body)["usage"]["completion_tokens"] == (body.get("n") or 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b'"a"', b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b"[" * 4000, b'{"n":' * 4000],
+)
+def test_bodies_that_are_no_request(served, data):
+    error = served.refused(400, content=data, headers=JSON)
+    assert "the body is" in error["message"]
+
+
+def test_another_model_is_not_here(served):
+    error = served.refused(404, json={"model": "gpt", "prompt": "a"})
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "expected 'small'" in error["message"]
+    for name in ("small", served.model.manifest.model_id):
+        assert served.complete(model=name, prompt="a", max_tokens=1)["model"] == "small"
+
+
+def test_bodies_have_to_say_that_they_are_json(served):
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
+        error = served.refused(415, content=b'{"prompt": "a"}', headers=headers)
+        assert "send the header Content-Type: application/json" in error["message"]
+    content = {"content-type": "application/json; charset=utf-8"}
+    assert served.request("POST", "/v1/completions", content=b'{"prompt": "a"}', headers=content).status_code == 200
+
+
+def test_large_bodies_are_refused(serve):
+    server = serve(body_bytes=1000, prompt_tokens=50)
+    assert "more than 1000 bytes" in server.refused(413, json={"prompt": "a" * 1000})["message"]
+
+    async def parts():
+        for _ in range(20):
+            yield b" " * 100
+
+    assert "more than 1000" in server.refused(413, content=parts(), headers=JSON)["message"]
+    error = server.refused(400, json={"prompt": "a" * 51})
+    assert "the prompt has 51 tokens, expected at most 50" in error["message"]
+    assert error["param"] == "prompt"
+
+
+def test_paths_and_methods_that_are_none(served):
+    assert served.refused(404, "GET", "/v1/chat/completions")["code"] == "path"
+    assert served.refused(404, "GET", "/v1/models/gpt")["code"] == "model_not_found"
+    assert served.refused(404, "GET", "/v1/sessions/")["code"] == "path"
+    error = served.refused(405, "GET", "/v1/completions")
+    assert "this path takes POST" in error["message"]
+    assert served.refused(405, "OPTIONS", "/v1/completions")["code"] == "method"
+
+
+@pytest.mark.parametrize("host", ["example.com", "localhost.example.com", "", "127.0.0.2", "evil:8000", "[::2]:80"])
+def test_only_names_of_this_machine_are_answered_on_loopback(served, host):
+    """A page in a browser can have its own name lead here; then the Host header is that name."""
+    assert served.refused(400, "GET", "/v1/models", headers={"host": host})["code"] == "host"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "LOCALHOST:1", "[::1]:8000", "[::1]"])
+def test_names_of_this_machine(served, host):
+    assert served.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+def test_no_page_of_another_origin_is_allowed_in(served):
+    for answer in (
+        served.get("/v1/models", headers={"origin": "https://example.com"}),
+        served.request("OPTIONS", "/v1/completions", headers={"origin": "https://example.com"}),
+    ):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_token_is_asked_for_everywhere_but_for_health(serve):
+    server = serve(token="secret-token")
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "secret-token"},
+        {"authorization": "Basic x"},
+    ):
+        for path in ("/v1/models", "/metrics", "/v1/sessions", "/nowhere"):
+            answer = server.get(path, headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["type"] == "authentication_error"
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert server.get("/health").status_code == 200
+    assert server.get("/v1/models", headers={"authorization": "bearer secret-token"}).status_code == 200
+
+
+def test_who_shows_the_token_may_call_the_machine_as_he_likes(serve):
+    """A proxy in front passes on the name that it was called by."""
+    server = serve(token="secret-token")
+    headers = {"host": "example.com", "authorization": "Bearer secret-token"}
+    assert server.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_model_without_boundary_token_asks_for_a_prompt(serve):
+    server = serve(FIXTURES / "format1" / "kv")
+    error = server.refused(400, json={"prompt": ""})
+    assert "no boundary token" in error["message"]
+    assert "export with --boundary-token ID" in error["message"]
+    error = server.refused(400, json={"prompt": "a"})
+    assert "no vocabulary to read a text with, expected token ids" in error["message"]
+    assert server.complete(prompt=[1, 2], max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_too_many_sessions_are_told_to_come_later(serve):
+
+    server = serve(sessions=2)
+    for name in "ab":
+        server.complete(prompt="x", session=name, max_tokens=1)
+    answer = server.post("/v1/completions", {"prompt": "x", "session": "c", "max_tokens": 1})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    assert answer.json()["error"]["code"] == "busy"
+    server.request("DELETE", "/v1/sessions/a")
+    server.complete(prompt="x", session="c", max_tokens=1)
+
+
+def test_a_session_that_fails_is_told_why_and_its_neighbours_are_well(serve):
+    server = serve()
+    expected = server.complete(prompt="x", max_tokens=5, temperature=0)["choices"]
+    server.complete(prompt="abc", session="a", max_tokens=1)
+    tensors = load(server.get("/v1/sessions/a/state").content)
+    facts = {"format": "txl-deploy.state/1", "model_id": server.model.manifest.model_id}
+    poisoned = {
+        name: np.full_like(each, np.nan) if each.dtype == np.float32 else each for name, each in tensors.items()
+    }
+    for more in ({}, {"stream": True}):
+        assert server.request("PUT", "/v1/sessions/a/state", content=save(poisoned, facts)).status_code == 200
+        answer = server.post("/v1/completions", {"prompt": "b", "session": "a", **more})
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false"), "some of it may be fed"
+        error = answer.json()["error"]
+        assert "NaN" in error["message"]
+        assert error["type"] == "server_error"
+        assert server.complete(prompt="x", max_tokens=5, temperature=0)["choices"] == expected
+        assert server.refused(404, "GET", "/v1/sessions/a"), "it has ended with its memory"
+
+
+def test_a_defect_is_told_by_its_place_and_quotes_nothing(serve, monkeypatch, capfd):
+    server = serve(json_logs=True)
+
+    def broken(request):
+        raise KeyError("something private")
+
+    monkeypatch.setattr(server.model.manifest.__class__, "boundary_token", property(broken), raising=False)
+    error = server.refused(500, "GET", "/tokenizer_info")
+    assert error["code"] == "defect"
+    assert "KeyError at test_refusals.py" in error["message"]
+    log = capfd.readouterr().err
+    assert "private" not in error["message"] + log
+    first, second = (json.loads(line) for line in log.splitlines())
+    assert (first["event"], second["event"], second["status"]) == ("defect", "request", 500)
+    assert first["id"] == second["id"]
+
+
+def test_a_stopping_server_takes_no_more(serve):
+    server = serve()
+    server.service.draining = True
+    answer = server.post("/v1/completions", {"prompt": "x"})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    assert server.get("/health").status_code == 503
+    assert server.get("/health").json() == {"status": "draining"}

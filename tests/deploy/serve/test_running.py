@@ -1,0 +1,470 @@
+"""`txl-deploy serve` as a process: its start, what it refuses at once, its end, and connections that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+import txl_runtime
+from safetensors.numpy import load
+from serving import Server, events_of, serving
+from support import call_main
+from txl_runtime.sessions import Request, Sessions
+
+PROMPT = {"prompt": "once upon a time", "max_tokens": 5, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def quick(letters) -> Iterator[Server]:
+    """A server whose clients are given half a second, and at most ten connections."""
+    with serving(letters, "--header-seconds", 0.5, "--max-connections", 10) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--host", "0.0.0.0"), "host '0.0.0.0' can be reached from other machines and no token is set"),
+        (("--host", "no.such.host.invalid"), "host 'no.such.host.invalid' is unknown"),
+        (("--host", "no.such.host.invalid", "--token", "a"), "host 'no.such.host.invalid' is unknown"),
+        (("--host", "", "--token", "a"), "host '' is unknown"),
+        (("--port", 70000), "port is 70000, expected 0 … 65535"),
+        (("--token", "a", "--token-file", "b"), "--token and --token-file are both given"),
+        (("--token-file", "no-such-file"), "no-such-file: No such file or directory, expected a file with the token"),
+        (("--token", "a b"), "the token holds white space"),
+        (("--token", ""), "the token is empty"),
+        (("--rows", 4), "rows"),
+        (("--rows", 0), "rows"),
+        (("--max-sessions", 0), "sessions is 0, expected at least 1; check --max-sessions"),
+        (("--drain-seconds", -1), "drain_seconds is -1"),
+        (("--request-seconds", "nan"), "request_seconds is nan"),
+        (("--disk-bytes", 5), "--park-dir and --disk-bytes belong together"),
+        (("--threads", -1), "threads is -1"),
+        (("--checkpoint-dir", "/dev/null/x"), "/dev/null/x"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(letters, options, message, monkeypatch, capfd):
+    code, out, err = call_main(("serve", letters, "--port", 0, *options), monkeypatch, capfd)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_a_bundle_that_is_none_and_a_port_that_is_taken(letters, tmp_path, monkeypatch, capfd):
+    code, _, err = call_main(("serve", tmp_path / "none.txl", "--port", 0), monkeypatch, capfd)
+    assert (code, err.count("\n")) == (2, 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = call_main(("serve", letters, "--port", port), monkeypatch, capfd)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"cannot listen on 127.0.0.1 port {port}" in err
+    assert "choose another --port" in err
+
+
+def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
+    real = importlib.util.find_spec
+    monkeypatch.setattr("txl_deploy.commands.serve.find_spec", lambda name: None if name == "uvicorn" else real(name))
+    code, _, err = call_main(("serve", letters), monkeypatch, capfd)
+    assert code == 2
+    assert err == "error: serve needs uvicorn, not installed here; pip install 'txl-deploy[serve]'\n"
+
+
+def test_a_bundle_that_fails_its_self_test_is_not_served(letters, monkeypatch, capfd):
+    from txl_runtime.errors import CheckError
+
+    def wrong(model):
+        raise CheckError("log-probabilities differ by 1.0")
+
+    monkeypatch.setattr("txl_deploy.serve.health.run_selftest", wrong)
+    code, out, err = call_main(("serve", letters, "--port", 0), monkeypatch, capfd)
+    assert (code, out) == (1, "")
+    assert "the self-test did not pass: log-probabilities differ by 1.0; it is not served" in err
+
+
+def test_a_server_whose_sessions_failed_ends(letters, tmp_path, monkeypatch, capfd):
+    """Somebody starts it again then, and it goes on from its last checkpoint."""
+    from txl_runtime.sessions import Sessions
+
+    def broken(self):
+        raise RuntimeError("nobody foresaw it")
+
+    def expire(self):
+        monkeypatch.setattr(Sessions, "round", broken)
+
+    monkeypatch.setattr(Sessions, "expire", expire)
+    options = ("--port", 0, "--idle-seconds", 1, "--checkpoint-dir", tmp_path / "kept", "--json-logs")
+    code, out, err = call_main(("serve", letters, *options), monkeypatch, capfd)
+    assert code == 1
+    assert json.loads(out)["event"] == "ready"
+    assert err.splitlines()[-1] == (
+        "error: the thread of the sessions failed, expected it to run; start the server again"
+    )
+    assert not (tmp_path / "kept" / "sessions.json").exists()
+
+
+def test_what_fails_beside_requests_does_not_end_checkpoints(letters, monkeypatch, capfd):
+    import os
+
+    from txl_runtime.sessions import Sessions
+
+    tries = []
+
+    def expire(self):
+        tries.append(1)
+        if len(tries) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise ZeroDivisionError("nobody foresaw it")
+
+    monkeypatch.setattr(Sessions, "expire", expire)
+    code, _, err = call_main(("serve", letters, "--port", 0, "--idle-seconds", 0.1), monkeypatch, capfd)
+    assert (code, len(tries)) == (0, 3)
+    assert err.count("error: upkeep of the sessions: ZeroDivisionError: nobody foresaw it; report it, please") >= 2
+
+
+@pytest.mark.slow
+def test_one_line_at_the_start_and_one_per_request(letters, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret-token\n")
+    with serving(letters, "--token-file", token, "--name", "letters") as server:
+        assert server.ready["event"] == "ready"
+        assert (server.ready["model"], server.ready["rows"], server.ready["token"]) == ("letters", 3, True)
+        headers = {"authorization": "Bearer secret-token"}
+        answer = httpx2.post(f"{server.url}/v1/completions", json={**PROMPT, "session": "ada"}, headers=headers)
+        assert answer.json()["model"] == "letters"
+        assert httpx2.get(f"{server.url}/v1/models/private-name", headers=headers).status_code == 404
+        assert httpx2.get(f"{server.url}/v1/models").status_code == 401
+        assert server.end() == 0
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert [line["event"] for line in lines] == ["request", "request", "request", "draining", "stopped"]
+    first = lines[0]
+    assert first["id"] == answer.headers["x-request-id"]
+    assert (first["method"], first["path"], first["status"]) == ("POST", "/v1/completions", 200)
+    assert (first["prompt_tokens"], first["completion_tokens"]) == (16, 5)
+    assert first["milliseconds"] >= first["first_token_milliseconds"] > 0
+    assert not any(word in server.log for word in ("once upon", "ada", "private-name", "secret-token"))
+
+
+@pytest.mark.slow
+def test_lines_for_people(letters):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "txl_deploy", "serve", str(letters), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert line.startswith("serving small at http://127.0.0.1:")
+    assert line.endswith("self-test passed; for this machine alone, without a token\n")
+    assert (process.returncode, out) == (0, "")
+    assert err == "stopping: 0 requests are given 30 s\nstopped\n"
+
+
+@pytest.mark.slow
+def test_what_runs_is_finished_and_what_comes_is_sent_away(letters):
+    with serving(letters) as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+        asked = {**PROMPT, "max_tokens": 3000, "stream": True}
+        with client.stream("POST", "/v1/completions", json=asked) as answer:
+            lines = answer.iter_text()
+            text = next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            late = wait_for(lambda: refused(server.url))
+            text += "".join(lines)
+        assert late.status_code == 503
+        assert late.headers["retry-after"] == "5"
+        assert events_of(text)[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.end(None) == 0
+
+
+@pytest.mark.slow
+def test_what_runs_too_long_ends_with_an_error_and_its_session_is_kept(letters, tmp_path):
+    with serving(letters, "--checkpoint-dir", tmp_path / "kept", "--drain-seconds", 0.2) as server:
+        asked = {**PROMPT, "max_tokens": 16000, "stream": True, "session": "long", "logprobs": 0}
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=asked, timeout=60) as answer:
+            lines = answer.iter_text()
+            text = next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            text += "".join(lines)
+        last = json.loads(text.rstrip().rpartition("data: ")[2])
+        assert last["error"]["code"] == "closed"
+        assert server.end(None) == 0
+    with serving(letters, "--checkpoint-dir", tmp_path / "kept") as server:
+        (found,) = httpx2.get(f"{server.url}/v1/sessions").json()["data"]
+    assert found["name"] == "long"
+    assert found["seen"] > 16
+    drawn = sum(len(parsed(event)["choices"][0]["logprobs"]["tokens"]) for event in text.split("\n\n")[:-2])
+    assert found["seen"] == 16 + drawn - 1, "every token that was told is kept, and the last one is fed next"
+
+
+def parsed(event: str) -> dict:
+    return json.loads(event.removeprefix("data: "))
+
+
+@pytest.mark.slow
+def test_a_killed_server_goes_on_with_its_sessions(letters, tmp_path):
+    options = ("--checkpoint-dir", tmp_path / "kept", "--checkpoint-every", 0.2)
+    asked = {**PROMPT, "session": "ada"}
+    with serving(letters, *options) as server:
+        httpx2.post(f"{server.url}/v1/completions", json=asked)
+        before = state(server, "ada")
+        index = tmp_path / "kept" / "sessions.json"
+        wait_for(lambda: index.exists() and "ada" in index.read_text())
+        with pytest.raises(AssertionError):
+            wait_for(lambda: Server(letters, *options), seconds=0.1)  # one server has the folder
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+    with serving(letters, *options) as server:
+        after = state(server, "ada")
+        assert before.keys() == after.keys()
+        assert all((before[name] == after[name]).all() for name in before), "bit for bit"
+        after = httpx2.post(f"{server.url}/v1/completions", json={**asked, "prompt": ""}).json()
+    with serving(letters) as server:
+        httpx2.post(f"{server.url}/v1/completions", json=asked)
+        expected = httpx2.post(f"{server.url}/v1/completions", json={**asked, "prompt": ""}).json()
+    assert after["choices"] == expected["choices"]
+
+
+@pytest.mark.slow
+def test_sessions_on_the_disk_end_with_the_server(letters, tmp_path):
+    folder = tmp_path / "parked"
+    with serving(letters, "--park-dir", folder, "--disk-bytes", 1 << 20, "--session-bytes", 0) as server:
+        for number in range(6):
+            httpx2.post(f"{server.url}/v1/completions", json={**PROMPT, "session": str(number)})
+        places = [each["place"] for each in httpx2.get(f"{server.url}/v1/sessions").json()["data"]]
+        assert "disk" in places
+        assert list(folder.rglob("*.parked"))
+        assert server.end() == 0
+    assert not list(folder.rglob("*.parked"))
+
+
+@pytest.mark.slow
+def test_lost_sessions_are_told_and_the_others_go_on(letters, tmp_path):
+    kept = tmp_path / "kept"
+    with serving(letters, "--checkpoint-dir", kept) as server:
+        for number in range(14):
+            httpx2.post(f"{server.url}/v1/completions", json={**PROMPT, "session": str(number)})
+        assert server.end() == 0
+    for file in sorted(kept.glob("*.session"))[:12]:
+        file.write_bytes(b"damaged")
+    with serving(letters, "--checkpoint-dir", kept) as server:
+        assert len(httpx2.get(f"{server.url}/v1/sessions").json()["data"]) == 2
+        server.end()
+    events = [json.loads(line)["event"] for line in server.log.splitlines()]
+    assert events.count("session_lost") == 10
+    assert events.count("sessions_lost") == 1
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_it_at_once(letters):
+    asked = {**PROMPT, "max_tokens": 16000, "stream": True}
+    with (
+        serving(letters, "--drain-seconds", 300) as server,
+        httpx2.stream("POST", f"{server.url}/v1/completions", json=asked) as answer,
+    ):
+        lines = answer.iter_text()  # which closes the connection when nobody has it any more
+        next(lines)
+        server.process.send_signal(signal.SIGINT)
+        wait_for(lambda: refused(server.url))
+        assert server.end(signal.SIGINT) == 130
+
+
+@pytest.mark.slow
+def test_a_client_that_goes_gives_its_row_back(quick):
+    for number in range(4):
+        asked = {**PROMPT, "max_tokens": 16000, "session": f"gone{number}", "stream": bool(number % 2)}
+        body = json.dumps(asked).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with connected(quick) as client:
+            client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            wait_for(lambda name=f"gone{number}": info(quick, name).get("running"))
+        wait_for(lambda name=f"gone{number}": not info(quick, name)["running"])
+        assert info(quick, f"gone{number}")["seen"] < 16016
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /v1/models HT",
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: ",
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\nGET /v1",
+    ],
+)
+def test_headers_that_never_end_are_not_waited_for(quick, sent):
+    with connected(quick) as client:
+        client.sendall(sent)
+        while client.recv(4096):
+            pass
+
+
+@pytest.mark.slow
+def test_a_body_that_never_ends_is_not_waited_for(quick):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with connected(quick) as client:
+        client.sendall(head + b'content-length: 100\r\n\r\n{"prompt"')
+        answer = whole(client)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"timeout_error" in answer
+    with connected(quick) as client:
+        client.sendall(head + b"content-length: 100000000\r\n\r\n{")
+        assert whole(client).startswith(b"HTTP/1.1 413")
+    with connected(quick) as client:  # one that reads nothing before all is sent
+        client.sendall(head + b"content-length: 9000000\r\n\r\n" + b" " * 9_000_000)
+        assert whole(client).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_nothing_is_sent_away(quick):
+    body = json.dumps({**PROMPT, "max_tokens": 16000, "stream": True, "logprobs": 20}).encode()
+    with connected(quick, receives=4096) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert client.recv(12) == b"HTTP/1.1 200"
+        wait_for(lambda: running(quick) == 1)
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_slowly_gets_all_of_it(quick):
+    """It takes several times the seconds in which it has to read something."""
+    body = json.dumps({"prompt": "a" * 15000, "max_tokens": 0, "echo": True, "logprobs": 20}).encode()
+    with connected(quick, receives=1 << 16) as client:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        client.sendall(head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+        found, began = b"", time.monotonic()
+        while part := client.recv(1 << 15):
+            found += part
+            if len(found) < 1 << 22:
+                time.sleep(0.01)
+    assert time.monotonic() - began > 1
+    lists = json.loads(found.partition(b"\r\n\r\n")[2])["choices"][0]["logprobs"]
+    assert len(lists["tokens"]) == 15000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\na b: c\r\n\r\n",
+        b"x" * 70000,
+    ],
+)
+def test_what_is_no_http_is_told_so(quick, sent):
+    with connected(quick) as client:
+        client.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            answer = whole(client)
+            assert answer.startswith(b"HTTP/1.1 400")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.slow
+def test_connections_beyond_the_limit_are_told_so(quick):
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(quick)) for _ in range(10)]
+        with connected(quick) as late:
+            assert whole(late).startswith(b"HTTP/1.1 503")
+        assert len(clients) == 10
+    wait_for(lambda: running(quick) == 1)
+
+
+@pytest.mark.slow
+def test_many_at_once_are_served_in_turns(letters):
+    with serving(letters, "--max-waiting", 8) as server:
+        answers: list[httpx2.Response] = []
+
+        def ask() -> None:
+            answers.append(httpx2.post(f"{server.url}/v1/completions", json={**PROMPT, "max_tokens": 400}, timeout=60))
+
+        threads = [threading.Thread(target=ask) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429}
+        assert statuses.count(200) >= 11
+        assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 429)
+
+
+@contextlib.contextmanager
+def connected(server: Server, receives: int | None = None) -> Iterator[socket.socket]:
+    """A bare connection."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    with socket.socket() as client:
+        if receives is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        client.settimeout(30)
+        client.connect((host, int(port)))
+        yield client
+
+
+def whole(client: socket.socket) -> bytes:
+    """Everything until the server closes the connection."""
+    found = b""
+    while part := client.recv(1 << 16):
+        found += part
+    return found
+
+
+def wait_for(look, seconds: float = 60):
+    """What a look gives once it gives something."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("nothing came of it")
+
+
+def refused(url: str) -> httpx2.Response | None:
+    """The answer of a server that takes no more."""
+    answer = httpx2.get(f"{url}/v1/models", timeout=30)
+    return answer if answer.status_code == 503 else None
+
+
+def info(server: Server, name: str) -> dict:
+    """How a session stands."""
+    return httpx2.get(f"{server.url}/v1/sessions/{name}", timeout=30).json()
+
+
+def state(server: Server, name: str) -> dict:
+    """A session's tensors."""
+    return load(httpx2.get(f"{server.url}/v1/sessions/{name}/state", timeout=30).content)
+
+
+def running(server: Server) -> int:
+    """Requests that are being answered, the one that asks among them; 0 where it does not answer."""
+    try:
+        text = httpx2.get(f"{server.url}/metrics", timeout=30).text
+    except httpx2.HTTPError:
+        return 0
+    (line,) = (each for each in text.splitlines() if each.startswith("txl_requests_running "))
+    return int(float(line.split()[1]))
+
+
+@pytest.mark.slow
+def test_sessions_of_pages_that_are_gone_are_not_begun_again(letters, tmp_path):
+    """A server that was killed had them in its last checkpoint."""
+    kept = tmp_path / "kept"
+    with Sessions(txl_runtime.load(letters, "cpu", threads=1)) as sessions:
+        for name in ("ada", "tab-0123456789abcdef-text"):
+            sessions.submit(Request([97, 98]), name)
+        while sessions.round():
+            pass
+        assert sessions.save(kept) == 2
+    with serving(letters, "--checkpoint-dir", kept) as server:
+        assert [each["name"] for each in httpx2.get(f"{server.url}/v1/sessions").json()["data"]] == ["ada"]

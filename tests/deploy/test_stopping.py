@@ -1,0 +1,77 @@
+"""A signal that a library drops stops the run all the same: a command at its next stage, a server before it serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import txl_runtime
+from step_models import recurrent
+from support import call_main
+from txl_report import writing
+
+from txl_deploy import stopping
+
+
+@pytest.fixture(params=[(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")], ids=["INT", "TERM"])
+def dropped(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], int, str]:
+    """What makes of a function one that gets a signal and drops it; the exit code, and what is told."""
+    number, code, told = request.param
+    monkeypatch.setattr(stopping, "_received", [])  # what comes here is of no further test
+
+    def dropping(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            try:
+                os.kill(os.getpid(), number)
+            except BaseException:
+                return real(*arguments, **options)
+            raise AssertionError("no signal came")
+
+        return call
+
+    return dropping, code, told
+
+
+def test_a_command_ends_at_its_next_stage_and_writes_nothing(dropped, tmp_path, monkeypatch, capfd):
+    dropping, code, told = dropped
+    bundle = recurrent().write(tmp_path / "step.txl")
+    monkeypatch.setattr(writing, "gather", dropping(writing.gather))
+    found, out, err = call_main(["report", bundle, "-o", tmp_path / "page.html"], monkeypatch, capfd)
+    assert (found, out, err.splitlines()[-1]) == (code, "", f"error: {told}")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_signal_while_something_is_cleaned_up_shows_no_traceback(dropped, tmp_path, monkeypatch, capfd):
+    _, code, told = dropped
+    number = signal.SIGINT if code == 130 else signal.SIGTERM
+    bundle, real = recurrent().write(tmp_path / "step.txl"), writing.gather
+
+    class Signalled:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+
+    def gather(*arguments: Any, **options: Any) -> Any:
+        Signalled()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(writing, "gather", gather)
+    found, out, err = call_main(["report", bundle, "-o", tmp_path / "page.html"], monkeypatch, capfd)
+    assert (found, out, err.splitlines()[-1]) == (code, "", f"error: {told}")
+    assert "Traceback" not in err
+
+
+def test_a_server_does_not_begin_to_serve(dropped, make_bundle, monkeypatch, capfd):
+    dropping, code, told = dropped
+    bundle = make_bundle(config={}, seed=0, batch_size=2)
+    monkeypatch.setattr(txl_runtime, "load", dropping(txl_runtime.load))
+    ending = threading.Timer(10, os.kill, (os.getpid(), signal.SIGTERM))  # where it serves all the same
+    ending.start()
+    found, out, err = call_main(["serve", bundle, "--port", 0], monkeypatch, capfd)
+    ending.cancel()
+    assert (found, out, err) == (code, "", f"error: {told}\n")

@@ -1,0 +1,145 @@
+"""Standard streams and widths as a run finds them, and what is shown of names that strangers chose."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+
+import pytest
+
+from txl_deploy import console, terminal
+from txl_deploy.console import facts_table, number, plain, rows_table, text_writer
+
+
+@pytest.mark.parametrize(
+    ("columns", "left"),
+    [
+        ("0", None),
+        ("-3", None),
+        ("many", None),
+        ("²", None),
+        ("9" * 5000, None),
+        ("1", "20"),
+        ("20", "20"),
+        ("120", "120"),
+        ("1000000000", "1000"),
+    ],
+)
+def test_a_width_is_one_that_text_fits_into(monkeypatch: pytest.MonkeyPatch, columns: str, left: str | None) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    terminal.settle()
+    assert os.environ.get("COLUMNS") == left
+
+
+def test_messages_that_nobody_takes_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.TextIOBase):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    console.stderr.print("a note")
+    terminal.Messages().flush()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("plain ñ 漢", "plain ñ 漢"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("a\nb\r", "a\\nb\\r"),
+        ("\x9b2J", "\\x9b2J"),
+        ("\u202egnp.exe", "\\u202egnp.exe"),
+        ("\u2028", "\\u2028"),
+        ("k\udcffv", "k\\xffv"),
+        ("\ud800", "\\ud800"),
+        ("\U000e0041", "\\U000e0041"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(
+    name: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert plain(name) == shown
+    console.stdout.print(facts_table({"name": name, name: "value"}))
+    console.stdout.print(rows_table(("tensor", "shape"), [(name, "[1]")]))
+    console.stdout.print(name.replace("\n", " "))
+    out = capsys.readouterr().out
+    assert out.count(shown.replace("\\n", " ")) + out.count(shown) >= 4
+    assert not set(out) & (set(name) - set(shown) - set("\n"))
+
+
+def test_letters_that_are_joined_stay_so() -> None:
+    joined = "\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL} می\N{ZERO WIDTH NON-JOINER}خواهم"
+    assert plain(joined) == joined
+
+
+@pytest.mark.parametrize("name", ["[bold]b[/bold]", "[/x]", ":smile:"])
+def test_a_name_is_no_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    console.stdout.print(rows_table(("tensor",), [(name,)]))
+    console.stdout.print(name)
+    assert capsys.readouterr().out.count(name) == 2
+
+
+@pytest.mark.parametrize("value", [None, 1, 2.5, "many", [1], {"a": 1}, "\x1b"])
+def test_a_number_that_is_none_is_shown_as_it_is(value: object) -> None:
+    assert number(value)
+
+
+@pytest.mark.parametrize("columns", [20, 24, 40])
+def test_a_table_of_many_columns_loses_nothing_where_it_does_not_fit(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    headings = tuple(f"head{at}" for at in range(9))
+    console.stdout.print(rows_table(headings, [tuple(f"cell{at}" for at in range(9))]))
+    out = capsys.readouterr().out
+    assert all(word in out for at in range(9) for word in (f"head{at}", f"cell{at}"))
+
+
+class _Screen(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "shown"), [(_Screen, b"\\x1b[2J\n\tn\xcc\x83\\x07"), (io.TextIOWrapper, None)])
+def test_a_models_text_is_escaped_on_a_terminal_alone(
+    kind: type[io.TextIOWrapper], shown: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b"\x1b[2J\n\tn\xcc\x83\x07"
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", kind(raw, encoding="utf-8"))
+    write = text_writer()
+    for byte in text:
+        write(bytes([byte]))
+    assert raw.getvalue() == (shown or text)
+
+
+def test_json_holds_names_that_are_no_text(capfd: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"path": "k\udcffv", "k\udcff": ["\udc80"]})
+    assert capfd.readouterr().out.split() == ["{", '"path":', '"k\\\\xffv",', '"k\\\\xff":', "[", '"\\\\x80"', "]", "}"]
+
+
+def test_json_sends_a_terminal_nothing_that_it_obeys(capfd: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b[2J\x7f\x9b\u202e\U000e0041\n"
+    console.print_json({"name": name})
+    out = capfd.readouterr().out
+    assert not set(out) & (set(name) - set("a[2J\n"))
+    assert json.loads(out) == {"name": name}
+
+
+def test_progress_is_drawn_only_where_the_cursor_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to use colours, rich takes everything for a terminal; on a dumb one it would leave empty lines."""
+    said = io.StringIO()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(console, "stderr", console._Plain(file=said))
+    with console.Display() as display:
+        display.stage("trace")
+    assert said.getvalue().endswith(" s\n")
+    assert said.getvalue().startswith("trace: ")

@@ -1,0 +1,29 @@
+"""Where targets find good files, and where they write hostile ones."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+BASES = FIXTURES / "bad_bundles" / "bases"
+FORMAT1 = FIXTURES / "format1"
+
+
+@cache
+def folder() -> Path:
+    """A folder of this process, in memory where the machine has such a place; it is gone when the process ends."""
+    memory = Path("/dev/shm")
+    made = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def written(name: str, data: bytes) -> Path:
+    """A file of these bytes."""
+    path = folder() / name
+    path.write_bytes(data)
+    return path

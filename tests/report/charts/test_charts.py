@@ -1,0 +1,155 @@
+"""Charts: places, ticks, pictures as PNG; every number somebody could hand in; the same numbers give the same bytes."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from xml.etree.ElementTree import fromstring
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from txl_report.charts.bars import Bar, histogram, named_bars
+from txl_report.charts.heat import LEVELS, data_address, heat_map, map_address, png, to_levels
+from txl_report.charts.lines import Series, line_chart
+from txl_report.charts.scales import exact_scale, linear_scale, log_scale, shifted_scale, thinned
+
+HOSTILE = "<script>\"'&\x00\u202e]]>"
+
+
+def drawn(*series: Series, level: tuple[float, str] | None = None) -> str:
+    ys = [y for each in series for _, y in each.points]
+    axes = exact_scale(0, 10), linear_scale(ys)
+    chart = line_chart("n", "t", "d", series, *axes, across_label="x", up_label="y", level=level)
+    return chart.drawing
+
+
+def test_axes_end_at_round_numbers_and_label_them_alike():
+    scale = linear_scale([0.2, 6.9])
+    assert [label for _, label in scale.ticks] == ["0", "2", "4", "6", "8"]
+    assert (scale.low, scale.high) == (0, 8)
+    assert [label for _, label in linear_scale([4.22, 5.3]).ticks][:2] == ["4.0", "4.5"]
+    assert [label for _, label in exact_scale(0, 63).ticks] == ["0", "20", "40", "60"]
+    assert [label for _, label in shifted_scale(0, 192, 128).ticks] == ["−100", "−50", "0", "50"]
+    assert [label for _, label in log_scale([2e-7, 1e-4]).ticks] == ["10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴"]
+    assert len(log_scale([1e-30, 1.0]).ticks) <= 7
+
+
+def test_equal_factors_are_equal_distances_of_a_logarithmic_axis():
+    scale = log_scale([1e-6, 1e-2])
+    assert [scale.at(value) for value in (1e-6, 1e-5, 1e-4, 1e-2)] == pytest.approx([0, 0.25, 0.5, 1])
+    assert linear_scale([0, 8]).at(2) == 0.25
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(width=64), max_size=5), st.booleans())
+def test_axes_take_any_numbers(values: list[float], zero: bool):
+    finite = [value for value in values if math.isfinite(value) and abs(value) < 1e100]
+    scale, log = linear_scale(finite, zero=zero), log_scale([value for value in values if value < 1e100])
+    for value in finite:
+        place = scale.at(value)
+        assert place is not None
+        assert 0 <= place <= 1
+        assert log.at(value) is None or 0 <= log.at(value) <= 1
+    assert log.at(math.nan) is log.at(0.0) is scale.at(math.inf) is None
+
+
+def test_curves_are_drawn_where_their_numbers_are():
+    root = fromstring(drawn(Series("a", [(0, 0.0), (5, 1.0), (10, 0.0)])))
+    circles = [circle.attrib for circle in root.iter("circle")]
+    assert [(each["cx"], each["cy"]) for each in circles] == [("0%", "100%"), ("50%", "0%"), ("100%", "100%")]
+    (line,) = root.iter("polyline")
+    assert line.attrib["points"] == "0,1000 500,0 1000,1000"
+
+
+def test_a_curve_is_interrupted_where_there_is_no_number():
+    points = [(0, 1.0), (1, 2.0), (2, math.nan), (3, 1.0), (4, math.inf), (5, 2.0), (6, 1.0)]
+    root = fromstring(drawn(Series("a", points)))
+    assert len(list(root.iter("polyline"))) == 2
+    assert len(list(root.iter("circle"))) == 5
+
+
+def test_texts_in_charts_are_escaped_and_visible():
+    for drawing in (
+        drawn(Series(HOSTILE, [(0, 1.0)]), level=(1.0, HOSTILE)),
+        named_bars("n", HOSTILE, HOSTILE, [Bar(HOSTILE, 1.0, HOSTILE)]).drawing,
+        histogram(
+            "n", HOSTILE, HOSTILE, [Bar(HOSTILE, 1.0, HOSTILE)], linear_scale([1.0]), across_label="", up_label=""
+        ).drawing,
+    ):
+        root = fromstring(drawing)
+        assert "script" not in {element.tag for element in root.iter()}
+        assert "<script" not in drawing
+        assert "U+202E" in drawing
+        assert "\x00" not in drawing
+
+
+def test_bars_are_as_long_as_their_numbers():
+    root = fromstring(named_bars("n", "t", "d", [Bar("a", 4.0, "4"), Bar("b", 1.0, "1"), Bar("c", 0.0, "0")]).drawing)
+    assert [bar.attrib["width"] for bar in root.iter("rect") if "point" in bar.attrib["class"]] == ["100%", "25%", "0%"]
+    scale = linear_scale([0, 4], zero=True)
+    root = fromstring(
+        histogram(
+            "n", "t", "d", [Bar("a", 4, "4"), Bar("b", 0, "0"), Bar("c", 1, "1")], scale, across_label="", up_label=""
+        ).drawing
+    )
+    bars = [(bar.attrib["y"], bar.attrib["height"]) for bar in root.iter("rect")]
+    assert bars == [("0%", "100%"), ("100%", "0%"), ("75%", "25%")], "they stand on the axis"
+
+
+def test_nothing_is_drawn_of_nothing():
+    fromstring(drawn())
+    fromstring(named_bars("n", "t", "d", []).drawing)
+    fromstring(histogram("n", "t", "d", [], linear_scale([]), across_label="", up_label="").drawing)
+
+
+def test_pictures_are_png_and_hold_their_levels():
+    values = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    data = png(values)
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack_from(">I", data, at + 8 + length)[0] == zlib.crc32(kind + body)
+        chunks[kind] = body
+        at += 12 + length
+    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (4, 3, 8, 3, 0, 0, 0)
+    assert len(chunks[b"PLTE"]) == 3 * LEVELS
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(3, 5)
+    assert (rows[:, 0] == 0).all()
+    assert (rows[:, 1:] == values).all()
+    assert base64.b64decode(data_address(values).partition(",")[2]) == data
+
+
+@pytest.mark.parametrize("fine", [1, 8])
+def test_levels_rise_with_values_within_the_palette(fine: int):
+    levels = to_levels(np.arange(256, dtype=np.uint8)[None], fine)[0].astype(int)
+    assert (np.diff(levels) >= 0).all()
+    assert levels[0] == 0
+    assert LEVELS - 1 - fine < levels[-1] < LEVELS
+
+
+def test_maps_hold_their_picture_and_nothing_else_to_fetch():
+    values = np.zeros((2, 6), np.uint8)
+    across, up = exact_scale(0, 6), exact_scale(0, 2)
+    chart = heat_map("n", "t", "d", values, across, up, across_label="x", up_label="y", divider=3.0)
+    root = fromstring(chart.drawing)
+    (image,) = root.iter("image")
+    assert image.attrib["href"] == map_address(values)
+    assert [line.attrib["x1"] for line in root.iter("line") if line.attrib["class"] == "divider"] == ["50%"]
+
+
+def test_of_many_places_some_are_labelled_evenly():
+    assert list(thinned(10, 4)) == [0, 3, 6, 9]
+
+
+def test_a_point_says_what_its_place_stands_for():
+    points = [(0.0, 1.0), (1.0, 2.0), (1.5, 3.0)]
+    titles = [title.text for title in fromstring(drawn(Series("a", points))).iter("title")]
+    assert titles[-3:] == ["a: 0, 1.00", "a: 1, 2.00", "a: 1.50, 3.00"]
+    named = Series("a", points, ["0", "1", "2 … 3"])
+    assert [title.text for title in fromstring(drawn(named)).iter("title")][-1] == "a: 2 … 3, 3.00"

@@ -1,0 +1,363 @@
+"""What a bundle is, as facts: models of every kind, their parts, engines, files, and the commands that repeat them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from resealing import BASES, copied, reseal
+from support import FIXTURES
+from txl_export.families.registry import facts_of_bundle
+from txl_report.facts.commands import Command, commands_of
+from txl_report.facts.engines import Engines
+from txl_report.facts.files import Source
+from txl_report.facts.gathering import Facts, gather
+from txl_report.facts.model import Context, context_of
+from txl_report.facts.parts import Part, Parts
+from txl_report.facts.plain import MOST_ROWS, MOST_TEXT, Missing, short, some
+from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.device.engines.sidecar import Identity, Sidecar
+
+ADAPTIVE = {"vocab_size": 60, "cutoffs": (20, 40), "div_val": 2, "d_embed": 16}
+
+
+def facts(path: Path, **more: Any) -> Facts:
+    bundle = open_bundle(path)
+    return gather(bundle, facts_of_bundle(bundle.manifest), **more)
+
+
+def manifest_of(**fields: Any) -> Manifest:
+    return msgspec.structs.replace(open_bundle(BASES / "transformer_xl").manifest, **fields)
+
+
+# ---- what a model is
+
+
+def test_a_transformer_xl_says_what_it_is():
+    found = facts(BASES / "transformer_xl")
+    manifest = open_bundle(BASES / "transformer_xl").manifest
+    model = found.model
+    assert found.name == "transformer_xl"
+    assert (model.model_id, model.parameters) == (manifest.model_id, manifest.parameters)
+    assert [row.name for row in model.described] == ["architecture", "positions", "dialect"]
+    assert model.memory_length == manifest.memory_length
+    assert isinstance(model.context, Context)
+    assert model.context.tokens == manifest.reach
+    config = manifest.config
+    shown = f"{config.n_layer} × {manifest.memory_length} + {manifest.segment_lengths[0]}"
+    assert model.context.formula.endswith(shown)
+    assert {program.name for program in model.tables.programs} == {program.name for program in manifest.programs}
+    assert not model.attention
+    assert {file.name: (file.bytes, file.sha256) for file in found.files} == {
+        name: (record.size, record.sha256) for name, record in manifest.files.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["adaptive", "half", "hidden", "kv", "plain10", "zeros"])
+def test_bundles_of_the_first_format_give_whole_facts(name: str):
+    found = facts(FIXTURES / "format1" / name)
+    assert isinstance(found.parts, Parts)
+    assert isinstance(found.model.context, Context)
+    assert isinstance(found.source, Source | Missing)
+    assert found.commands.others
+
+
+@pytest.mark.parametrize(("name", "starts"), [("kv", "no rows"), ("zeros", "a tensor")])
+def test_memory_begins_as_its_model_says(name: str, starts: str):
+    assert {row.starts for row in facts(FIXTURES / "format1" / name).model.tables.carries} == {starts}
+
+
+def test_a_model_of_ones_own_without_tokens_says_what_it_has_not():
+    found = facts(BASES / "step")
+    assert isinstance(found.model.context, Missing)
+    assert "replaces" in found.model.context.reason
+    assert (found.model.vocab_size, found.model.vocabulary, found.model.memory_length) == (0, False, None)
+    assert [row.role for row in found.model.tables.reads] == ["feature", "valid"]
+    assert [(row.name, row.update) for row in found.model.tables.carries] == [
+        ("hidden", "replace"),
+        ("count", "replace"),
+    ]
+    assert isinstance(found.repeated, Missing)
+    assert found.repeated.command == "txl-deploy verify BUNDLE --json > verify.json"
+    assert isinstance(found.speed, Missing)
+    assert isinstance(found.engines, Missing)
+
+
+def test_a_family_that_nobody_knows_has_its_tables(tmp_path: Path):
+    path = reseal(copied(BASES / "step", tmp_path / "a.txl"), family={"name": "strange", "dialect": ["x"]})
+    found = facts(path)
+    assert (found.model.family, found.model.described) == ("strange", ())
+
+
+def test_where_rows_stand_inside_a_segment_the_context_is_told_as_more():
+    context = facts(FIXTURES / "format1" / "kv").model.context
+    assert isinstance(context, Context)
+    layers = manifest_of().config.n_layer
+    assert layers >= 1
+    if "more than" in context.formula:
+        rows = open_bundle(FIXTURES / "format1" / "kv").manifest
+        assert context.tokens > rows.config.n_layer * rows.memory_length + rows.segment_lengths[0]
+
+
+def earliest(layers: int, position: int, rows: int, longest: int, window: int | None) -> int:
+    """The first token that a layer's row at a position depends on, walked down layer by layer."""
+    for _ in range(layers):
+        sees = position // longest * longest - rows
+        position = sees if window is None else max(sees, position - window + 1)
+    return position
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("window", [None, 1, 2, "M", "M + 1"])
+def test_the_context_is_as_far_as_a_walk_through_the_layers_comes(layers: int, window: int | str | None):
+    manifest = open_bundle(FIXTURES / "format1" / "kv").manifest
+    rows, longest = manifest.memory_length, manifest.segment_lengths[0]
+    width = {"M": rows, "M + 1": rows + 1}.get(str(window), window)
+    model = manifest.transformer_xl
+    model = msgspec.structs.replace(
+        model,
+        config=msgspec.structs.replace(model.config, n_layer=layers),
+        dialect=msgspec.structs.replace(model.dialect, window=width),
+    )
+    changed = msgspec.structs.replace(manifest, family=model.block(), reach=model.reach(rows, longest))
+    context = context_of(changed)
+    assert isinstance(context, Context)
+    begin = 1000 * longest
+    assert context.tokens == max(
+        position - earliest(layers, position, rows, longest, width) + 1 for position in range(begin, begin + longest)
+    )
+
+
+# ---- its parts
+
+
+def test_parts_are_told_by_the_names_of_tensors_and_add_up():
+    bundle = open_bundle(BASES / "transformer_xl")
+    parts = facts(BASES / "transformer_xl").parts
+    assert isinstance(parts, Parts)
+    names = [part.name for part in parts.parts]
+    assert names[:3] == ["embedding", "layers", "positions"]
+    assert "other" not in names
+    assert sum(part.bytes for part in parts.parts) == parts.bytes
+    assert parts.bytes < bundle.manifest.files[bundle.manifest.weights].size
+
+
+@pytest.mark.slow
+def test_of_an_adaptive_softmax_and_of_int8_the_parts_are_told_too(make_bundle):
+    adaptive = facts(make_bundle(config=ADAPTIVE, verify=False)).parts
+    small = facts(make_bundle(config={}, precision="int8", verify=False)).parts
+    assert isinstance(adaptive, Parts)
+    assert isinstance(small, Parts)
+    for parts in (adaptive, small):
+        assert {"embedding", "layers", "positions", "softmax"} >= {part.name for part in parts.parts} > {"layers"}
+        assert "other" not in {part.name for part in parts.parts}
+        assert sum(part.bytes for part in parts.parts) == parts.bytes
+    assert adaptive.note == small.note != "", "tied"
+
+
+def test_parts_of_an_own_module_are_those_of_the_module(tmp_path: Path):
+    parts = facts(BASES / "step").parts
+    assert isinstance(parts, Parts)
+    assert parts.bytes == sum(part.bytes for part in parts.parts)
+    assert list(parts.parts) == sorted(parts.parts, key=lambda part: (-part.bytes, part.name))
+
+
+def test_many_parts_are_taken_together():
+    from txl_report.facts.parts import parts_of
+    from txl_runtime.bundle.weight_header import StoredTensor
+
+    tensors = {f"m{index:02d}.weight": StoredTensor("F32", (1,), 0, 100 - index) for index in range(30)}
+    parts = parts_of(tensors, open_bundle(BASES / "step").manifest)
+    assert len(parts.parts) == 13
+    assert parts.parts[0] == Part("m00", 1, 100)
+    assert parts.parts[-1].name == "18 more"
+    assert parts.bytes == sum(100 - index for index in range(30))
+
+
+def test_a_weight_file_that_cannot_be_read_is_a_reason(tmp_path: Path):
+    path = copied(BASES / "transformer_xl", tmp_path / "a.txl")
+    (path / "weights.safetensors").write_bytes(b"\xff" * 64)
+    parts = facts(reseal(path)).parts
+    assert isinstance(parts, Missing)
+    assert parts.reason.startswith("The weight file cannot be read")
+
+
+# ---- engines
+
+
+def with_engine(path: Path, **changes: Any) -> Path:
+    """A bundle with a file that a sidecar calls an engine."""
+    program = open_bundle(path).manifest.programs[0]
+    folder = path / "engines" / "rtx"
+    folder.mkdir(parents=True)
+    engine = folder / f"{program.name}.engine"
+    engine.write_bytes(b"an engine")
+    identity = Identity(
+        flavour="tensorrt_rtx",
+        version="1.7.0",
+        compute_capabilities=(86, 89),
+        device=None,
+        platform="linux-x86_64",
+        program=program.name,
+        kind=program.kind,
+        segment_length=program.segment_length or 1,
+        update=program.update,
+        precision="fp32",
+        inputs=program.inputs,
+        outputs=program.outputs,
+        onnx="0" * 64,
+        weights={},
+    )
+    known = {"seconds": 2.5, "kernels": 7, "layers": (("attention <b>", "myelin"),), "attention_layers": 2}
+    more: dict[str, Any] = known | {"fused_attention": 1, "fused_kernels": {"_gemm_mha": 1}} | changes
+    sidecar = Sidecar(key=identity.key, identity=identity, sha256=file_sha256(engine), bytes=9, **more)
+    (folder / f"{program.name}.json").write_bytes(msgspec.json.encode(sidecar))
+    return reseal(path)
+
+
+def test_engines_tell_their_kernels_and_fusion(tmp_path: Path):
+    found = facts(with_engine(copied(BASES / "transformer_xl", tmp_path / "a.txl"), verified_on=("selftest, GPU",)))
+    assert isinstance(found.engines, Engines)
+    (engine,) = found.engines.engines
+    assert (engine.built_by, engine.built_for) == ("tensorrt_rtx 1.7.0", "SM 86, 89")
+    assert (engine.kernels, engine.attention_layers, engine.fused_attention) == (7, 2, 1)
+    assert (engine.fused_kernels, engine.verified_on) == (("_gemm_mha",), ("selftest, GPU",))
+    assert engine.layers == (("attention <b>", "myelin"),)
+    assert "txl-deploy build a.txl --target rtx" in {command.line for command in found.commands.others}
+
+
+def test_an_engine_whose_facts_are_damaged_is_a_problem_and_no_crash(tmp_path: Path):
+    path = with_engine(copied(BASES / "transformer_xl", tmp_path / "a.txl"))
+    (sidecar,) = (path / "engines" / "rtx").glob("*.json")
+    sidecar.write_bytes(b"{" * 9)
+    found = facts(reseal(path))
+    assert isinstance(found.engines, Engines)
+    assert found.engines.engines == ()
+    assert "expected the facts of an engine" in found.engines.problems[0]
+
+
+# ---- commands
+
+
+def lines(manifest: Manifest, name: str = "model.txl") -> dict[str, str]:
+    found = commands_of(manifest, name)
+    made = {} if isinstance(found.export, Missing) else {"export": found.export.line}
+    return made | {command.name: command.line for command in found.others}
+
+
+def asked(*arguments: str, in_memory: tuple[str, ...] = (), **fields: Any) -> Manifest:
+    command = {"arguments": list(arguments), "in_memory": list(in_memory)}
+    return manifest_of(provenance={"command": command}, **fields)
+
+
+def test_commands_are_those_that_were_asked_for():
+    assert lines(asked("model.pt", "--precision", "int8", "--text", "held out.txt")) == {
+        "export": "txl-deploy export model.pt --precision int8 --text 'held out.txt' -o model.txl",
+        "verify": "txl-deploy verify model.txl --checkpoint model.pt --text 'held out.txt' --json > verify.json",
+        "selftest": "txl-deploy selftest model.txl",
+        "bench": "txl-deploy bench model.txl --json > bench.json",
+        "report": "txl-deploy report model.txl -o report.html --text 'held out.txt' --verify verify.json "
+        "--bench bench.json",
+    }
+
+
+def test_of_an_own_module_the_module_is_named():
+    own = {"family": {"name": "own_module"}}
+    found = lines(asked("own.py:build", "--weights", "w.pt", **own))
+    assert found["verify"] == "txl-deploy verify model.txl --module own.py:build --weights w.pt --json > verify.json"
+    assert found["bench"] == "txl-deploy bench model.txl --module own.py:build --weights w.pt --json > bench.json"
+    found = lines(asked("--weights", "m.pt", "--adapter", "mamba", "--config", "c.json", **own))
+    assert found["export"].startswith("txl-deploy export --weights m.pt --adapter mamba --config c.json -o ")
+    assert "--adapter mamba --weights m.pt --config c.json --json" in found["verify"]
+
+
+def test_what_was_in_memory_has_no_command_or_a_note():
+    gone = commands_of(asked("--memory-length", "7", in_memory=("source", "config")), "model.txl")
+    assert isinstance(gone.export, Missing)
+    assert gone.others[0] == Command(
+        "verify",
+        "txl-deploy verify model.txl --json > verify.json",
+        "The reference is rebuilt from the bundle's own weights: the import of the checkpoint is not repeated.",
+    )
+    assert gone.export.reason.startswith("The model was given in memory")
+    own = commands_of(asked(in_memory=("source",), family={"name": "own_module"}), "model.txl")
+    assert own.others[0].note.startswith("The bundle's own vectors are replayed")
+    partly = commands_of(asked("model.pt", in_memory=("tokens",)), "model.txl").export
+    assert isinstance(partly, Command)
+    assert partly.note == "At export these were given in memory, and have to be given as files: tokens."
+
+
+def test_of_older_bundles_the_command_is_put_together():
+    source = {"name": "old model.pt", "sha256": "0" * 64}
+    found = commands_of(manifest_of(provenance={"source": source}), "model.txl").export
+    assert isinstance(found, Command)
+    manifest = manifest_of()
+    words = shlex.split(found.line)
+    assert words[:3] == ["txl-deploy", "export", "old model.pt"]
+    assert words[words.index("--memory-length") + 1] == str(manifest.memory_length)
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--segment-length"] == [
+        str(length) for length in manifest.segment_lengths
+    ]
+    assert found.note.startswith("Put together from the manifest")
+
+
+@pytest.mark.parametrize(
+    "provenance",
+    [
+        {"command": {"arguments": "model.pt", "in_memory": []}},
+        {"command": {"arguments": [1], "in_memory": []}},
+        {"command": {"arguments": ["model.pt", "-o", "/etc/passwd"], "in_memory": []}},
+        {"command": {"arguments": ["model.pt", "--force"], "in_memory": []}},
+        {"command": ["model.pt"]},
+        {"source": "model.pt"},
+        {"source": {"name": 5}},
+        {"source": {"name": "a state dict"}},
+        {"source": {"name": "Step", "sha256": None}, "versions": [1]},
+        {},
+    ],
+    ids=str,
+)
+def test_provenance_that_is_something_else_gives_no_command(provenance: dict[str, Any]):
+    manifest = manifest_of(provenance=provenance)
+    assert "export" not in lines(manifest)
+    assert commands_of(manifest, "a").export == Missing("The bundle does not say which file it was exported from.")
+
+
+@pytest.mark.parametrize("name", ["-rf", "a b; rm -rf ~", "$(id)", "'", "new\nline", "--force", "😀‮"])
+def test_names_of_files_stay_one_word_for_a_shell(name: str):
+    older = manifest_of(provenance={"source": {"name": name, "sha256": "0" * 64}})
+    for line in lines(older, name).values():
+        words = shlex.split(line.replace(" > verify.json", "").replace(" > bench.json", ""))
+        assert (f"./{name}" if name.startswith("-") else name) in words
+        assert not {"-rf", "--force", "rm"} & {*words}
+
+
+# ---- bounds
+
+
+def test_texts_and_tables_of_strangers_are_bounded(tmp_path: Path):
+    path = copied(BASES / "step", tmp_path / "a.txl")
+    long = "<b>" * 1_000
+    provenance = {
+        "source": {"name": long, "container": long, "sha256": long},
+        "versions": {f"{index}{long}": long for index in range(500)},
+        "command": {"arguments": [long] * 1_000, "in_memory": []},
+    }
+    found = facts(reseal(path, provenance=provenance, family={"name": long}))
+    assert isinstance(found.source, Source)
+    assert len(found.source.name) == MOST_TEXT
+    assert len(found.source.sha256) == 64
+    assert len(found.versions) == MOST_ROWS
+    assert isinstance(found.commands.export, Command)
+    assert len(found.commands.export.line) < 50_000
+
+
+def test_short_and_some():
+    assert short("x" * 10, 5) == "xxxx…"
+    assert short(12) == "12"
+    assert some(range(10), 3) == (0, 1, 2)

@@ -1,0 +1,190 @@
+"""The effective context of a constructed model is found; losses and the rule are those of plain loops."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import txl_runtime
+from copying import copying, loss, repeating
+from step_models import VOCABULARY, counting, recurrent
+from txl_report.measuring import effective, measure_context
+from txl_report.measuring.effective import effective_contexts
+from txl_report.measuring.runs import Plan, contexts_of
+from txl_report.measuring.texts import Clock
+from txl_runtime import Stream, UsageError
+from txl_runtime.listener import Silent
+
+
+@pytest.fixture
+def model(make_bundle: Callable[..., Path]) -> txl_runtime.Model:
+    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2, attention=True)
+    return txl_runtime.load(bundle, threads=1)
+
+
+def text(tokens: int, vocab_size: int = 256) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, vocab_size, tokens).astype(np.int32)
+
+
+def plain_losses(model: txl_runtime.Model, ids: np.ndarray, plan: Plan) -> np.ndarray:
+    """Every token's loss with every context, each from a fresh stream that reads that context alone."""
+    length, step = model.segment_lengths[0], plan.step
+    losses = np.zeros((plan.lengths, plan.blocks * step))
+    for column in range(plan.blocks * step):
+        target = (plan.lengths - 1) * step + column + 1
+        for index in range(plan.lengths):
+            start = (target - 1) // step * step - index * step
+            stream, first = model.stream(1), start
+            while first < target:
+                last = min((first // length + 1) * length, target)
+                found = stream.step(ids[None, first:last])[0, -1]
+                first = last
+            losses[index, column] = -found[ids[target]]
+    return losses
+
+
+def plain_rule(losses: np.ndarray, step: int, share: float) -> tuple[int, int]:
+    """The effective context and the plain one, sorted and added up one by one."""
+    count = round(share * losses.shape[1])
+    lengths = []
+    for smaller in (True, False):
+        for short, long in zip(range(len(losses)), range(1, len(losses)), strict=False):
+            hardest = sorted(range(losses.shape[1]), key=lambda token: -losses[short, token])[:count]
+            before = sum(losses[short, token] for token in hardest) / count
+            pairs = [(losses[short, token], losses[long, token]) for token in hardest]
+            after = sum(min(pair) if smaller else pair[1] for pair in pairs) / count
+            if (math.exp(before) - math.exp(after)) / math.exp(before) < 0.01:
+                lengths.append(short * step)
+                break
+        else:
+            lengths.append((len(losses) - 1) * step)
+    return lengths[0], lengths[1]
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 8])
+def test_losses_are_those_of_every_context_read_alone(model: txl_runtime.Model, step: int) -> None:
+    """Steps that divide a segment, that do not, and that hold several; a text that ends within a run."""
+    ids, plan = text(100), Plan(step, 4, 24 // step)
+    found, fed, done = contexts_of(model, ids, plan, Silent(), Clock(None))
+    expected = plain_losses(model, ids, plan)
+    assert done
+    assert fed == plan.cost
+    assert np.abs(found - expected).max() < 1e-5
+    assert np.abs(expected[1:] - expected[:-1]).max() > 0.01  # context matters to this model
+
+
+def test_the_rule_is_the_papers() -> None:
+    draws = np.random.default_rng(0)
+    for fading in (0.1, 0.5, 2.0):
+        gains = np.exp(-np.arange(8) * fading)[:, None] * draws.random((8, 600))
+        losses = 3 + gains + 0.05 * draws.random((8, 600))
+        for found in effective_contexts(losses, 5):
+            assert (found.length, found.plain_length) == plain_rule(losses, 5, found.share)
+            assert found.count == round(found.share * 600)
+            assert found.low <= found.length <= found.high
+            assert found.at_least == (found.length == 35)
+
+
+def test_a_token_that_is_drawn_twice_counts_twice() -> None:
+    draws = np.random.default_rng(0)
+    losses, weights = draws.random((4, 60)), draws.integers(0, 4, 60)
+    weighted = effective._gains(losses, np.argsort(-losses[:-1], axis=1), weights, effective.SHARES)
+    drawn = np.repeat(losses, weights, axis=1)
+    ones = np.ones(drawn.shape[1], np.int64)
+    plain = effective._gains(drawn, np.argsort(-drawn[:-1], axis=1), ones, effective.SHARES)
+    for (count, gains, own), (same_count, same_gains, same_own) in zip(weighted, plain, strict=True):
+        assert count == same_count
+        np.testing.assert_allclose((gains, own), (same_gains, same_own), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("back", "expected"), [(5, 8), (9, 8), (37, 40), (41, 40), (45, 48)])
+def test_a_model_of_known_context_has_that_one(tmp_path: Path, back: int, expected: int) -> None:
+    """The last token of the context that helps is `back` places away: contexts of more than c = `length` have it."""
+    model = txl_runtime.load(copying(back).write(tmp_path / "copying.txl"), threads=1)
+    found = measure_context(model, repeating(2_000), seconds=None, step=8, longest=80, most=1_200)
+    assert (found.compared, found.longest, found.complete) == (1_200, 72, True)
+    assert found.lengths is not None
+    assert found.losses is not None
+    for length in found.lengths:
+        assert (length.length, length.plain_length, length.at_least) == (expected, expected, False)
+        assert length.low == length.high == expected
+    for entry in found.losses:
+        expected_loss = sum(loss(back, entry.context + offset) for offset in range(1, 9)) / 8
+        assert entry.loss.nll == pytest.approx(expected_loss, abs=1e-6)
+
+
+def test_a_context_that_never_ends_is_a_lower_bound(tmp_path: Path) -> None:
+    model = txl_runtime.load(copying(37).write(tmp_path / "copying.txl"), threads=1)
+    found = measure_context(model, repeating(1_200), seconds=None, step=8, longest=36)
+    assert found.lengths is not None
+    assert [(length.length, length.at_least, length.high_at_least) for length in found.lengths[:1]] == [
+        (32, True, True)
+    ]
+
+
+def test_whole_segments_in_lockstep(tmp_path: Path) -> None:
+    model = txl_runtime.load(copying(11, lengths=(8,), exact=True).write(tmp_path / "copying.txl"), threads=1)
+    found = measure_context(model, repeating(1_500), seconds=None, longest=48)
+    assert found.lengths is not None
+    assert (found.step, [length.length for length in found.lengths]) == (8, [16, 16, 16])
+    with pytest.raises(UsageError, match="multiples of 8"):
+        measure_context(model, repeating(1_500), step=4)
+
+
+def test_a_text_that_is_too_short_says_how_long_it_has_to_be(model: txl_runtime.Model) -> None:
+    found = measure_context(model, text(500), seconds=None)
+    assert found.lengths is found.losses is None
+    assert found.step == 1
+    assert found.reasons["lengths"] == "A text of 1,019 tokens or more is needed, this one has 500."
+    assert measure_context(model, text(1_019), seconds=None, most=0).compared == 1_000
+    assert measure_context(model, [], seconds=None).lengths is None
+
+
+def test_time_bounds_what_is_measured(model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried = measure_context(model, text(5_000), seconds=1e-9)
+    assert (hurried.lengths, hurried.complete, hurried.compared) == (None, False, 0)
+    assert "give `measure_context` more seconds" in hurried.reasons["lengths"]
+    spent = iter(range(10**6))
+    monkeypatch.setattr(Clock, "over", property(lambda clock: next(spent) > 2_000))
+    some = measure_context(model, text(5_000), seconds=None, step=4, longest=16)
+    assert some.lengths is not None
+    assert not some.complete
+    assert 1_000 <= some.compared < 4_000
+    assert some.compared % 4 == 0
+
+
+def test_models_that_have_no_context_to_measure(tmp_path: Path) -> None:
+    found = measure_context(txl_runtime.load(recurrent().write(tmp_path / "recurrent"), threads=1), text(50))
+    assert "takes token ids alone" in found.reasons["lengths"]
+    path = copying(3).write(tmp_path / "copying")
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"joint": True, "streams": "lockstep"}))
+    found = measure_context(txl_runtime.load(path, threads=1), repeating(2_000))
+    assert "influence one another" in found.reasons["losses"]
+
+
+def test_a_model_without_memory_rows_is_measured(tmp_path: Path) -> None:
+    model = txl_runtime.load(counting().write(tmp_path / "counting"), threads=1)
+    found = measure_context(model, text(1_500, VOCABULARY), seconds=None, longest=32, step=4)
+    assert found.lengths is not None
+
+
+def test_the_time_that_a_model_takes_is_measured_on_tokens_also_in_a_text_without_a_whole_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns: list[int] = []
+    score = Stream.score
+
+    def counting_columns(stream: Stream, tokens: np.ndarray) -> np.ndarray:
+        columns.append(tokens.shape[1])
+        return score(stream, tokens)
+
+    monkeypatch.setattr(Stream, "score", counting_columns)
+    model = txl_runtime.load(copying(6, lengths=(2000, 1)).write(tmp_path / "copying.txl"), threads=1)
+    found = measure_context(model, repeating(1200), step=4, longest=12)
+    assert found.lengths is not None
+    assert min(columns) > 1

@@ -1,0 +1,108 @@
+"""What heads look at is what plain loops add up; pictures stay within their bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import txl_runtime
+from step_models import counting
+from txl_report.measuring import look_at_heads, pictures
+from txl_report.measuring.pictures import pictures_of
+from txl_report.measuring.results import HeadFacts
+
+L, M, LAYERS, HEADS = 4, 7, 2, 2
+
+
+@pytest.fixture
+def model(make_bundle: Callable[..., Path]) -> txl_runtime.Model:
+    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2, attention=True)
+    return txl_runtime.load(bundle, threads=1)
+
+
+def text(tokens: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, tokens).astype(np.int32)
+
+
+def test_heads_are_averaged_as_plain_loops_do(model: txl_runtime.Model) -> None:
+    ids = text(55)
+    found = look_at_heads(model, ids, seconds=None)
+    assert (found.segments, found.queries, found.used) == (11, 44, 52)
+    assert (found.layers, found.heads, found.memory_length, found.reasons) == (LAYERS, HEADS, M, {})
+    assert found.facts is not None
+    assert found.distance_shares is not None
+    assert [(one.first, one.last) for one in found.distance_bins] == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 10)]
+    stream = model.stream(1)
+    stream.feed(ids[None, :8])
+    sums = {(layer, head): [0.0] * 4 for layer in range(LAYERS) for head in range(HEADS)}
+    shares, by_distance = np.zeros((LAYERS, HEADS, 5)), np.zeros((LAYERS, HEADS, M + L))
+    for first in range(8, 52, 4):
+        looked = stream.attention(ids[None, first : first + 4])
+        stream.step(ids[None, first : first + 4])
+        for layer, _, head, query, slot in np.ndindex(looked.shape):
+            share, distance = float(looked[layer, 0, head, query, slot]), M + query - slot
+            if share:
+                values = (distance, slot < M, distance >= L, -math.log(share))
+                for index, value in enumerate(values):
+                    sums[layer, head][index] += share * value / 44
+                by_distance[layer, head, distance] += share / 44
+                shares[layer, head, [0, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4][distance]] += share / 44
+    for one in found.facts:
+        expected = sums[one.layer, one.head]
+        assert [one.distance, one.memory_share, one.beyond_share, one.entropy] == pytest.approx(expected, abs=1e-5)
+        assert one.looks_at == pytest.approx(math.exp(expected[3]), rel=1e-4)
+        assert one.error is not None
+        within = [by_distance[one.layer, one.head, : reach + 1].sum() >= 0.9 for reach in range(M + L)]
+        assert one.reach == within.index(True)
+    assert [one.distance for one in found.facts] == sorted(one.distance for one in found.facts)
+    assert np.abs(found.distance_shares - shares).max() < 1e-5
+    assert found.beyond == sum(one.beyond_share > 0.1 for one in found.facts)
+    assert found.mean_beyond == sum(one.distance >= L for one in found.facts)
+
+
+def test_pictures_show_the_last_segment(model: txl_runtime.Model) -> None:
+    ids = text(55)
+    found = look_at_heads(model, ids, seconds=None)
+    stream = model.stream(1)
+    stream.feed(ids[None, :48])
+    looked = stream.attention(ids[None, 48:52])[:, 0]
+    assert len(found.pictures) == LAYERS * HEADS
+    for picture in found.pictures:
+        values = looked[picture.layer, picture.head]
+        assert picture.largest == pytest.approx(values.max())
+        assert np.abs((picture.values / 255.0) ** 2 * picture.largest - values).max() < 0.01
+    assert (found.memory_columns, found.column_width, found.notes) == (M, 1, ())
+    seen = [bytes([token]).decode(errors="surrogateescape") for token in ids[41:52]]
+    assert (list(found.column_texts), list(found.query_texts)) == (seen, seen[M:])
+
+
+def test_large_pictures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MOST_QUERIES", 3)
+    monkeypatch.setattr(pictures, "MOST_COLUMNS", 5)
+    monkeypatch.setattr(pictures, "MOST_BYTES", 50)
+    looked = np.random.default_rng(0).random((2, 4, 6, 13), np.float32)
+    facts = [HeadFacts(layer, head, 0.0, None, 0.0, 0.0, 0, 0.0) for layer in range(2) for head in range(4)]
+    found = pictures_of(looked, np.arange(13, dtype=np.int32), 7, facts, None)
+    assert (found.column_width, found.memory_columns) == (3, 3)
+    assert found.column_texts == ("0", "1 2 3", "4 5 6", "7 8 9", "10 11 12")
+    assert found.query_texts == ("10", "11", "12")
+    assert [(picture.layer, picture.head) for picture in found.pictures] == [(0, 0), (1, 0), (1, 3)]
+    first = found.pictures[0]
+    sums = looked[0, 0, 3:, 4:7].sum(axis=1)
+    assert np.abs((first.values[:, 2] / 255.0) ** 2 * first.largest - sums).max() < 0.02
+    assert len(found.notes) == 3
+
+
+def test_what_is_missing_is_said(model: txl_runtime.Model, tmp_path: Path) -> None:
+    short = look_at_heads(model, text(11))
+    assert short.facts is short.distance_shares is None
+    assert short.reasons["facts"].startswith(
+        "The memory and a segment need a text of at least 12 tokens, this one has 11"
+    )
+    assert look_at_heads(model, text(12)).segments == 1
+    assert look_at_heads(model, text(500), seconds=0.0).segments == 1
+    without = txl_runtime.load(counting().write(tmp_path / "counting.txl"), threads=1)
+    assert "--attention" in look_at_heads(without, [1, 2, 3]).reasons["facts"]

@@ -1,0 +1,147 @@
+"""What tests of the report page have in common: facts and measurements to show, and a strict reader of HTML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+from txl_report.measuring.results import (
+    ContextGain,
+    ContextLoss,
+    ContextMeasure,
+    DistanceBin,
+    EffectiveContext,
+    GainInContext,
+    HeadFacts,
+    HeadPicture,
+    HeadsLook,
+    Loss,
+    MemoryGain,
+    MemoryLoss,
+    PositionLoss,
+    TextMeasures,
+    TokenGain,
+)
+from txl_report.page import Measures
+
+VOID = {"meta", "img", "br", "link", "hr", "input"}
+KEPT = {"verdict", "unit"}
+"""Fields whose texts are one of a few words and never a stranger's."""
+
+
+def replaced(value: Any, by: Callable[[str], str]) -> Any:
+    """A value made of data classes, with every text in it replaced."""
+    if isinstance(value, str):
+        return by(value)
+    if isinstance(value, tuple):
+        return tuple(replaced(each, by) for each in value)
+    if isinstance(value, dict):
+        return {name: replaced(each, by) for name, each in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return dataclasses.replace(
+            value, **{name: each if name in KEPT else replaced(each, by) for name, each in fields.items()}
+        )
+    return value
+
+
+def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int = 6, size: int = 8) -> Measures:
+    """Everything that can be measured, with small numbers."""
+    loss = Loss(100, 1.5, 0.01, 4.48)
+    token = TokenGain(7, 3, text, 1.0, 3.0)
+    gain = MemoryGain(100, 0.2, 0.01, 0.6, 0.1, (GainInContext(token, text, text),), ())
+    texts = TextMeasures(
+        given=400,
+        used=300,
+        warm_up=16,
+        sequences=1,
+        segment_length=4,
+        memory_length=8,
+        loss=loss,
+        by_position=tuple(PositionLoss(at, at, loss) for at in range(4)),
+        by_memory=tuple(MemoryLoss(rows, loss, 0.1, 0.01) for rows in (0, 2, 4, 8)),
+        passage=(token, TokenGain(8, 4, text, 2.0, 1.0), TokenGain(9, 4, text, 2.0, 2.0)),
+        gain=gain,
+        notes=("a note",),
+    )
+    gains = tuple(ContextGain(at, 0.05 / (at + 1), 0.01) for at in (0, 8, 16))
+    lengths = tuple(
+        EffectiveContext(share, 10, 16, share == 1, 8, 24, False, 8, False, gains) for share in (0.1, 0.5, 1.0)
+    )
+    context = ContextMeasure(
+        400, 300, 900, 100, 8, 24, lengths, tuple(ContextLoss(at, loss) for at in (0, 8, 16)), True
+    )
+    facts = tuple(
+        HeadFacts(layer, head, 1.0 + layer * heads + head, 0.1, 0.4, 0.2, 6, 1.2)
+        for layer in range(layers)
+        for head in range(heads)
+    )
+    values = np.random.default_rng(0).integers(0, 256, (size, 3 * size)).astype(np.uint8)
+    look = HeadsLook(
+        given=400,
+        used=300,
+        segments=2,
+        queries=2 * size,
+        segment_length=size,
+        memory_length=2 * size,
+        layers=layers,
+        heads=heads,
+        facts=facts,
+        beyond=1,
+        mean_beyond=0,
+        distance_bins=(DistanceBin(0, 0), DistanceBin(1, 3)),
+        distance_shares=np.full((layers, heads, 2), 0.5),
+        pictures=tuple(HeadPicture(fact.layer, fact.head, values, 0.9) for fact in facts[:pictures]),
+        query_texts=(text,) * size,
+        column_texts=(text,) * 3 * size,
+        column_width=1,
+        memory_columns=2 * size,
+    )
+    return Measures("text.txt", texts, context, look)
+
+
+class Page(HTMLParser):
+    """Reads a page, and refuses what is not nested as it should be.
+
+    Attributes:
+        found: every element's name and attributes, in order.
+        text: all text outside of the style sheet.
+        alone: texts of elements by their path of names, such as "html head title".
+    """
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.text, self.open = "", list[str]()
+        self.alone: dict[str, str] = {}
+        self.feed(page)
+        self.close()
+        assert self.open == [], f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"{tag} has an attribute twice"
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert "svg" in self.open or tag == "svg", f"<{tag}/> outside of a drawing"
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+        path = " ".join(self.open)
+        self.alone[path] = self.alone.get(path, "") + data
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        """The attributes of every element of a name."""
+        return [attributes for name, attributes in self.found if name == tag]

@@ -1,0 +1,903 @@
+"""Graphs that ask for too much, or for what no graph needs, are refused before an engine sees them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import re
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import step_models
+import txl_runtime
+from onnx import TensorProto, helper, numpy_helper
+from support import FIXTURES
+from txl_runtime.bundle.graph_check import NODES, VALUES, WORK, Walk, check_graph
+from txl_runtime.bundle.operators import OPERATORS, PLAIN
+from txl_runtime.bundle.protobuf import RefusedError, fields, table
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.errors import BundleError
+
+INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
+FORMAT1 = sorted(path.parent for path in (FIXTURES / "format1").glob("*/manifest.json"))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Log-probabilities of tokens [3, 4], with a state [3, 11]."""
+    return step_models.counting().write(tmp_path_factory.mktemp("graphs") / "step.txl")
+
+
+def constant(name: str, values: Any, dtype: Any = np.int64) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(values, dtype), name)
+
+
+def node(operator: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs, outputs, **attributes)
+
+
+def insert(model: onnx.ModelProto, *nodes: onnx.NodeProto, constants: Any = ()) -> None:
+    """Nodes behind those that are there."""
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(constants)
+
+
+def subgraph(*nodes: onnx.NodeProto) -> onnx.GraphProto:
+    return helper.make_graph(list(nodes), "inner", [], [helper.make_tensor_value_info("x", FLOAT, [1])])
+
+
+def endless(model: onnx.ModelProto) -> None:
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"])],
+        "body",
+        [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("on", TensorProto.BOOL, [])],
+    )
+    insert(model, node("Loop", ["", "yes"], [], body=body), constants=[constant("yes", True, bool)])
+
+
+def branch(model: onnx.ModelProto) -> None:
+    inner = subgraph(node("Constant", [], ["x"], value_floats=[1.0]))
+    insert(
+        model, node("If", ["yes"], ["x"], then_branch=inner, else_branch=inner), constants=[constant("yes", True, bool)]
+    )
+
+
+def hidden_branch(model: onnx.ModelProto) -> None:
+    """A graph as the attribute of an operator that has none."""
+    model.graph.node[0].attribute.append(helper.make_attribute("body", subgraph()))
+
+
+def expand(*sizes: int) -> Callable[[onnx.ModelProto], None]:
+    return lambda model: insert(
+        model, node("Expand", ["state.seen.in", "sizes"], ["big"]), constants=[constant("sizes", sizes)]
+    )
+
+
+def doubling(model: onnx.ModelProto) -> None:
+    """Thirty nodes that each return twice of what they read."""
+    names = ["state.seen.in", *(f"twice.{i}" for i in range(40))]
+    insert(model, *(node("Concat", [a, a], [b], axis=0) for a, b in itertools.pairwise(names)))
+
+
+def outer_products(model: onnx.ModelProto) -> None:
+    """A column times a row, again and again."""
+    insert(
+        model,
+        node("Reshape", ["state.seen.in", "column"], ["c"]),
+        node("Reshape", ["state.seen.in", "row"], ["r"]),
+        node("Mul", ["c", "r"], ["m0"]),
+        *(
+            step
+            for i in range(3)
+            for step in (
+                node("Reshape", [f"m{i}", "column"], [f"c{i}"]),
+                node("Reshape", [f"m{i}", "row"], [f"r{i}"]),
+                node("Mul", [f"c{i}", f"r{i}"], [f"m{i + 1}"]),
+            )
+        ),
+        constants=[constant("column", [-1, 1]), constant("row", [1, -1])],
+    )
+
+
+def sized_by_data(operator: str) -> Callable[[onnx.ModelProto], None]:
+    """A size that somebody who calls the model may choose; declared as small."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        insert(model, node("Cast", ["valid"], ["size"], to=INT64))
+        given = {"Expand": ["one", "size"], "Tile": ["flat", "size"], "ConstantOfShape": ["size"]}[operator]
+        insert(model, node(operator, given, ["big"]), constants=[constant("one", [1.0], np.float32)])
+        insert(model, constants=[constant("flat", np.ones((1, 1, 1)), np.float32)])
+        model.graph.value_info.append(helper.make_tensor_value_info("big", FLOAT, [1, 1, 1]))
+
+    return edit
+
+
+def range_of(start: Any, limit: Any, step: Any) -> Callable[[onnx.ModelProto], None]:
+    return lambda model: insert(
+        model,
+        node("Range", ["start", "limit", "step"], ["big"]),
+        constants=[constant("start", start), constant("limit", limit), constant("step", step)],
+    )
+
+
+def tile(model: onnx.ModelProto) -> None:
+    insert(model, node("Tile", ["state.seen.in", "times"], ["big"]), constants=[constant("times", [10**5, 10**5])])
+
+
+def pad(model: onnx.ModelProto) -> None:
+    insert(model, node("Pad", ["state.seen.in", "p"], ["big"]), constants=[constant("p", [0, 0, 10**6, 10**6])])
+
+
+def one_hot(model: onnx.ModelProto) -> None:
+    given = [constant("depth", 10**10), constant("values", [0, 1])]
+    insert(model, node("OneHot", ["tokens", "depth", "values"], ["big"]), constants=given)
+
+
+def einsum(model: onnx.ModelProto) -> None:
+    """Small before and behind, and 10^13 sums between."""
+    names = ["state.seen.in"] * 6
+    insert(model, node("Einsum", names, ["small"], equation="ab,cd,ef,gh,ij,kl->"))
+    insert(model, node("Einsum", names * 2, ["smaller"], equation="ab,cd,ef,gh,ij,kl,mn,op,qr,st,uv,wx->"))
+
+
+def folded(model: onnx.ModelProto) -> None:
+    """Products of constants, which an engine computes when it opens the graph."""
+    insert(
+        model,
+        node("ConstantOfShape", ["sizes"], ["p0"]),
+        *(node("MatMul", [f"p{i}", f"p{i}"], [f"p{i + 1}"]) for i in range(40)),
+        constants=[constant("sizes", [2000, 2000])],
+    )
+
+
+def wrapped(model: onnx.ModelProto) -> None:
+    """2^32 is 0 in 32 bits; without that, the size seemed to be 3."""
+    insert(
+        model,
+        node("Cast", ["large"], ["short"], to=TensorProto.INT32),
+        node("Cast", ["short"], ["zero"], to=INT64),
+        node("Sub", ["larger", "zero"], ["size"]),
+        node("ConstantOfShape", ["size"], ["big"]),
+        constants=[constant("large", [2**32]), constant("larger", [2**32 + 3])],
+    )
+
+
+def sliced_backwards(model: onnx.ModelProto) -> None:
+    """A slice from before the first: there is one number in it, where a list of Python's would have none."""
+    places = {"start": [-100], "end": [-200], "axis": [0], "step": [-1], "times": [10**6, 10**6]}
+    insert(
+        model,
+        node("Slice", ["state.seen.in", "start", "end", "axis", "step"], ["s"]),
+        node("Tile", ["s", "times"], ["big"]),
+        constants=[constant(name, values) for name, values in places.items()],
+    )
+
+
+def crossed(model: onnx.ModelProto) -> None:
+    """Two sizes plus two sizes, across: four."""
+    insert(
+        model,
+        node("Add", ["column", "row"], ["square"]),
+        node("Reshape", ["square", "flat"], ["sizes"]),
+        node("ConstantOfShape", ["sizes"], ["big"]),
+        constants=[
+            constant("column", [[0], [1]]),
+            constant("row", [[10**3, 10**6]]),
+            constant("flat", [-1]),
+        ],
+    )
+
+
+def multiplied_by_shape(model: onnx.ModelProto) -> None:
+    """As constants, once the shape of an input is known."""
+    insert(
+        model,
+        node("Shape", ["state.seen.in"], ["shape"]),
+        node("Mul", ["shape", "much"], ["sizes"]),
+        node("ConstantOfShape", ["sizes"], ["p0"]),
+        node("Transpose", ["p0"], ["t"]),
+        *(node("MatMul", [f"p{i}", "t" if i % 2 == 0 else "p0"], [f"p{i + 1}"]) for i in range(40)),
+        constants=[constant("much", [300, 100])],
+    )
+
+
+def pooled(model: onnx.ModelProto) -> None:
+    insert(
+        model,
+        node("Reshape", ["state.seen.in", "image"], ["i"]),
+        node("AveragePool", ["i"], ["big"], kernel_shape=[1, 1], pads=[10**6] * 4),
+        constants=[constant("image", [1, 1, 3, 11])],
+    )
+
+
+def declare(shape: Any, kind: int = FLOAT) -> Callable[[onnx.ModelProto], None]:
+    """Another shape for the first node's result."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        name = model.graph.node[3].output[0]
+        model.graph.value_info.append(helper.make_tensor_value_info(name, kind, shape))
+
+    return edit
+
+
+def cycle(model: onnx.ModelProto) -> None:
+    insert(model, node("Neg", ["b"], ["a"]), node("Neg", ["a"], ["b"]))
+
+
+def function(model: onnx.ModelProto) -> None:
+    """A function with the name of one of the standard's operators."""
+    inner = [node("Mul", ["x", "x"], ["y"])]
+    made = helper.make_function("", "Add", ["x", "z"], ["y"], inner, [helper.make_opsetid("", 18)])
+    model.functions.append(made)
+
+
+def sparse(model: onnx.ModelProto) -> None:
+    values = helper.make_tensor("v", FLOAT, [1], [1.0])
+    indices = helper.make_tensor("i", INT64, [1], [5])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [10**9]))
+
+
+def sparse_constant(model: onnx.ModelProto) -> None:
+    values = helper.make_tensor("", FLOAT, [1], [1.0])
+    indices = helper.make_tensor("", INT64, [1], [5])
+    insert(model, node("Constant", [], ["c"], sparse_value=helper.make_sparse_tensor(values, indices, [10**9])))
+
+
+def typed(kind: onnx.TypeProto) -> Callable[[onnx.ModelProto], None]:
+    return lambda model: model.graph.value_info.append(helper.make_value_info("v", kind))
+
+
+def outside(name: str = "w", **changes: str) -> Callable[[onnx.ModelProto], None]:
+    """A parameter in the weight file, which has 4 bytes per number of one number at least."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        tensor = onnx.TensorProto(name=name, data_type=FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+        for key, value in ({"location": "weights.safetensors", "offset": "8", "length": "4"} | changes).items():
+            if value != "-":
+                tensor.external_data.add(key=key, value=value)
+        model.graph.initializer.append(tensor)
+
+    return edit
+
+
+def location_twice(model: onnx.ModelProto) -> None:
+    outside()(model)
+    model.graph.initializer[-1].external_data.add(key="location", value="/etc/passwd")
+
+
+def inside_and_outside(model: onnx.ModelProto) -> None:
+    outside()(model)
+    model.graph.initializer[-1].raw_data = bytes(4)
+
+
+def outside_unsaid(model: onnx.ModelProto) -> None:
+    outside()(model)
+    model.graph.initializer[-1].ClearField("data_location")
+
+
+def constant_of_dims(dims: list[int], data: bytes = b"") -> Callable[[onnx.ModelProto], None]:
+    return lambda model: model.graph.initializer.append(
+        onnx.TensorProto(name="c", data_type=FLOAT, dims=dims, raw_data=data)
+    )
+
+
+def words(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(helper.make_tensor("c", TensorProto.STRING, [1], [b"text"]))
+
+
+def outer(model: onnx.ModelProto, name: str) -> None:
+    insert(
+        model,
+        node("Unsqueeze", [name, "axis.0"], ["column"]),
+        node("Unsqueeze", [name, "axis.1"], ["row"]),
+        node("Mul", ["column", "row"], ["outer"]),
+        constants=[constant("axis.0", [0]), constant("axis.1", [1])],
+    )
+
+
+def backwards(model: onnx.ModelProto) -> None:
+    """From the last to what ONNX Runtime takes for "to the end", whichever way; it is all of 40,000."""
+    insert(
+        model,
+        node("ConstantOfShape", ["s"], ["many"]),
+        node("Slice", ["many", "last", "end", "zero", "last"], ["all"]),
+        constants=[constant("s", [40000]), constant("last", [-1]), constant("end", [2**63 - 1]), constant("zero", [0])],
+    )
+    outer(model, "all")
+
+
+def zero_at_times(model: onnx.ModelProto) -> None:
+    """A reshape to sizes that are 0 when a state is, which means the sizes that were there."""
+    insert(
+        model,
+        node("NonZero", ["state.seen.in"], ["places"]),
+        node("Shape", ["places"], ["count"], start=1, end=2),
+        node("Min", ["count", "one"], ["few"]),
+        node("Concat", ["few", "few"], ["sizes"], axis=0),
+        node("ConstantOfShape", ["s"], ["many"]),
+        node("Reshape", ["many", "sizes"], ["x"]),
+        node("Unsqueeze", ["x", "a"], ["column"]),
+        node("Unsqueeze", ["x", "b"], ["row"]),
+        node("Mul", ["column", "row"], ["outer"]),
+        constants=[constant("one", [1]), constant("s", [200, 200]), constant("a", [0, 1]), constant("b", [2, 3])],
+    )
+
+
+def emptied(model: onnx.ModelProto) -> None:
+    """What an empty value is reduced to has as many axes as before, in ONNX Runtime."""
+    insert(
+        model,
+        node("NonZero", ["state.seen.in"], ["places"]),
+        node("ReduceSum", ["places", "a"], ["x"], keepdims=0),
+        node("Shape", ["x"], ["sizes"]),
+        constants=[constant("a", [0])],
+    )
+
+
+def windows(model: onnx.ModelProto) -> None:
+    """A convolution in four dimensions, for which an engine lays out all windows beside each other."""
+    insert(
+        model,
+        node("ConstantOfShape", ["s"], ["many"]),
+        node("ConstantOfShape", ["k"], ["weight"]),
+        node("Conv", ["many", "weight"], ["x"]),
+        constants=[constant("s", [1, 1, 20, 20, 20, 20]), constant("k", [1, 1, 9, 9, 9, 9])],
+    )
+
+
+def divided(operator: str, divisor: int) -> Callable[[onnx.ModelProto], None]:
+    """-2**31 / -1 is no number of 32 bits: ONNX Runtime's process ends, by a signal, when it opens the graph."""
+    numbers = [constant("a", [-(2**31)], np.int32), constant("b", [divisor], np.int32)]
+    return lambda model: insert(model, node(operator, ["a", "b"], ["x"]), constants=numbers)
+
+
+def ends(operator: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Callable[[onnx.ModelProto], None]:
+    """A node that ends the process of an engine, or of which an engine makes something else than it says."""
+    constants = [
+        *(
+            constant(name, np.ones(dims), np.float32)
+            for name, dims in (("a", (2, 3)), ("row", (3,)), ("empty", (0, 2)))
+        ),
+        *(
+            constant(name, np.ones(dims), np.float32)
+            for name, dims in (("image", (1, 4, 2, 2)), ("blank", (1, 4, 0, 0)))
+        ),
+        *(constant("index", [1]), constant("none", []), constant("far", [0, 2**40, 2**40])),
+        *(constant("nothing", np.zeros((4, 0))), constant("wide", [-1, 2**31, 2**31 - 1])),
+    ]
+    return lambda model: insert(model, node(operator, inputs, outputs, **attributes), constants=constants)
+
+
+HOSTILE: dict[str, Callable[[onnx.ModelProto], None]] = {
+    "endless loop": endless,
+    "branch": branch,
+    "graph as an attribute": hidden_branch,
+    "scan": lambda m: insert(m, node("Scan", ["state.seen.in"], ["x"], body=subgraph(), num_scan_inputs=1)),
+    "sequence map": lambda m: insert(m, node("SequenceMap", ["state.seen.in"], ["x"], body=subgraph())),
+    "random": lambda m: insert(m, node("RandomNormal", [], ["x"], shape=[2])),
+    "random by input": lambda m: insert(m, node("Bernoulli", ["state.seen.in"], ["x"])),
+    "dropout": lambda m: insert(m, node("Dropout", ["state.seen.in"], ["x"])),
+    "sequence": lambda m: insert(m, node("SplitToSequence", ["state.seen.in"], ["x"])),
+    "optional": lambda m: insert(m, node("Optional", ["state.seen.in"], ["x"])),
+    "text": lambda m: insert(m, node("StringNormalizer", ["state.seen.in"], ["x"])),
+    "another domain": lambda m: insert(m, node("Add", ["valid", "valid"], ["x"], domain="ai.onnx")),
+    "an operator of the engine": lambda m: insert(m, node("FusedMatMul", ["x", "x"], ["x"], domain="com.microsoft")),
+    "3 GB of zeros": lambda m: insert(
+        m, node("ConstantOfShape", ["s"], ["x"]), constants=[constant("s", [750 * 10**6])]
+    ),
+    "expanded": expand(10**8, 3, 11),
+    "expanded much": expand(*[2**40] * 6, 3, 11),
+    "expanded less than nothing": expand(-5, 3, 11),
+    "doubled forty times": doubling,
+    "outer products": outer_products,
+    "expanded by data": sized_by_data("Expand"),
+    "tiled by data": sized_by_data("Tile"),
+    "zeros by data": sized_by_data("ConstantOfShape"),
+    "tiled": tile,
+    "padded": pad,
+    "padded for a pool": pooled,
+    "one of 10^10": one_hot,
+    "a range": range_of(0, 10**9, 1),
+    "a range backwards": range_of(10**9, 0, -1),
+    "a range of steps 0": range_of(0, 1, 0),
+    "sums of many axes": einsum,
+    "constants multiplied": folded,
+    "constants multiplied that are shapes": multiplied_by_shape,
+    "a size that wraps around": wrapped,
+    "a slice before the first": sliced_backwards,
+    "sizes added across": crossed,
+    "a slice backwards to the end": backwards,
+    "sizes that are 0 at times": zero_at_times,
+    "sizes of what may have kept its axes": emptied,
+    "all windows of a value": windows,
+    "no groups": lambda m: insert(
+        m,
+        node("ConvTranspose", ["a", "b"], ["x"], group=0),
+        constants=[constant("a", np.ones((1, 1, 4, 4)), np.float32), constant("b", np.ones((1, 1, 1, 1)), np.float32)],
+    ),
+    "a normalization across 2^25": lambda m: insert(
+        m,
+        node("ConstantOfShape", ["s"], ["a"]),
+        node("LRN", ["a"], ["x"], size=2**25 + 1),
+        constants=[constant("s", [10, 10**5, 1, 1])],
+    ),
+    "a normalization of few across 2^25": lambda m: insert(
+        m, node("LRN", ["a"], ["x"], size=2**25 + 1), constants=[constant("a", np.ones((1, 1, 4, 4)), np.float32)]
+    ),
+    "a division by 0": divided("Div", 0),
+    "a division by -1": divided("Div", -1),
+    "a remainder of -1": divided("Mod", -1),
+    "parts of another number than results": ends("Split", ["a"], ["x", "y", "z"], num_outputs=1),
+    "a missing value of several": ends("Max", ["a", "", "a"], ["x"]),
+    "a missing bias": ends("LayerNormalization", ["a", "row", ""], ["x", "y", "z"]),
+    "a depth of no numbers": ends("OneHot", ["index", "none", "row"], ["x"]),
+    "one of three values": ends("OneHot", ["index", "index", "row"], ["x"]),
+    "dots of two lengths": ends("Einsum", ["row", "a"], ["x"], equation="...i,...i->..."),
+    "blocks of 2^32 in an empty image": ends("DepthToSpace", ["blank"], ["x"], blocksize=2**32),
+    "sums of nothing": ends("Einsum", ["empty", "empty"], ["x"], equation="a...,...a"),
+    "blocks whose square is 0": ends("DepthToSpace", ["image"], ["x"], blocksize=2**62),
+    "blocks of nothing": ends("QuantizeLinear", ["empty", "empty"], ["x"], axis=0, block_size=2),
+    "a flag that is neither 0 nor 1": ends("ReduceMax", ["a"], ["x"], keepdims=-1),
+    "an empty value of 2^80": ends("ConstantOfShape", ["far"], ["x"]),
+    "an empty value of 2^62": ends("Reshape", ["nothing", "wide"], ["x"]),
+    "notes of a node": lambda m: m.graph.node[0].metadata_props.add(key="a", value="b"),
+    "notes of a value": lambda m: m.graph.input[0].metadata_props.add(key="a", value="b"),
+    "declared larger": declare([10**9, 10**9]),
+    "declared of other axes": declare([3]),
+    "declared negative": declare([-3, 4, 1]),
+    "declared twice": lambda m: [declare([3, 4, 1], INT64)(m), declare([3, 4, 1], INT64)(m)],  # type: ignore[func-returns-value]
+    "a cycle": cycle,
+    "a result twice": lambda m: insert(m, node("Neg", ["state.seen.in"], [m.graph.node[0].output[0]])),
+    "a function": function,
+    "a sparse constant": sparse,
+    "a sparse constant of a node": sparse_constant,
+    "training": lambda m: m.training_info.add(),
+    "a sequence type": typed(helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, [1]))),
+    "an optional type": typed(helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, [1]))),
+    "a map type": typed(helper.make_map_type_proto(INT64, helper.make_tensor_type_proto(FLOAT, [1]))),
+    "text in a type": typed(helper.make_tensor_type_proto(TensorProto.STRING, [1])),
+    "text as a constant": words,
+    "an opset twice": lambda m: m.opset_import.add(domain="", version=18),
+    "an opset of another name": lambda m: m.opset_import.add(domain="ai.onnx", version=18),
+    "an old opset": lambda m: setattr(m.opset_import[0], "version", 7),
+    "an opset to come": lambda m: setattr(m.opset_import[0], "version", 99),
+    "a format to come": lambda m: setattr(m, "ir_version", 99),
+    "weights with NUL": outside(location="weights.safetensors\0"),
+    "weights from here": outside(location="./weights.safetensors"),
+    "weights from above": outside(location="../step.txl/weights.safetensors"),
+    "weights from the root": outside(location="/etc/passwd"),
+    "weights of another case": outside(location="Weights.safetensors"),
+    "weights from nowhere": outside(location="-"),
+    "weights from the manifest": outside(location="manifest.json"),
+    "weights before the file": outside(offset="-4"),
+    "weights behind the file": outside(offset="100000"),
+    "weights far behind the file": outside(offset=str(2**64)),
+    "weights at a word": outside(offset="0x8"),
+    "weights at another script's number": outside(offset="\u0668"),
+    "weights of any length": outside(length="-"),
+    "weights of another length": outside(length="8"),
+    "weights laid out beforehand": outside(prepacked_0="8|4"),
+    "weights at two places": location_twice,
+    "weights in both": inside_and_outside,
+    "weights outside that are not said to be": outside_unsaid,
+    "a constant without numbers": constant_of_dims([10**9]),
+    "a constant of negative size": constant_of_dims([-1, -4], bytes(16)),
+    "a constant of many axes": constant_of_dims([1] * 100, bytes(4)),
+    "a constant of a part of a number": constant_of_dims([1], bytes(3)),
+    "an attribute of another type": lambda m: m.graph.node[1].attribute.append(helper.make_attribute("to", "float")),
+    "an attribute of another operator": lambda m: m.graph.node[0].attribute.append(helper.make_attribute("axis", 1)),
+    "an attribute twice": lambda m: m.graph.node[2].attribute.append(m.graph.node[2].attribute[0]),
+    "an attribute by reference": lambda m: m.graph.node[2].attribute.append(
+        onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="other")
+    ),
+}
+
+
+def program(manifest: Any) -> Any:
+    return next(entry for entry in manifest.programs if entry.segment_length == 4)
+
+
+def hostile(bundle: Path, name: str) -> bytes:
+    model = onnx.load(bundle / "step-4.onnx")
+    HOSTILE[name](model)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_graph_is_refused_before_an_engine_is_called(bundle, tmp_path, monkeypatch, name):
+    def called(*_: Any, **__: Any) -> None:
+        raise AssertionError("an engine saw it")
+
+    path = changed(bundle, tmp_path / "a.txl", hostile(bundle, name))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", called)
+    with pytest.raises(BundleError, match=r"step-4\.onnx: has .*, expected .*; export the model again"):
+        txl_runtime.load(path, backend="cpu")
+
+
+CONSTANTS = {
+    "values": ([5000, 5000], []),  # more than an eighth of all that a step may have, and less than that
+    "sums": ([1200, 1200], [node("MatMul", ["p", "p"], ["product"])]),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_much_that_is_always_the_same_is_refused_where_as_much_of_the_input_would_not_be(bundle, kind):
+    """An engine computes it when it opens the graph, and keeps it."""
+    sizes, more = CONSTANTS[kind]
+    numbers = math.prod(sizes) if kind == "values" else math.prod(sizes) * sizes[0]
+    some, whole = (VALUES // 8, VALUES) if kind == "values" else (WORK // 16, WORK)
+    manifest, model = open_bundle(bundle).manifest, onnx.load(bundle / "step-4.onnx")
+    assert some + 4 * (bundle / manifest.weights).stat().st_size < numbers < whole / 2
+    insert(model, node("ConstantOfShape", ["sizes"], ["p"]), *more, constants=[constant("sizes", sizes)])
+    with pytest.raises(BundleError, match=rf"has {kind} of \d+ .*, of which few are always the same") as caught:
+        check_graph(model.SerializeToString(), "a.onnx", program(manifest), manifest)
+    assert int(re.search(r"of (\d+) ", str(caught.value))[1]) < whole
+
+
+def changed(bundle: Path, place: Path, graph: bytes) -> Path:
+    """A bundle with another graph, which its manifest lists."""
+    place.mkdir()
+    manifest = json.loads((bundle / "manifest.json").read_bytes())
+    for name in manifest["files"]:
+        (place / name).write_bytes(graph if name == "step-4.onnx" else (bundle / name).read_bytes())
+    manifest["files"]["step-4.onnx"] = {"size": len(graph), "sha256": hashlib.sha256(graph).hexdigest()}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return place
+
+
+RAW = {
+    "a field of number 0": b"\x00\x01",
+    "an unknown field": b"\xf8\x07\x01",
+    "a group": b"\x3b\x3c",
+    "a second graph": b"\x3a\x00",
+    "a second version": b"\x08\x0a",
+    "a number of 80 bits": b"\x28" + b"\xff" * 11 + b"\x01",
+    "a number of 70 bits": b"\x28" + b"\xff" * 9 + b"\x7f",
+    "a number with zeros before it": b"\x28\x81\x80\x00",
+    "cut off": b"\x32\x05abc",
+    "cut off within a number": b"\x28\xff",
+    "a size of 2^62": b"\x32" + b"\xff" * 8 + b"\x3f",
+    "a version that is no number": b"\x0a\x01a",
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_what_two_readers_could_understand_differently_is_refused(bundle, name):
+    manifest = open_bundle(bundle).manifest
+    data = (bundle / "step-4.onnx").read_bytes()
+    check_graph(data, "a.onnx", program(manifest), manifest)
+    with pytest.raises(BundleError, match=r"^a\.onnx: has .*, expected .*; export"):
+        check_graph(data + RAW[name], "a.onnx", program(manifest), manifest)
+
+
+def test_a_name_that_is_no_text_is_refused_by_name(bundle):
+    manifest = open_bundle(bundle).manifest
+    data = (bundle / "step-4.onnx").read_bytes().replace(b"value.0", b"value.\xff")
+    with pytest.raises(BundleError, match=r"the name b'value.\\xff', which is no UTF-8"):
+        check_graph(data, "a.onnx", program(manifest), manifest)
+
+
+def test_nesting_is_as_deep_as_a_graph_is():
+    nested = b""
+    for _ in range(20_000):
+        size = len(nested)
+        nested = b"\x3a" + _varint(size) + nested
+    with pytest.raises(RefusedError):
+        Walk(nested, "step", {}, "weights", 0)
+
+
+def _varint(value: int) -> bytes:
+    found = b""
+    while value > 127:
+        found += bytes([value & 127 | 128])
+        value >>= 7
+    return found + bytes([value])
+
+
+def test_more_nodes_than_any_graph_has_are_refused_at_once():
+    one = node("Neg", ["x"], ["y"]).SerializeToString()
+    body = (b"\x0a" + _varint(len(one)) + one) * (NODES + 1)
+    data = b"\x42\x02\x10\x12\x3a" + _varint(len(body)) + body
+    with pytest.raises(RefusedError, match=f"{NODES + 1} nodes"):
+        Walk(data, "step", {}, "weights", 0)
+
+
+@pytest.mark.parametrize("many", ["nodes", "attributes", "values", "constants", "inputs"])
+def test_time_and_memory_are_linear_in_the_file(many):
+    """At most 60 bytes for each byte of a file of many small parts, and 4 times the time for twice of it."""
+    seconds, least = [], []
+    for count in (1500, 3000):
+        data = _many(many, count).SerializeToString()
+        tracemalloc.start()
+        begun = time.process_time()
+        try:
+            Walk(data, "step", {"x": (2,)}, "weights", 0)
+        finally:
+            seconds.append(time.process_time() - begun)
+            least.append(tracemalloc.get_traced_memory()[1] / len(data))
+            tracemalloc.stop()
+    assert max(least) < 60
+    assert seconds[1] < 4 * seconds[0] + 0.1
+
+
+def _many(what: str, count: int) -> onnx.ModelProto:
+    nodes, values, constants = [node("Neg", ["x"], ["y"])], [], []
+    if what == "nodes":
+        nodes = [node("Neg", ["x"], [f"y{i}"]) for i in range(count)]
+    elif what == "attributes":
+        nodes = [node("Transpose", ["x"], [f"y{i}"], perm=[0]) for i in range(count)]
+    elif what == "values":
+        values = [helper.make_tensor_value_info(f"v{i}", FLOAT, [i]) for i in range(count)]
+    elif what == "constants":
+        constants = [constant(f"c{i}", [i]) for i in range(count)]
+    else:
+        nodes = [node("Sum", ["x"] * count, ["y"])]
+    x, y = (helper.make_tensor_value_info(name, FLOAT, [2]) for name in ("x", nodes[-1].output[0]))
+    graph = helper.make_graph(nodes, "g", [x], [y], constants, value_info=values)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+# --- honest graphs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*step_models.MODELS, *(path.name for path in FORMAT1)])
+def test_sizes_are_those_that_the_engine_computes(tmp_path, name):
+    """Every value of graphs of both kinds: as large as was found, or at most that where a size is open."""
+    made = step_models.MODELS.get(name)
+    path = made().write(tmp_path / "a.txl") if made else next(path for path in FORMAT1 if path.name == name)
+    manifest, seen = open_bundle(path).manifest, 0
+    for entry in {entry.file: entry for entry in manifest.programs}.values():
+        data = (path / entry.file).read_bytes()
+        check_graph(data, entry.file, entry, manifest)
+        if not any("ring" in text for text in (entry.update, entry.file)):
+            seen += _compare(path, data, entry)
+    assert seen > 20
+
+
+def _compare(path: Path, data: bytes, entry: Any) -> int:
+    model = onnx.load_model_from_string(data)
+    open_sizes = {"rows": 5}
+    sizes = {spec.name: tuple(open_sizes.get(str(n), n) for n in spec.shape) for spec in entry.inputs}
+    walk = Walk(data, entry.kind, sizes, "weights.safetensors", (path / "weights.safetensors").stat().st_size)
+    named = {value.name for value in model.graph.output}
+    for step in model.graph.node:
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in step.output if name and name not in named)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path))
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    kinds = {"int32": np.int32, "float32": np.float32, "float16": np.float16, "bool": np.bool_}
+    given = {spec.name: np.zeros(sizes[spec.name], kinds[spec.dtype]) for spec in entry.inputs}
+    names = [output.name for output in session.get_outputs()]
+    for value, found in zip(names, session.run(names, given), strict=True):
+        known = walk.values[value]
+        assert len(known.dims) == found.ndim
+        assert found.size <= known.most
+        if known.exact:
+            assert known.dims == found.shape
+        if known.content is not None:
+            for (low, high), number in zip(known.content, found.reshape(-1).tolist(), strict=True):
+                assert low <= number <= high
+    return len(names)
+
+
+ONE: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "ArgMax": ([(2, 3, 4)], {"axis": 1, "keepdims": 0}),
+    "AveragePool": ([(1, 2, 7, 6)], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
+    "Conv": ([(2, 4, 9), (6, 2, 3)], {"group": 2, "strides": [2], "pads": [1, 1], "dilations": [2]}),
+    "ConvTranspose": ([(2, 4, 5), (4, 3, 3)], {"strides": [2], "pads": [1, 0], "output_padding": [1]}),
+    "DepthToSpace": ([(1, 8, 2, 3)], {"blocksize": 2}),
+    "Einsum": ([(2, 3, 4), (2, 4, 5)], {"equation": "bij,bjk->bik"}),
+    "Expand": ([(3, 1), [2, 1, 4]], {}),
+    "Flatten": ([(2, 3, 4)], {"axis": 2}),
+    "GatherND": ([(2, 3, 4), np.zeros((5, 2), np.int64)], {}),
+    "GlobalAveragePool": ([(1, 2, 7, 6)], {}),
+    "GridSample": ([(1, 2, 5, 6), (1, 3, 4, 2)], {}),
+    "GRU": ([(4, 2, 3), (1, 15, 3), (1, 15, 5)], {"hidden_size": 5}),
+    "LpPool": ([(1, 2, 7)], {"kernel_shape": [3], "p": 2, "auto_pad": "SAME_UPPER"}),
+    "MatMul": ([(2, 1, 3, 4), (5, 4, 6)], {}),
+    "MaxPool": ([(1, 2, 8)], {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
+    "NonZero": ([(2, 3)], {}),
+    "OneHot": ([np.zeros((2, 3), np.int64), np.array(5), np.zeros(2, np.float32)], {"axis": 1}),
+    "Pad": ([(2, 3), [1, 0, 2, -1]], {}),
+    "Range": ([np.array(3), np.array(20), np.array(4)], {}),
+    "ReduceMax": ([(2, 3, 4), [0, -1]], {"keepdims": 0}),
+    "Reshape": ([(2, 3, 4), [0, -1, 2]], {}),
+    "Resize": ([(1, 2, 5, 6), np.zeros(0, np.float32), np.zeros(0, np.float32), [1, 2, 7, 9]], {"mode": "linear"}),
+    "Resize by scales": ([(1, 2, 5, 6), np.zeros(0, np.float32), np.array([1, 1, 2, 1.7], np.float32)], {}),
+    "Resize by whole scales": ([(1, 2, 5, 6), np.zeros(0, np.float32), np.array([1, 1, 2, 3], np.float32)], {}),
+    "Col2Im": ([(2, 12, 12), [4, 5], [2, 2]], {}),
+    "ScatterND": ([(4, 3), np.zeros((2, 1), np.int64), (2, 3)], {}),
+    "Size": ([(2, 3)], {}),
+    "Slice": ([(7, 5), [-2, 4], [-8, 0], [0, 1], [-2, -1]], {}),
+    "Slice back from the last": ([(5, 3), [-1], [2**63 - 1], [0], [-1]], {}),
+    "Slice back from the last in 32 bits": ([(5, 3), [-1], [2**31 - 1], [0], [-2]], {}),
+    "LayerNormalization": ([(1, 5, 3), (3,)], {"axis": 2}),
+    "ReduceMean of nothing": ([(2, 0, 5), [-1]], {"keepdims": 1}),
+    "LpPool with gaps": ([(1, 2, 1, 9)], {"kernel_shape": [1, 4], "strides": [1, 3], "dilations": [3, 3]}),
+    "MaxPool of less than a window": ([(1, 2, 1)], {"kernel_shape": [3], "strides": [3], "auto_pad": "VALID"}),
+    "LpPool with gaps to the same": ([(1, 1, 4)], {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"}),
+    "ConvTranspose to the same": ([(1, 2, 3), (2, 2, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}),
+    "Neg": ([(2, 3)], {}),
+    "SpaceToDepth": ([(1, 2, 4, 6)], {"blocksize": 2}),
+    "Split": ([(7, 2), [3, 0, 4]], {}),
+    "Squeeze": ([(1, 3, 1)], {}),
+    "Squeeze by no axes": ([(1, 3, 1), np.zeros(0, np.int64)], {}),
+    "Clip": ([(), np.zeros((), np.float32), np.ones((), np.float32)], {}),
+    "Clip by a limit with an axis": ([(), np.zeros(1, np.float32)], {}),
+    "MatMulInteger of nothing": ([np.zeros((1, 0, 0), np.int8), np.zeros((5, 0, 0), np.uint8)], {}),
+    "Einsum with dots": ([(2, 1, 3), (2, 5, 3)], {"equation": "...i,...i->..."}),
+    "DepthToSpace by one": ([(1, 8, 2, 3)], {"blocksize": 1}),
+    "Tile": ([(2, 3), [2, 4]], {}),
+    "TopK": ([(2, 9), [4]], {}),
+    "Trilu": ([(3, 4)], {}),
+}
+
+
+@pytest.mark.parametrize("operator", ONE)
+def test_sizes_behind_one_operator_are_those_that_the_engine_computes(operator):
+    given, attributes = ONE[operator]
+    inputs, constants, feed = [], [], {}
+    for i, value in enumerate(given):
+        if isinstance(value, tuple):
+            inputs.append(helper.make_tensor_value_info(f"i{i}", FLOAT, value))
+            feed[f"i{i}"] = np.ones(value, np.float32)
+        else:
+            constants.append(numpy_helper.from_array(np.asarray(value), f"i{i}"))
+    operator = operator.partition(" ")[0]
+    count = {"TopK": 2, "Split": 3, "GRU": 2, "LayerNormalization": 3}.get(operator, 1)
+    names = [f"o{i}" for i in range(count)]
+    made = node(operator, [f"i{i}" for i in range(len(given))], names, **attributes)
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    graph = helper.make_graph([made], "g", inputs, outputs, constants)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    found = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feed)
+    for output in graph.output:
+        output.type.tensor_type.elem_type = FLOAT
+        output.type.tensor_type.shape.SetInParent()
+        output.type.tensor_type.shape.dim.extend(
+            [onnx.TensorShapeProto.Dimension()] * found[names.index(output.name)].ndim
+        )
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    walk = Walk(data, "step", {name: array.shape for name, array in feed.items()}, "weights", 0)
+    for name, array in zip(names, found, strict=True):
+        known = walk.values[name]
+        assert len(known.dims) == array.ndim
+        assert array.size <= known.most
+        assert known.dims == array.shape or (
+            not known.exact and all(n <= m for n, m in zip(array.shape, known.dims, strict=True))
+        )
+
+
+@pytest.mark.parametrize(
+    ("operator", "second", "message"),
+    [
+        ("Conv", FLOAT, "weights whose sizes are open"),  # behind a larger window there is less
+        ("GatherND", INT64, "indices of more axes than the value, or of an open number"),  # fewer numbers pick more
+    ],
+)
+def test_what_an_open_size_makes_smaller_is_refused(operator, second, message):
+    """No bound of such a size bounds what comes out."""
+    given = [helper.make_tensor_value_info(*value) for value in (("x", FLOAT, [4, 1, 8]), ("y", second, [4, 1, "n"]))]
+    graph = helper.make_graph([node(operator, ["x", "y"], ["z"])], "g", given, [], [])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    with pytest.raises(RefusedError, match=message):
+        Walk(data, "step", {"x": (4, 1, 8), "y": (4, 1, 3)}, "weights", 0)
+
+
+@pytest.mark.parametrize("by", ["roi", "policy", "data", "nan", "many"])
+def test_a_resize_whose_size_is_not_said_is_refused(by):
+    scales = {"nan": np.array([1, np.nan], np.float32), "many": np.array([1, 1e9], np.float32)}
+    constants = [
+        numpy_helper.from_array(np.zeros(4 if by == "roi" else 0, np.float32), "roi"),
+        numpy_helper.from_array(scales.get(by, np.ones(2, np.float32)), "scales"),
+    ]
+    inputs = ["x", "roi", "x" if by == "data" else "scales"]
+    made = node("Resize", inputs, ["y"], **({"keep_aspect_ratio_policy": "not_larger"} if by == "policy" else {}))
+    given, found = (helper.make_tensor_value_info(name, FLOAT, [2, 3]) for name in ("x", "y"))
+    graph = helper.make_graph([made], "g", [given], [found], constants)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    with pytest.raises(RefusedError, match="at Resize"):
+        Walk(data, "step", {"x": (2, 3)}, "weights", 0)
+
+
+def test_pads_that_older_exporters_turn_around_are_known():
+    """[1, 0] and zeros, as pairs, last axis first, in two columns: what torch's tracer makes of F.pad."""
+    numbers = {"pads": [1, 2, 3, 0], "pairs": [-1, 2], "last": [-1], "first": [-(2**63) + 1], "zero": [0], "flat": [-1]}
+    constants = [numpy_helper.from_array(np.array(given), name) for name, given in numbers.items()]
+    nodes = [
+        node("Reshape", ["pads", "pairs"], ["a"]),
+        node("Slice", ["a", "last", "first", "zero", "last"], ["b"]),
+        node("Transpose", ["b"], ["c"], perm=[1, 0]),
+        node("Reshape", ["c", "flat"], ["d"]),
+        node("Cast", ["d"], ["e"], to=7),
+        node("Pad", ["x", "e"], ["y"]),
+    ]
+    given, found = helper.make_tensor_value_info("x", FLOAT, [2, 5]), helper.make_tensor_value_info("y", FLOAT, [5, 8])
+    graph = helper.make_graph(nodes, "g", [given], [found], constants)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    feed = {"x": np.ones((2, 5), np.float32)}
+    (array,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feed)
+    walk = Walk(data, "step", {"x": (2, 5)}, "weights", 0)
+    assert walk.values["e"].content == ((3, 3), (1, 1), (0, 0), (2, 2))
+    assert walk.values["y"].dims == array.shape == (5, 8)
+
+
+def test_every_operator_of_the_list_is_one_of_the_standard_with_these_attributes():
+    kinds = {"i": "INT", "f": "FLOAT", "s": "STRING", "t": "TENSOR", "I": "INTS", "F": "FLOATS"}
+    for name, (_, attributes) in OPERATORS[""].items():
+        known: dict[str, str] = {}
+        assert onnx.defs.has(name, 24, ""), name
+        for opset in (18, 24):
+            if onnx.defs.has(name, opset, ""):
+                schema = onnx.defs.get_schema(name, opset, "")
+                known |= {key: str(value.type).rpartition(".")[2] for key, value in schema.attributes.items()}
+                assert str(schema.support_level).endswith("COMMON")
+                assert "GRAPH" not in known.values()
+        assert {key: kind.replace("b", "i") for key, kind in attributes.items()}.items() <= {
+            key: next((k for k, v in kinds.items() if v == kind), "") for key, kind in known.items()
+        }.items(), name
+    assert set(OPERATORS[""]) | set(OPERATORS["com.microsoft"]) >= PLAIN
+
+
+def test_only_programs_of_other_families_may_have_all_operators(bundle):
+    manifest = open_bundle(bundle).manifest
+    data = (bundle / "step-4.onnx").read_bytes()
+    entry = msgspec.structs.replace(program(manifest), kind="logprobs")
+    with pytest.raises(BundleError, match="the operator 'CumSum'"):
+        check_graph(data, "a.onnx", entry, manifest)
+
+
+def test_a_shape_that_is_false_is_refused_by_the_engine_too():
+    """For sizes that follow from a graph's inputs, as they do from ours; not for those that are a value's content."""
+    graph = helper.make_graph(
+        [node("Neg", ["x"], ["y"]), node("Abs", ["y"], ["z"])],
+        "g",
+        [helper.make_tensor_value_info("x", FLOAT, [2, 3])],
+        [helper.make_tensor_value_info("z", FLOAT, [2, 3])],
+        value_info=[helper.make_tensor_value_info("y", FLOAT, [2, 4])],
+    )
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.strict_shape_type_inference", "1")
+    with pytest.raises(Exception, match="dimension"):
+        onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=False)
+    with pytest.raises(RefusedError, match="declared as"):
+        Walk(data, "step", {"x": (2, 3)}, "weights", 0)
+
+
+def test_nothing_is_printed_of_a_graph_that_the_engine_refuses(bundle, tmp_path, monkeypatch, capfd):
+    """The engine's own package prints "EP Error" of what fails in some ways, and tries the same again."""
+    model = onnx.load(bundle / "step-4.onnx")
+    insert(model, node("Add", ["tokens", "state.seen.in"], ["x"]))  # of two types
+    path = changed(bundle, tmp_path / "a.txl", model.SerializeToString())
+    with pytest.raises(BundleError, match="expected a graph ONNX Runtime can load"):
+        txl_runtime.load(path, backend="cpu")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a damaged graph")
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "_create_inference_session", fail)
+    with pytest.raises(BundleError, match="a damaged graph; expected a graph ONNX Runtime can load"):
+        txl_runtime.load(bundle, backend="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_fields_are_told_in_their_order():
+    assert fields(b"\x08\x05\x12\x01a\x1d\x00\x00\x80\x3f", table("1v 2b 3f"), "x") == [
+        (1, 5),
+        (2, b"a"),
+        (3, b"\x00\x00\x80\x3f"),
+    ]

@@ -1,0 +1,188 @@
+"""Sessions beside others give what each gives alone on one stream, whatever they are asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sessions_alone import alone, assert_same, drawn, run
+from sessions_alone import given as gathered
+from step_models import VOCABULARY
+from txl_runtime import Model, UsageError
+from txl_runtime.sessions import Outputs, Request, Sampling, Sessions, Ticket
+
+# --- the same as alone --------------------------------------------------------------------------------------------
+
+
+def requests(words: int, longest: int) -> st.SearchStrategy[Request]:
+    sampling = st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.0, 0.7, 1.0, 1.9]),
+        top_k=st.sampled_from([None, 1, 4, 1000]),
+        top_p=st.sampled_from([None, 0.3, 0.9]),
+        seed=st.integers(0, 99),
+        sequence=st.integers(0, 2),
+    )
+    return st.builds(
+        Request,
+        tokens=st.lists(st.integers(0, words - 1), min_size=1, max_size=longest),
+        max_new_tokens=st.integers(0, 6),
+        sampling=sampling,
+        stop_tokens=st.sampled_from([(), (1,), (3, 7)]),
+        top_logprobs=st.sampled_from([None, 0, 2, 1000]),
+        score=st.booleans(),
+    )
+
+
+def compare(model: Model, data: st.DataObject, words: int, longest: int) -> None:
+    rows = data.draw(st.integers(1, 3), "rows")
+    given_to = data.draw(st.lists(st.lists(requests(words, longest), min_size=1, max_size=3), min_size=1, max_size=7))
+    tickets: list[list[Ticket]] = [[] for _ in given_to]
+    with Sessions(model, rows=rows) as sessions:
+        left = [(number, request) for number, queue in enumerate(given_to) for request in queue]
+        while left:
+            number, request = left.pop(data.draw(st.integers(0, len(left) - 1)))
+            request = given_to[number][len(tickets[number])]
+            tickets[number].append(sessions.submit(request, session=f"s{number}"))
+            for _ in range(data.draw(st.integers(0, 4))):
+                sessions.round()
+        run(sessions)
+        assert sessions.unfinished == 0
+        for queue, done in zip(given_to, tickets, strict=True):
+            for expected, ticket in zip(alone(model, queue), done, strict=True):
+                assert ticket.done
+                assert ticket.error is None
+                assert_same(gathered(ticket.events()), expected)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_sessions_of_a_step_give_what_each_gives_alone(model_of, data):
+    compare(model_of("counting"), data, VOCABULARY, 14)
+
+
+@pytest.mark.parametrize("kind", ["ring", "rolled", "clusters"])
+def test_sessions_of_a_transformer_give_what_each_gives_alone(model_of, kind):
+    @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def some(data: st.DataObject) -> None:
+        compare(model_of(kind), data, 60, 25)
+
+    some()
+
+
+@pytest.mark.parametrize("kind", ["words first", "time first", "one by one", "lockstep"])
+def test_tokens_of_any_layout_are_fed_scored_and_continued(model_of, kind):
+    model = model_of(kind)
+    queues = [
+        [Request([1, 2, 3, 4, 5, 6], 3, Sampling(0.0), score=True), Request([7], 2, Sampling(seed=3), top_logprobs=2)],
+        [Request([9, 1, 4], 4, Sampling(0.8, seed=1))],
+        [Request([2, 2], 1, Sampling(0.0)), Request([3], 3, Sampling(0.0))],
+        [Request([5] * 9, 2, Sampling(1.0, 3, seed=5), top_logprobs=0)],
+    ]
+    with Sessions(model) as sessions:
+        assert sessions.rows == (1 if kind == "lockstep" else 3)
+        tickets = [[sessions.submit(request, f"s{i}") for request in queue] for i, queue in enumerate(queues)]
+        run(sessions)
+        for queue, done in zip(queues, tickets, strict=True):
+            for expected, ticket in zip(alone(model, queue), done, strict=True):
+                assert_same(gathered(ticket.events()), expected)
+
+
+def test_a_request_without_a_name_ends_its_session(model_of):
+    with Sessions(model_of("counting")) as sessions:
+        request = Request([1, 2, 3], 3, Sampling(seed=1))
+        tickets = [sessions.submit(request) for _ in range(5)]
+        assert sessions.names() == []
+        run(sessions)
+        first, *others = [drawn(ticket) for ticket in tickets]
+        assert len(first) == 3
+        assert all(other == first for other in others), "nothing is left of one for the next on its row"
+        assert sessions.counters.finished["length"] == 5
+        assert (sessions.host_bytes, sessions.unfinished) == (0, 0)
+
+
+# --- named arrays -------------------------------------------------------------------------------------------------
+
+
+def fed(model: Model, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return model.stream(1).feed(inputs)
+
+
+def joined(model: Model, ticket: Ticket) -> dict[str, np.ndarray]:
+    """The outputs of all segments, along their positions."""
+    *parts, end = ticket.events()
+    assert end.reason == "length"
+    assert all(isinstance(part, Outputs) for part in parts)
+    whole = {}
+    for output in model.manifest.outputs:
+        found = [part.arrays[output.name] for part in parts]
+        whole[output.name] = np.concatenate(found, axis=output.shape.index("L")) if "L" in output.shape else found[-1]
+    return whole
+
+
+def some_inputs(model: Model, columns: int, seed: int) -> dict[str, np.ndarray]:
+    draws, found = np.random.default_rng(seed), {}
+    for entry in model.manifest.inputs:
+        if entry.role not in ("tokens", "feature"):
+            continue
+        shape = entry.sizes(1, columns)
+        if entry.vocab is not None:
+            found[entry.name] = draws.integers(0, entry.vocab, shape)
+        else:
+            found[entry.name] = (draws.normal(size=shape) > 0.9) if entry.dtype == "bool" else draws.normal(size=shape)
+            found[entry.name] = found[entry.name].astype(entry.dtype)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [
+        ("recurrent", [9, 4, 1, 5, 8]),
+        ("looking", [8, 4, 4, 12]),
+        ("counting", [7, 4, 1, 10]),
+        ("growing", [2, 6, 2]),
+        ("fours", [4, 8, 4, 12]),
+        ("rolled", [9, 1, 4, 6]),
+    ],
+)
+def test_arrays_of_models_of_every_kind_give_what_a_stream_gives(model_of, kind, lengths):
+    model = model_of(kind)
+    given_to = [some_inputs(model, columns, seed) for seed, columns in enumerate(lengths)]
+    with Sessions(model) as sessions:
+        tickets = [sessions.submit(Request(inputs=inputs), f"s{number}") for number, inputs in enumerate(given_to)]
+        run(sessions)
+        for inputs, ticket in zip(given_to, tickets, strict=True):
+            assert ticket.error is None
+            expected, found = fed(model, inputs), joined(model, ticket)
+            assert found.keys() == expected.keys()
+            for name, array in expected.items():
+                assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+                np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5)
+
+
+def test_arrays_are_the_request_s_own(model_of):
+    model = model_of("recurrent")
+    inputs = some_inputs(model, 5, 1)
+    expected = fed(model, inputs)
+    with Sessions(model) as sessions:
+        ticket = sessions.submit(Request(inputs=inputs))
+        for array in inputs.values():
+            array[...] = 0
+        run(sessions)
+        np.testing.assert_allclose(joined(model, ticket)["best"], expected["best"], rtol=0, atol=1e-6)
+
+
+def test_arrays_wait_until_a_drawn_token_is_fed(model_of):
+    with Sessions(model_of("counting")) as sessions:
+        sessions.submit(Request([1], 1), "anna")
+        late = sessions.submit(Request(inputs={"tokens": [[1]]}), "anna")
+        run(sessions)
+        assert "a token that was drawn and not fed yet, expected none before inputs" in str(late.error)
+        with pytest.raises(UsageError, match="expected none before inputs; feed it with a request without tokens"):
+            sessions.submit(Request(inputs={"tokens": [[1]]}), "anna")
+        sessions.submit(Request(), "anna")
+        fine = sessions.submit(Request(inputs={"tokens": [[1]]}), "anna")
+        run(sessions)
+        assert fine.error is None

@@ -1,0 +1,105 @@
+"""The samples of a container and a service: their commands are the real one's, and what they say of stopping holds."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from serving import serving
+from typer.main import get_command
+
+from txl_deploy.commands import serve
+
+FOLDER = Path(__file__).parents[2] / "samples" / "serve"
+CONTAINER, UNIT = FOLDER / "Containerfile", FOLDER / "txl-deploy.service"
+
+
+def options_of(arguments: list[str]) -> dict[str, Any]:
+    """What `txl-deploy serve` understands by these arguments; a wrong one is an error."""
+    app = typer.Typer()
+    app.command("serve")(serve.run)
+    return get_command(app).make_context("serve", arguments).params
+
+
+def service() -> dict[str, str]:
+    """The unit's section [Service]; of what is said twice the last."""
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(UNIT)
+    return dict(unit["Service"])
+
+
+def instruction(name: str) -> list[str]:
+    """The list behind an instruction of the container file."""
+    text = CONTAINER.read_text().replace("\\\n", " ")
+    (line,) = re.findall(rf"^\s*{name} (\[.*\])$", text, re.MULTILINE)
+    return json.loads(line)
+
+
+def health_check() -> list[str]:
+    """The command that tells whether a container is well."""
+    text = CONTAINER.read_text().replace("\\\n", " ")
+    return ast.literal_eval(re.search(r"HEALTHCHECK.*CMD (\[.*\])", text)[1])
+
+
+def test_the_unit_calls_the_command_as_it_is() -> None:
+    command = shlex.split(service()["ExecStart"])
+    assert command[0].endswith("/txl-deploy")
+    assert command[1] == "serve"
+    found = options_of(command[2:])
+    assert found["host"] == "127.0.0.1"
+    assert found["checkpoint_dir"].parts[0] == "${STATE_DIRECTORY}"
+
+
+def test_the_unit_gives_more_time_to_stop_than_draining_takes() -> None:
+    found, drain = service(), options_of(shlex.split(service()["ExecStart"])[2:])["drain_seconds"]
+    assert float(found["TimeoutStopSec"]) >= drain + 15
+    assert (found["KillSignal"], found["Restart"], found["DynamicUser"]) == ("SIGTERM", "on-failure", "yes")
+    assert float(found["LimitNOFILE"]) > 2 * options_of(["model.txl"])["max_connections"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    copy = tmp_path / UNIT.name
+    copy.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.read_text()))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, timeout=60)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if copy.name in line]
+    assert said == []
+
+
+def test_the_container_calls_the_command_as_it_is_and_as_nobody() -> None:
+    command = [*instruction("ENTRYPOINT"), *instruction("CMD")]
+    assert command[:2] == ["txl-deploy", "serve"]
+    found, text = options_of(command[2:]), CONTAINER.read_text()
+    assert found["host"] == "0.0.0.0"
+    assert found["token_file"] is not None
+    assert "\nUSER 10001\n" in text
+    assert "\nSTOPSIGNAL SIGTERM\n" in text
+    (stop,) = re.findall(r"--stop-timeout (\d+)", text)
+    assert int(stop) >= found["drain_seconds"] + 15
+
+
+@pytest.mark.slow
+def test_the_containers_health_check_tells_a_server_from_none(make_bundle: Callable[..., Path]) -> None:
+    program, flag, code = health_check()
+    assert (program, flag) == ("python", "-c")
+
+    def asked(port: int) -> int:
+        there = code.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+        return subprocess.run([sys.executable, "-c", there], capture_output=True, timeout=60).returncode
+
+    with serving(make_bundle(config={"vocab_size": 256}, vocabulary=True)) as server:
+        port = int(server.url.rpartition(":")[2])
+        assert asked(port) == 0
+    assert asked(port) == 1

@@ -1,0 +1,88 @@
+"""The versions that are declared are true: the runtime and its commands run with the lowest and with the newest.
+
+`make versions` installs them, each set into an environment of its own; these tests skip without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MADE = Path(os.environ.get("TXL_VERSIONS", ROOT / ".versions"))
+OLD = ROOT / "tests" / "fixtures" / "format1"
+NAMES = sorted(path.name for path in OLD.iterdir() if path.is_dir())
+PLAIN = ("streaming/test_sampling.py", "streaming/test_parts.py", "bundle/test_weight_header.py", "test_ladder.py")
+"""Tests of the runtime that need neither PyTorch nor a bundle made with it."""
+SETS = sorted(path.parents[1] for path in MADE.glob("*/bin/txl-deploy"))
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SETS, reason="no environments with other versions here; make versions"),
+    pytest.mark.parametrize("made", SETS, ids=lambda path: path.name),
+]
+
+
+def run(made: Path, *command: object) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    program, *arguments = map(str, command)
+    done = subprocess.run(
+        [made / "bin" / program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_old_bundles_give_what_they_gave(made: Path) -> None:
+    pairs = [place for name in NAMES for place in (OLD / name, OLD / f"{name}.npz")]
+    said = run(made, "python", Path(__file__).with_name("exercise.py"), *pairs)
+    print(said)
+    assert all(f"{name} r" in said for name in NAMES)
+
+
+def test_every_command_that_only_runs_a_bundle_does(made: Path, tmp_path: Path) -> None:
+    ids = tmp_path / "ids.npy"
+    run(made, "python", "-c", f"import numpy; numpy.save({str(ids)!r}, numpy.arange(40) % 60)")
+    assert json.loads(run(made, "txl-deploy", "inspect", OLD / "kv", "--json"))["kind"] == "bundle"
+    assert "passed" in run(made, "txl-deploy", "selftest", OLD / "kv")
+    drawn = json.loads(
+        run(made, "txl-deploy", "generate", OLD / "kv", "--prompt-tokens", "1,2", "--max-new-tokens", 3, "--json")
+    )
+    assert len(drawn["tokens"]) == 3
+    assert json.loads(run(made, "txl-deploy", "score", OLD / "kv", ids, "--json"))["tokens"] == 40
+    shutil.copytree(OLD / "kv", tmp_path / "kv")
+    built = run(made, "txl-deploy", "build", tmp_path / "kv", "--target", "cuda", "--force", "--json")
+    assert json.loads(built)["programs"]
+    for verb in ("export", "build", "verify", "bench"):
+        assert "--json" in run(made, "txl-deploy", verb, "--help")
+
+
+def test_the_runtimes_own_tests_pass(made: Path) -> None:
+    able = [ROOT / "tests" / "runtime" / name for name in PLAIN]
+    options = [
+        "-q",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ROOT,
+        "--noconftest",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        f"pythonpath={ROOT / 'tests'}",
+    ]
+    print(run(made, "python", "-m", "pytest", *options, "--import-mode=importlib", *able)[-200:])

@@ -1,0 +1,93 @@
+"""`txl-deploy playground`: the server's page for one person on this machine, with a token of its own."""
+
+from __future__ import annotations
+
+import html
+import secrets
+import tempfile
+import threading
+import webbrowser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from txl_runtime.errors import BackendError
+
+from txl_deploy.commands.options import Backend, Bundle
+from txl_deploy.commands.serve import NEEDED
+
+if TYPE_CHECKING:
+    from txl_deploy.serve.logs import Log
+
+TOKEN_BYTES = 24
+"""Random bytes of the token in the address."""
+DRAIN = 2.0
+"""Seconds for what still runs when it is told to stop: nobody is there to read it."""
+REDIRECT = """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>Playground</title><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={0}"><p><a href="{0}">Playground</a></p></html>
+"""
+"""What a browser is given in place of the address: others see the words that start a program, but no private file."""
+DAY = 86_400.0
+"""Seconds for which a page may lie unused; its sessions end with it in any case."""
+
+
+def run(
+    bundle: Bundle,
+    port: Annotated[int, typer.Option(help="0 for any that is free.")] = 0,
+    tabs: Annotated[int, typer.Option(help="Pages that may be open at once; each has its own sessions.")] = 1,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    backend: Backend = "auto",
+    rows: Annotated[int | None, typer.Option(help="Sequences computed together. (default the bundle's B)")] = None,
+) -> None:
+    """Try a bundle on a page in the browser, on this machine alone: generate, see probabilities, go back."""
+    if missing := [package for package in NEEDED if find_spec(package) is None]:
+        raise BackendError(
+            f"playground needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[serve]'"
+        )
+    from txl_deploy.serve.logs import Log
+    from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS
+    from txl_deploy.serve.settings import Settings
+
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    settings = Settings(
+        bundle=bundle,
+        port=port,
+        token=token,
+        backend=backend,
+        rows=rows,
+        tabs=tabs,
+        local=True,
+        sessions=SESSIONS * max(tabs, 1),
+        waiting=REQUESTS * max(tabs, 1),
+        connections=32 * max(tabs, 1),
+        prompt_tokens=1 << 16,
+        max_tokens=1 << 12,
+        idle_seconds=DAY,
+        drain_seconds=DRAIN,
+    )
+    from txl_deploy.serve.running import serve
+
+    with tempfile.TemporaryDirectory(prefix="txl-playground-", ignore_cleanup_errors=True) as private:
+
+        def listens(url: str) -> None:
+            address = f"{url}/playground?token={token}"
+            log = Log(as_json=False)
+            log.ready(f"{settings.served_name} is at {address} (for this machine alone; Ctrl-C ends it)")
+            if open_page:
+                page = Path(private) / "open.html"
+                page.write_text(REDIRECT.format(html.escape(address)), "utf-8")
+                threading.Thread(target=_open, args=(page.as_uri(), log), name="txl-browser", daemon=True).start()
+
+        serve(settings, listens)
+
+
+def _open(address: str, log: Log) -> None:
+    """Open a browser; one in a terminal keeps its thread until it is left."""
+    try:
+        opened = webbrowser.open(address)
+    except (webbrowser.Error, OSError):
+        opened = False
+    if not opened:
+        log.say("no_browser", "note: no browser was found here; open the address in one")

@@ -1,0 +1,73 @@
+"""`txl-deploy report`: one page of a bundle for people to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from txl_runtime.errors import UsageError
+from txl_runtime.types import Ids
+
+from txl_deploy.commands.options import Backend, Bundle, Json, like_export
+from txl_deploy.console import Display, facts_table, print_json, quantity, stdout
+
+
+def run(
+    bundle: Bundle,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the page goes, never into a bundle.")
+    ] = Path("report.html"),
+    text: Annotated[Path | None, like_export("text")] = None,
+    tokens: Annotated[Path | None, like_export("tokens")] = None,
+    bench: Annotated[
+        Path | None, typer.Option("--bench", metavar="FILE.json", help="What `bench --json` wrote: speed.")
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option("--verify", metavar="FILE.json", help="What `verify --json` wrote: a later proof.")
+    ] = None,
+    context: Annotated[
+        bool, typer.Option("--context", help="Measure on the text how far back more context helps; takes longest.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    backend: Backend = "auto",
+    json: Json = False,
+) -> None:
+    """Make a page that shows what a bundle is and what proves it: one file that loads nothing."""
+    from txl_export.families.registry import facts_of_bundle
+    from txl_report.writing import write_report
+
+    with Display() as display:
+        written = write_report(
+            bundle,
+            output,
+            text=text,
+            ids=None if tokens is None else _ids(bundle, tokens),
+            source="" if tokens is None else tokens.name,
+            bench=bench,
+            verify=verify,
+            context=context,
+            force=force,
+            describe=facts_of_bundle,
+            backend=backend,
+            listener=display,
+        )
+    if json:
+        print_json(written)
+        return
+    absent = [section.name for section in written.sections if not section.present]
+    shown = {"page": f"{written.path}, {quantity(written.bytes)}"}
+    if absent:
+        shown["nothing yet in"] = f"{', '.join(absent)}; the page has the commands that add them"
+    stdout.print(facts_table(shown), soft_wrap=True)
+
+
+def _ids(bundle: Path, tokens: Path) -> Ids | None:
+    """The token ids to measure on, int32 [T]."""
+    from txl_export.token_files import read_tokens
+    from txl_runtime.bundle.reading import open_bundle
+
+    manifest = open_bundle(bundle).manifest
+    if not manifest.vocab_size:
+        raise UsageError(f"{bundle}: reads no token ids, so a text means nothing to it; leave --tokens out")
+    return read_tokens(None, tokens, None, manifest.vocab_size)

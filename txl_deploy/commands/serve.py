@@ -1,0 +1,106 @@
+"""`txl-deploy serve`: many sessions of a bundle behind an interface that OpenAI's clients speak."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from txl_runtime.errors import BackendError, UsageError
+
+from txl_deploy.commands.options import Backend, Bundle
+
+NEEDED = ("starlette", "uvicorn", "prometheus_client")
+TOKEN = "TXL_DEPLOY_TOKEN"  # noqa: S105 - the variable's name
+"""The environment variable that holds the token, where no option does."""
+LONGEST_TOKEN = 4096
+"""Bytes of a token's file at most."""
+
+
+def run(
+    bundle: Bundle,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 for any that is free.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(help=f"What requests have to show. Other users see it here: better {TOKEN} or a file.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="A file with the token.")] = None,
+    name: Annotated[str | None, typer.Option(help="What clients call the model. (default the bundle's name)")] = None,
+    backend: Backend = "auto",
+    threads: Annotated[int, typer.Option(help="Of the engine; one is mostly best, 0 for one per core.")] = 1,
+    rows: Annotated[int | None, typer.Option(help="Sequences computed together. (default the bundle's B)")] = None,
+    max_sessions: Annotated[int, typer.Option(help="Sessions that exist at once.")] = 1024,
+    max_waiting: Annotated[int, typer.Option(help="Requests that wait for a row; more are told to come later.")] = 256,
+    session_bytes: Annotated[int, typer.Option(help="Memory for sessions that rest.")] = 1 << 30,
+    park_dir: Annotated[Path | None, typer.Option(help="A folder for sessions beyond that.")] = None,
+    disk_bytes: Annotated[int, typer.Option(help="Room in that folder.")] = 0,
+    idle_seconds: Annotated[float, typer.Option(help="After which an unused session ends.")] = 3600.0,
+    checkpoint_dir: Annotated[Path | None, typer.Option(help="Keep all sessions here over a restart.")] = None,
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between two checkpoints.")] = 60.0,
+    drain_seconds: Annotated[float, typer.Option(help="For running requests when told to stop.")] = 30.0,
+    body_bytes: Annotated[int, typer.Option(help="Of a request.")] = 1 << 20,
+    prompt_tokens: Annotated[int, typer.Option(help="Of a prompt.")] = 1 << 18,
+    max_tokens: Annotated[int, typer.Option(help="That one text may ask for.")] = 1 << 14,
+    request_seconds: Annotated[float, typer.Option(help="For a whole request.")] = 600.0,
+    header_seconds: Annotated[float, typer.Option(help="For headers, for a body, and for a client to read.")] = 20.0,
+    max_connections: Annotated[int, typer.Option(help="Open at once.")] = 512,
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Every line is JSON, one per request too.")] = False,
+) -> None:
+    """Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory."""
+    if missing := [package for package in NEEDED if find_spec(package) is None]:
+        raise BackendError(f"serve needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[serve]'")
+    from txl_deploy.serve.settings import Settings
+
+    settings = Settings(
+        bundle=bundle,
+        host=host,
+        port=port,
+        token=_token(token, token_file),
+        name=name,
+        backend=backend,
+        threads=threads or None,
+        rows=rows,
+        sessions=max_sessions,
+        waiting=max_waiting,
+        session_bytes=session_bytes,
+        park_dir=park_dir,
+        disk_bytes=disk_bytes,
+        idle_seconds=idle_seconds,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+        drain_seconds=drain_seconds,
+        body_bytes=body_bytes,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        request_seconds=request_seconds,
+        header_seconds=header_seconds,
+        connections=max_connections,
+        json_logs=json_logs,
+    )
+    from txl_deploy.serve.running import serve
+
+    serve(settings)
+
+
+def _token(given: str | None, file: Path | None) -> str | None:
+    """The token of the option, the file or the environment.
+
+    Raises:
+        UsageError: it is given twice, or the file cannot be read.
+    """
+    if given is not None and file is not None:
+        raise UsageError("--token and --token-file are both given, expected one; the file is seen by fewer people")
+    if file is None:
+        return os.environ.get(TOKEN) if given is None else given
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(LONGEST_TOKEN + 1)
+        if len(data) > LONGEST_TOKEN:
+            raise UsageError(f"{file}: more than {LONGEST_TOKEN} bytes, expected one token; write a shorter one")
+        return data.decode("ascii").strip()
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}, expected a file with the token; check it") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file}: not ASCII, expected one token; choose letters and digits") from None

@@ -1,0 +1,67 @@
+"""What a process that scores does: it loads the bundle, then answers batches until its parent is gone.
+
+Messages are msgpack: a `Ready` first, then one list of `Outcome` for every list of `Unit`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import parent_process
+
+import msgspec
+from msgspec import Struct
+
+from txl_deploy.corpora.documents import Unit
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What a process loads; see `txl_runtime.load`."""
+
+    bundle: str
+    backend: str = "auto"
+    threads: int | None = 1
+
+
+class Ready(Struct, frozen=True, kw_only=True):
+    """What a process says of the model that it has loaded, or why there is none."""
+
+    model_id: str = ""
+    error: str | None = None
+
+
+def work(connection: Connection, settings: bytes) -> None:
+    """Load the bundle and score what comes, until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the parent ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        _answer(connection, msgspec.msgpack.decode(settings, type=Settings))
+
+
+def _answer(connection: Connection, settings: Settings) -> None:
+    from txl_runtime.errors import TxlError
+    from txl_runtime.model import load
+
+    from txl_deploy.corpora.scoring import Scorer
+
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[Unit])
+    try:
+        model = load(settings.bundle, settings.backend, settings.threads)
+        scorer = Scorer(model)
+    except (TxlError, OSError, MemoryError) as error:
+        connection.send_bytes(encoder.encode(Ready(error=f"{error}" or type(error).__name__)))
+        return
+    connection.send_bytes(encoder.encode(Ready(model_id=model.manifest.model_id)))
+    while True:
+        connection.send_bytes(encoder.encode(scorer.score(decoder.decode(connection.recv_bytes()))))
+
+
+def _end_with_parent() -> None:
+    """A parent that dies, however it dies, takes this process along, also in the middle of a batch."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""`txl-deploy serve`: many sessions over the rows of one stream, behind an interface that existing clients speak."""

@@ -1,0 +1,52 @@
+"""The endpoints of the server, as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from txl_deploy.serve import models, named
+from txl_deploy.serve.completions import completions
+from txl_deploy.serve.guard import Guard
+from txl_deploy.serve.logs import Log
+from txl_deploy.serve.playground import pages, staying
+from txl_deploy.serve.service import Service
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+ENDPOINTS: dict[str, dict[str, Endpoint]] = {
+    "/v1/completions": {"POST": completions},
+    "/v1/models": {"GET": models.models},
+    "/v1/models/{name}": {"GET": models.model},
+    "/v1/sessions": {"GET": named.sessions},
+    "/v1/sessions/{name}": {"GET": named.session, "DELETE": named.end_session},
+    "/v1/sessions/{name}/state": {"GET": named.state, "PUT": named.set_state},
+    "/v1/sessions/{name}/cancel": {"POST": named.cancel},
+    "/v1/sessions/{name}/copy": {"POST": named.copy},
+    "/v1/sessions/{name}/run": {"POST": named.run},
+    "/tokenize": {"POST": models.tokenize},
+    "/detokenize": {"POST": models.detokenize},
+    "/tokenizer_info": {"GET": models.tokenizer_info},
+    "/playground": {"GET": pages.page},
+    "/playground/tab": {"GET": staying.tab},
+    "/playground/{file}": {"GET": pages.file},
+    "/health": {"GET": models.health},
+    "/metrics": {"GET": models.metrics},
+}
+"""Every path with its methods."""
+
+
+def make_app(service: Service, log: Log) -> Guard:
+    """The application of one server."""
+    routes = [Route(path, _of(path, methods), methods=list(methods)) for path, methods in ENDPOINTS.items()]
+    return Guard(Router(routes, redirect_slashes=False), service, log)
+
+
+def _of(path: str, methods: dict[str, Endpoint]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        request.scope["txl.route"] = path
+        return await methods["GET" if request.method == "HEAD" else request.method](request)
+
+    return endpoint

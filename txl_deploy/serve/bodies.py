@@ -1,0 +1,74 @@
+"""A request's body, whole, within its bytes and its time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+
+from txl_deploy.serve.errors import ApiError
+from txl_deploy.serve.gone import ClientGoneError
+from txl_deploy.serve.service import service_of
+
+JSON = "application/json"
+DROPPED = 64 << 20
+"""Bytes beyond the limit that are read and dropped: a client that is still sending would not see the answer."""
+
+
+async def read_json(request: Request) -> bytes:
+    """The body of a request that has to say that it is JSON: a page in a browser cannot send that unasked.
+
+    Raises:
+        ApiError: it is something else, or what `read_body` raises.
+    """
+    kind = content_type(request)
+    if kind != JSON:
+        raise ApiError(415, f"the content type is {kind[:60]!r}, expected {JSON}; send the header Content-Type: {JSON}")
+    return await read_body(request)
+
+
+async def read_body(request: Request, most: int | None = None) -> bytes:
+    """The body of a request, of at most so many bytes; the server's limit without a number.
+
+    Raises:
+        ApiError: it has more bytes, or takes too long.
+        ClientGoneError: the client went before it was there.
+    """
+    settings = service_of(request).settings
+    most = settings.body_bytes if most is None else most
+    declared = request.headers.get("content-length", "")
+    hopeless = declared.isdecimal() and (len(declared) > 18 or int(declared) > most + DROPPED)
+    if hopeless or (declared.isdecimal() and int(declared) > most and "expect" in request.headers):
+        raise _too_large(most)
+    try:
+        return await asyncio.wait_for(_read(request, most), settings.header_seconds)
+    except asyncio.TimeoutError:
+        raise ApiError(
+            408, f"the body took more than {settings.header_seconds:g} s, expected it at once; try again"
+        ) from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
+
+
+async def _read(request: Request, most: int) -> bytes:
+    parts, size = list[bytes](), 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most + DROPPED:
+            break
+        if size > most:
+            parts.clear()
+        else:
+            parts.append(part)
+    if size > most:
+        raise _too_large(most)
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body has more than {most} bytes, expected at most those; send it in parts")
+
+
+def content_type(request: Request) -> str:
+    """The kind of a body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()

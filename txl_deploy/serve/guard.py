@@ -1,0 +1,171 @@
+"""What stands before every endpoint: who may come in, how many at once, and what is told of each request afterwards."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+import traceback
+from hashlib import sha256
+from pathlib import Path
+
+from starlette.datastructures import Headers, QueryParams
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from txl_runtime.errors import TxlError
+
+from txl_deploy.serve.errors import ApiError, as_api_error
+from txl_deploy.serve.gone import ClientGoneError
+from txl_deploy.serve.logs import Log
+from txl_deploy.serve.playground import pages
+from txl_deploy.serve.service import Noted, Service
+
+OPEN = ("/health", *pages.OPEN)
+"""Paths that need no token: whoever asks whether the server is well has none, and a page's own files hold nothing."""
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
+"""What a client on this machine calls it. A page in a browser that had a name changed to this address says another."""
+CLIENT_GONE = 499
+"""What logs and metrics call a request whose client did not wait for the answer."""
+
+
+class Guard:
+    """An ASGI application around the endpoints: token, host, draining, errors as answers, logs, metrics."""
+
+    def __init__(self, app: ASGIApp, service: Service, log: Log) -> None:
+        self._app, self._service, self._log = app, service, log
+        token = service.settings.token
+        self._token = None if token is None else _digest(token.encode())
+        # A page in a browser does not know the token; where there is none it must not come from elsewhere.
+        alone = service.settings.local or (service.settings.loopback and token is None)
+        self._hosts = (*LOCAL, service.settings.host.lower()) if alone else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        noted = Noted(secrets.token_hex(12), time.monotonic())
+        scope["txl.noted"], scope["txl.service"] = noted, self._service
+        scope["app"] = self  # so that the router raises what it does not find
+        status = 0
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], *self._headers(noted)]}
+            await send(message)
+
+        service = self._service
+        service.running += 1
+        service.metrics.running.inc()
+        try:
+            self._admit(scope)
+            await self._app(scope, receive, told)
+        except ClientGoneError:
+            status = CLIENT_GONE
+        except Exception as error:
+            answer = self._explained(error, noted)
+            if status:
+                raise  # half an answer is out: the connection is closed
+            await answer.response()(scope, receive, told)
+        finally:
+            service.running -= 1
+            service.metrics.running.dec()
+            self._tell(scope, noted, status)
+
+    def _admit(self, scope: Scope) -> None:
+        headers, path = Headers(scope=scope), scope["path"]
+        if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
+            raise ApiError(
+                400, "the Host header is not this machine's, expected localhost or 127.0.0.1; call it that", code="host"
+            )
+        if self._hosts is not None or path == pages.PAGE or path.startswith(f"{pages.PAGE}/"):
+            _check_origin(headers)
+        if self._token is not None and path not in OPEN:
+            kind, _, shown = headers.get("authorization", "").partition(" ")
+            said = shown.strip() if kind.lower() == "bearer" else ""
+            if path == pages.PAGE and not said:  # what a browser opens has no headers of ours
+                said = QueryParams(scope["query_string"]).get("token", "")
+            if not hmac.compare_digest(_digest(said.encode(errors="replace")), self._token):
+                raise ApiError(
+                    401,
+                    "no token or a wrong one, expected the server's; send Authorization: Bearer TOKEN, or open "
+                    "/playground?token=TOKEN",
+                    code="token",
+                )
+        if self._service.draining and path not in OPEN:
+            raise ApiError(
+                503, "the server is stopping, it takes no more; try another one", code="draining", retry_after=5
+            )
+
+    def _headers(self, noted: Noted) -> list[tuple[bytes, bytes]]:
+        closing = [(b"connection", b"close")] if self._service.draining else []
+        return [(b"x-request-id", noted.id.encode()), (b"x-content-type-options", b"nosniff"), *closing]
+
+    def _explained(self, error: Exception, noted: Noted) -> ApiError:
+        if isinstance(error, TxlError):
+            return as_api_error(error)
+        if isinstance(error, HTTPException):
+            return _of_router(error)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
+        self._log.say(
+            "defect",
+            f"error: {place}, request {noted.id}: a defect of txl-deploy; report it, please",
+            id=noted.id,
+            place=place,
+        )
+        return ApiError(500, f"the server failed ({place}); report it with the request's id, please", code="defect")
+
+    def _tell(self, scope: Scope, noted: Noted, status: int) -> None:
+        seconds, path = time.monotonic() - noted.began, route_of(scope)
+        read, drawn, first = noted.prompt_tokens, noted.completion_tokens, noted.first_seconds
+        self._service.metrics.answered(path, status, seconds, read, drawn, first)
+        self._log.request(
+            id=noted.id,
+            method=scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE") else "other",
+            path=path,
+            status=status,
+            prompt_tokens=read,
+            completion_tokens=drawn,
+            milliseconds=round(seconds * 1000, 2),
+            first_token_milliseconds=None if first is None else round(first * 1000, 2),
+        )
+
+
+def _of_router(error: HTTPException) -> ApiError:
+    if error.status_code == 405:
+        return ApiError(
+            405, f"this path takes {(error.headers or {}).get('Allow', 'other methods')}; use that", code="method"
+        )
+    return ApiError(
+        error.status_code, "there is no such path, expected one of the API; see docs/serving.md", code="path"
+    )
+
+
+def route_of(scope: Scope) -> str:
+    """The path of the route that took a request, with {name} for names; "other" where none did."""
+    return str(scope.get("txl.route", "other"))
+
+
+def _digest(token: bytes) -> bytes:
+    """A hash, so that all comparisons are of the same length."""
+    return sha256(token).digest()
+
+
+def _check_origin(headers: Headers) -> None:
+    """Refuse what a page of another server asks in somebody's browser.
+
+    Raises:
+        ApiError: the browser says that it is such a page.
+    """
+    own = headers.get("host", "").lower()
+    if any(origin.lower() not in (f"http://{own}", f"https://{own}") for origin in headers.getlist("origin")):
+        raise ApiError(
+            403, "a page of another server asks this, expected this server's own; open /playground here", code="origin"
+        )
+
+
+def _name(host: str) -> str:
+    """A Host header without its port, in small letters."""
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdecimal() else host.lower()

@@ -1,0 +1,273 @@
+"""Sessions by name: what they are, their states out and in, and arrays in and out for models that read no text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct
+from safetensors.numpy import save
+from starlette.requests import Request
+from starlette.responses import Response
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Output
+from txl_runtime.errors import one_line
+from txl_runtime.sessions import Finished, Handle, Outputs, Sessions, SessionState
+from txl_runtime.sessions import Request as SessionRequest
+from txl_runtime.streaming.checks import shown
+from txl_runtime.streaming.state_files import tensors_of
+from txl_runtime.types import Array
+
+from txl_deploy.serve.bodies import content_type, read_body, read_json
+from txl_deploy.serve.completions import ENDED
+from txl_deploy.serve.errors import ApiError, as_api_error, json_response
+from txl_deploy.serve.gone import unless_gone
+from txl_deploy.serve.orders import decode
+from txl_deploy.serve.service import noted_of, service_of
+from txl_deploy.serve.settings import check_session_name
+
+BYTES = "application/octet-stream"
+SAFETENSORS = "application/vnd.safetensors"
+VALUES = 1 << 21
+"""Values that one answer may hold; as JSON each of them takes some twenty bytes."""
+LEAVES: dict[str, tuple[type, type]] = {
+    "float32": (float, np.float32),
+    "int32": (int, np.int64),
+    "bool": (bool, np.bool_),
+}
+"""What stands in nested lists for values of each type, and the array that is made of it."""
+STATE_SPARE = 1 << 16
+"""Bytes of a state's file beside its arrays: names, shapes, the model."""
+
+
+class RunBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/sessions/NAME/run as JSON: nested lists by input name, of one sequence (B = 1)."""
+
+    inputs: dict[str, Raw]
+
+
+class CopyBody(Struct, forbid_unknown_fields=True):
+    """The body of POST /v1/sessions/NAME/copy."""
+
+    to: str
+
+
+async def sessions(request: Request) -> Response:
+    """GET /v1/sessions: all that have a name."""
+    found = await service_of(request).front.call(lambda kept: [kept.info(name) for name in kept.names()])
+    return json_response({"object": "list", "data": [{"object": "session", **asdict(info)} for info in found]})
+
+
+async def session(request: Request) -> Response:
+    """GET /v1/sessions/NAME."""
+    name, service = _name(request), service_of(request)
+    info = await service.front.call(lambda kept: kept.info(name) if name in kept else None)
+    if info is None:
+        raise _unknown(name)
+    return json_response({"object": "session", **asdict(info)})
+
+
+async def end_session(request: Request) -> Response:
+    """DELETE /v1/sessions/NAME: what runs in it ends, and its memory is gone."""
+    name, service = _name(request), service_of(request)
+
+    def close(kept: Sessions) -> bool:
+        there = name in kept
+        if there:
+            kept.close(name)
+        return there
+
+    if not await service.front.call(close):
+        raise _unknown(name)
+    return json_response({"object": "session", "name": name, "deleted": True})
+
+
+async def cancel(request: Request) -> Response:
+    """POST /v1/sessions/NAME/cancel: what runs in it ends where it is; the session stays, with what it was fed.
+
+    Whoever reads the answer of such a request gets everything that was drawn, and then an error of code "cancelled".
+    """
+    name, service = _name(request), service_of(request)
+    ended = await service.front.call(lambda kept: kept.cancel(name) if name in kept else None)
+    if ended is None:
+        raise _unknown(name)
+    return json_response({"object": "session", "name": name, "cancelled": ended})
+
+
+async def copy(request: Request) -> Response:
+    """POST /v1/sessions/NAME/copy with {"to": OTHER}: OTHER begins, or goes on, with the same memory; NAME stays."""
+    name, service = _name(request), service_of(request)
+    to = check_session_name(decode(await read_json(request), CopyBody).to)
+
+    def put(kept: Sessions) -> SessionState | None:
+        if name not in kept:
+            return None
+        service.tabs.check(to, kept)
+        _check_rests(to, kept)
+        taken = kept.take(name)
+        kept.put(to, taken)
+        return taken
+
+    taken = await service.front.call(put)
+    if taken is None:
+        raise _unknown(name)
+    return json_response({"object": "session", "name": to, "seen": taken.seen})
+
+
+async def state(request: Request) -> Response:
+    """GET /v1/sessions/NAME/state: a safetensors file, as `StreamState.load` reads it too."""
+    name, service = _name(request), service_of(request)
+    taken = await service.front.call(lambda kept: kept.take(name) if name in kept else None)
+    if taken is None:
+        raise _unknown(name)
+    return Response(taken.to_bytes(), media_type=BYTES)
+
+
+async def set_state(request: Request) -> Response:
+    """PUT /v1/sessions/NAME/state: the session begins or goes on with this memory."""
+    name, service = _name(request), service_of(request)
+    most = max(service.settings.body_bytes, service.largest_state + STATE_SPARE)
+    given = SessionState.from_bytes(await read_body(request, most), "the state")
+
+    def put(kept: Sessions) -> None:
+        service.tabs.check(name, kept)
+        _check_rests(name, kept)
+        kept.put(name, given)
+
+    await service.front.call(put)
+    return json_response({"object": "session", "name": name, "seen": given.seen})
+
+
+async def run(request: Request) -> Response:
+    """POST /v1/sessions/NAME/run: arrays in, arrays out; the answer's kind is the request's."""
+    name, service = _name(request), service_of(request)
+    plain = content_type(request) != SAFETENSORS
+    if plain:
+        inputs = _arrays(decode(await read_json(request), RunBody).inputs, service.model.manifest)
+    else:
+        inputs = tensors_of(await read_body(request), "the inputs")[1]
+    _check_size(inputs, service.model.manifest)
+    asked = SessionRequest(inputs=inputs, seconds=service.settings.request_seconds)
+    ticket = await service.front.submit(asked, name, lambda kept: service.tabs.check(name, kept, asking=True))
+    try:
+        outputs, fed = await unless_gone(request.receive, _outputs(ticket, service.model.manifest.outputs))
+    finally:
+        ticket.cancel()
+    noted_of(request).prompt_tokens = fed
+    if not plain:
+        return Response(
+            save({key: np.ascontiguousarray(array) for key, array in outputs.items()}), media_type=SAFETENSORS
+        )
+    document = {"outputs": {key: array.tolist() for key, array in outputs.items()}, "positions": fed}
+    return json_response({"object": "session.run", **document})
+
+
+def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
+    """Refuse more positions than one answer has room for; inputs that fit no table are refused by the runtime.
+
+    Raises:
+        ApiError: the outputs would hold too many values.
+    """
+    positions = 1
+    for entry in manifest.inputs:
+        array = inputs.get(entry.name)
+        if array is not None and "L" in entry.shape and array.ndim == len(entry.shape):
+            positions = max(positions, array.shape[entry.shape.index("L")])
+    each = sum(math.prod(size for size in output.shape if not isinstance(size, str)) for output in manifest.outputs)
+    if positions * each > VALUES:
+        raise ApiError(
+            400,
+            f"{positions} positions with {each} values each exceed {VALUES} values in one answer; send at most "
+            f"{max(1, VALUES // each)} positions at once, the session goes on",
+            "inputs",
+        )
+
+
+async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, Array], int]:
+    """All outputs of a run by name, those of its segments joined along "L"; and how many positions there were.
+
+    Raises:
+        ApiError: it ended before its end.
+    """
+    segments: list[Mapping[str, Array]] = []
+    fed = 0
+    async for events in ticket.batches():
+        for event in events:
+            if isinstance(event, Outputs):
+                segments.append(event.arrays)
+            elif isinstance(event, Finished):
+                fed = event.fed
+                if event.reason in ENDED:
+                    status, message = ENDED[event.reason]
+                    error = ApiError(status, message, code=event.reason)
+                    error.repeatable = False
+                    raise error
+    if ticket.ticket.error is not None:
+        error = as_api_error(ticket.ticket.error)
+        error.repeatable = False
+        raise error
+    joined = {}
+    for output in table if segments else ():
+        parts = [arrays[output.name] for arrays in segments]
+        joined[output.name] = np.concatenate(parts, output.shape.index("L")) if "L" in output.shape else parts[-1]
+    return joined, fed
+
+
+def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
+    """Nested lists as arrays. Their depth and their leaves are known before they are read, so that they stay small.
+
+    Raises:
+        ApiError: an input is unknown, of another depth, holds something else than numbers, or rows of several lengths.
+    """
+    table = {entry.name: entry for entry in manifest.inputs if entry.role in ("tokens", "feature")}
+    arrays: dict[str, Array] = {}
+    for name, raw in given.items():
+        entry = table.get(name)
+        if entry is None:
+            known = ", ".join(table)
+            raise ApiError(400, f"inputs hold {shown(name)}, expected {known}; take it out", "inputs")
+        leaf, dtype = LEAVES.get(entry.dtype, LEAVES["float32"])
+        kind: Any = leaf
+        for _ in entry.shape:
+            kind = list[kind]
+        try:
+            with np.errstate(over="ignore"):
+                arrays[name] = np.asarray(msgspec.json.decode(raw, type=kind), dtype)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+            raise ApiError(
+                400,
+                f"{name} is no array of {entry.dtype} {list(entry.shape)} ({one_line(error)}), expected nested lists "
+                "with rows of the same length; check it",
+                "inputs",
+            ) from None
+    return arrays
+
+
+def _name(request: Request) -> str:
+    return check_session_name(request.path_params["name"])
+
+
+def _check_rests(name: str, kept: Sessions) -> None:
+    """Refuse to replace the memory of a session that is computing with it.
+
+    Raises:
+        ApiError: the session has a request.
+    """
+    if name in kept and kept.info(name).running:
+        raise ApiError(
+            409,
+            "the session has a request under way, expected none; wait for its end, or DELETE the session",
+            code="session_busy",
+        )
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(
+        404,
+        f"there is no session {name!r}, expected one that was used before; it may have expired",
+        code="session_not_found",
+    )

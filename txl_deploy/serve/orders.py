@@ -1,0 +1,370 @@
+"""What a completion is asked for: the body of the request, checked, as prompts and requests of the runtime.
+
+Fields of OpenAI's that mean nothing here are ignored where they are harmless, and refused where they would change the
+result; so are those that nobody knows, because they may be misspelt.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from txl_runtime.errors import UsageError, one_line
+from txl_runtime.model import Model
+from txl_runtime.sessions import Request, Sampling
+from txl_runtime.streaming.checks import shown
+from txl_runtime.types import Ids
+
+from txl_deploy.serve.errors import ApiError
+from txl_deploy.serve.settings import (
+    CHOICES,
+    LOGPROBS,
+    STOP_LENGTH,
+    STOPS,
+    TOP_LOGPROBS,
+    Settings,
+    check_session_name,
+)
+from txl_deploy.serve.texts import Pieces, TextStream
+
+UNFINISHED = 4
+"""Tokens at the end of a prompt that may hold the begin of a character which goes on in the text."""
+Body = TypeVar("Body", bound=Struct)
+_PLACE = re.compile(r"(?:`\$\.|unknown field `|missing required field `)(\w+)")
+DEFAULT_TOKENS = 16
+"""`max_tokens` where nothing is said, as OpenAI has it."""
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a streamed answer holds beside the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CompletionBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/completions; the last rows are known and ignored, or known and refused unless neutral."""
+
+    model: str | None = None
+    prompt: str | list[str | int | list[int]] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    session: str | None = None
+    session_seen: int | None = None
+    memory_length: int | None = None
+    return_token_ids: bool | None = None
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    add_special_tokens: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    ignore_eos: Any = None
+
+    best_of: int | None = None
+    suffix: str | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    use_beam_search: bool | None = None
+
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "use_beam_search": (False,),
+}
+"""Fields that would change the result, and values of them that do not."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A completion that can be run.
+
+    Attributes:
+        prompts: token ids int32 [T] of every prompt.
+        many: n, texts per prompt.
+        max_tokens: of each text.
+        seed, temperature, top_p, top_k: see `Sampling`.
+        stops: stop texts.
+        stop_tokens: ids that end a text.
+        logprobs: most probable tokens wanted at each position; None for no log-probabilities.
+        ids: whether log-probabilities come with the ids of their tokens.
+        echo: whether the prompt is part of the answer.
+        stream, usage: whether the answer comes in pieces, and ends with a count of tokens.
+        session: whose memory goes on; None for a fresh one.
+        seen: how many positions that session has to have seen; None where nothing is said.
+        memory_length: memory rows that are kept and seen at most while this runs; None for all.
+    """
+
+    prompts: tuple[Ids, ...]
+    many: int
+    max_tokens: int
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    seed: int | None
+    stops: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+    logprobs: int | None
+    ids: bool
+    echo: bool
+    stream: bool
+    usage: bool
+    session: str | None
+    seen: int | None
+    memory_length: int | None
+
+    def request(self, choice: int, pieces: Pieces, seconds: float) -> Request:
+        """What the runtime is asked for one text: choice // n tells the prompt, choice % n which of its texts."""
+        scored = self.echo and self.logprobs is not None
+        return Request(
+            tokens=self.prompts[choice // self.many],
+            max_new_tokens=self.max_tokens,
+            sampling=Sampling(self.temperature, self.top_k, self.top_p, self.seed, choice),
+            stop_tokens=self.stop_tokens,
+            top_logprobs=self.logprobs,
+            score=scored,
+            until=_Until(self, self.prompts[choice // self.many], pieces) if self.stops else None,
+            seconds=seconds,
+            memory_length=self.memory_length,
+        )
+
+
+class _Until:
+    """Tells the runtime where a stop text has come, so that the session's memory ends with that token."""
+
+    def __init__(self, order: Order, prompt: Ids, pieces: Pieces) -> None:
+        self._text, self._pieces = TextStream(order.stops), pieces
+        for token in prompt[-UNFINISHED:].tolist() if order.echo else ():
+            self._text.echo(pieces.bytes_of(token))
+
+    def __call__(self, token: int) -> bool:
+        self._text.feed(self._pieces.bytes_of(token))
+        return self._text.stopped
+
+
+def read_order(data: bytes, model: Model, settings: Settings) -> Order:
+    """A request's body, checked.
+
+    Raises:
+        ApiError: it is not JSON, not a completion, beyond a limit, or asks for what is not offered.
+    """
+    body = decode(data, CompletionBody)
+    check_model(body.model, model, settings)
+    _refuse(body)
+    if model.manifest.tokens is None or model.manifest.logprobs is None:
+        raise ApiError(
+            400,
+            "this model does not continue texts: it reads named arrays, or returns no log-probabilities; use "
+            "POST /v1/sessions/NAME/run",
+        )
+    prompts = tuple(_prompts(body, model, settings))
+    many, most = _within("n", body.n, 1, 1, CHOICES), settings.max_tokens
+    max_tokens = _within("max_tokens", body.max_tokens, DEFAULT_TOKENS, 0, most)
+    logprobs = None if body.logprobs is None else _within("logprobs", body.logprobs, 0, 0, TOP_LOGPROBS)
+    if body.best_of not in (None, 1, many) or (body.best_of or 1) > many:
+        raise ApiError(400, f"best_of is {body.best_of}, expected 1 or n: texts are not ranked here", "best_of")
+    if many * len(prompts) > CHOICES:
+        raise ApiError(400, f"{len(prompts)} prompts times n {many} exceed {CHOICES} texts; ask for fewer", "n")
+    if body.session is not None and many * len(prompts) > 1:
+        raise ApiError(400, f"a session continues one text, this asks for {many * len(prompts)}; ask for 1", "session")
+    if body.session_seen is not None and body.session is None:
+        raise ApiError(400, "session_seen is given without session, expected both; give session", "session_seen")
+    if max_tokens == 0 and not body.echo and body.session is None:
+        raise ApiError(
+            400, "max_tokens is 0 without echo or session, expected at least 1: nothing is asked", "max_tokens"
+        )
+    positions = sum(len(prompt) if body.echo else 0 for prompt in prompts) + max_tokens * len(prompts)
+    if logprobs is not None and positions * many * max(logprobs, 1) > LOGPROBS:
+        raise ApiError(
+            400,
+            f"{positions * many} positions with logprobs {logprobs} exceed {LOGPROBS} log-probabilities in one answer; "
+            "ask for fewer prompts, tokens or logprobs at once",
+            "logprobs",
+        )
+    return Order(
+        prompts=prompts,
+        many=many,
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=None if body.top_p in (None, 1) else body.top_p,
+        top_k=None if body.top_k in (None, -1, 0) else body.top_k,
+        seed=None if body.seed is None else body.seed % (1 << 63),
+        stops=tuple(_stops(body.stop)),
+        stop_tokens=tuple(body.stop_token_ids or ()),
+        logprobs=logprobs,
+        ids=bool(body.return_token_ids),
+        echo=bool(body.echo),
+        stream=bool(body.stream),
+        usage=bool(body.stream_options and body.stream_options.include_usage),
+        session=None if body.session is None else check_session_name(body.session),
+        seen=body.session_seen,
+        memory_length=body.memory_length,
+    )
+
+
+def decode(data: bytes, kind: type[Body]) -> Body:
+    """JSON as the fields that are expected of it.
+
+    Raises:
+        ApiError: it is no JSON, or a field is unknown, missing or of another kind.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        said = one_line(error)
+        place = _PLACE.search(said)
+        raise ApiError(400, f"the body is no request: {said}; check its JSON", place and place[1][:64]) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply for a request; check its JSON") from None
+
+
+def check_model(name: str | None, model: Model, settings: Settings) -> None:
+    """Refuse a request for another model than the one that is here, called by its name or by its whole model_id.
+
+    Raises:
+        ApiError: it is for another one.
+    """
+    served = settings.served_name
+    if name not in (None, "", served, model.manifest.model_id):
+        raise ApiError(
+            404,
+            f"model {shown(name)} is not here, expected {served!r}; GET /v1/models lists it",
+            "model",
+            "model_not_found",
+        )
+
+
+def encode(text: str, model: Model) -> Ids:
+    """Token ids of a text.
+
+    Raises:
+        ApiError: the bundle has no vocabulary, or it does not know the text.
+    """
+    if model.vocabulary is None:
+        raise ApiError(
+            400,
+            "the bundle has no vocabulary to read a text with, expected token ids; give those, or export with "
+            "--vocabulary FILE",
+            "prompt",
+        )
+    try:
+        return model.vocabulary.encode(text)
+    except UsageError as error:
+        raise ApiError(400, str(error), "prompt") from None
+
+
+def boundary(model: Model) -> Ids:
+    """What an empty prompt stands for: the token that separates texts.
+
+    Raises:
+        ApiError: the bundle knows of none.
+    """
+    token = model.manifest.boundary_token
+    if token is None:
+        raise ApiError(
+            400,
+            "the prompt is empty and the bundle has no boundary token to begin with, expected at least one token; give "
+            "one, or export with --boundary-token ID",
+            "prompt",
+        )
+    return np.array([token], np.int32)
+
+
+def _prompts(body: CompletionBody, model: Model, settings: Settings) -> list[Ids]:
+    given = body.prompt
+    if given is None or given in ("", []):
+        prompts = [np.zeros(0, np.int32)]
+    elif isinstance(given, str):
+        prompts = [encode(given, model)]
+    elif all(isinstance(part, int) for part in given):
+        prompts = [_ids(given)]
+    elif all(isinstance(part, str) for part in given) or all(isinstance(part, list) for part in given):
+        if len(given) > CHOICES:
+            raise ApiError(400, f"{len(given)} prompts are given, expected at most {CHOICES}; send fewer", "prompt")
+        prompts = [encode(part, model) if isinstance(part, str) else _ids(part) for part in given]
+    else:
+        raise ApiError(400, "the prompt mixes texts, ids and lists, expected one kind; see the API", "prompt")
+    if body.session is None:
+        prompts = [prompt if len(prompt) else boundary(model) for prompt in prompts]
+    size = model.manifest.vocab_size
+    for prompt in prompts:
+        if (odd := prompt[(prompt < 0) | (prompt >= size)]).size:
+            raise ApiError(
+                400,
+                f"the prompt holds id {odd[0]}, expected 0 … {size - 1}; check the vocabulary it comes from",
+                "prompt",
+            )
+    longest = max(map(len, prompts))
+    if longest > settings.prompt_tokens:
+        raise ApiError(
+            400,
+            f"the prompt has {longest} tokens, expected at most {settings.prompt_tokens}; send it in parts with a "
+            "session, or raise --prompt-tokens",
+            "prompt",
+        )
+    return prompts
+
+
+def _ids(given: object) -> Ids:
+    try:
+        return np.asarray(given, np.int32)
+    except (OverflowError, ValueError):
+        raise ApiError(
+            400, "the prompt holds ids beyond any vocabulary, expected token ids; check it", "prompt"
+        ) from None
+
+
+def _refuse(body: CompletionBody) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise ApiError(
+                400, f"{name} would change the result and is not offered, expected {neutral[0]!r}; leave it out", name
+            )
+
+
+def _within(name: str, value: int | None, default: int, least: int, most: int) -> int:
+    if value is None:
+        return default
+    if not least <= value <= most:
+        raise ApiError(400, f"{name} is {shown(value)}, expected {least} … {most}; check it", name)
+    return value
+
+
+def _stops(given: str | list[str] | None) -> list[str]:
+    stops = [given] if isinstance(given, str) else given or []
+    if len(stops) > STOPS:
+        raise ApiError(400, f"{len(stops)} stop texts are given, expected at most {STOPS}; leave some out", "stop")
+    if any(len(stop) > STOP_LENGTH for stop in stops):
+        raise ApiError(400, f"a stop text has more than {STOP_LENGTH} characters; give a shorter one", "stop")
+    return [stop for stop in stops if stop]

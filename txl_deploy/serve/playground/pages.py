@@ -1,0 +1,54 @@
+"""The page and its files as they are in the package, and the headers that keep a browser from anything else."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from txl_deploy.serve.errors import ApiError
+from txl_deploy.serve.playground import STATIC
+
+PAGE = "/playground"
+"""The path of the page; its files are below it."""
+HTML = "page.html"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+"""Kinds of files that there are; nothing else of the folder is served."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+"""Of the page and its files: it asks nobody but its server, stands in no other page, and tells nobody its address."""
+
+_FILES = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
+OPEN = tuple(f"{PAGE}/{name}" for name in _FILES if name != HTML)
+"""Paths of the files that the page loads. A browser sends no token for them, and they are the same everywhere."""
+
+
+async def page(request: Request) -> Response:
+    """GET /playground: the page. Its token is in the address, since a browser sends no header for what it opens."""
+    return _answer(HTML)
+
+
+async def file(request: Request) -> Response:
+    """GET /playground/FILE: a script or a style of the page.
+
+    Raises:
+        ApiError: there is none of this name.
+    """
+    name = request.path_params["file"]
+    if f"{PAGE}/{name}" not in OPEN:
+        raise ApiError(404, "the playground has no such file, expected one that its page names", code="path")
+    return _answer(name)
+
+
+def _answer(name: str) -> Response:
+    kind = TYPES[name[name.rindex(".") :]]
+    return Response(_FILES[name], 200, HEADERS | {"content-type": kind})

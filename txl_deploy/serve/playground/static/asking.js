@@ -1,0 +1,58 @@
+// @ts-check
+/** What is asked of the server to read and to generate, and its answers as tokens with their alternatives. */
+
+import { counted } from "./words.js";
+
+const BEST = 10; // alternatives of each token
+
+/**
+ * Say what is too much for the server, before it is sent.
+ * @param {any} limits as GET /v1/models lists them
+ * @param {number[]} before tokens that go in before the draft
+ * @param {import("./story.js").Draft} draft
+ * @param {number} count tokens to generate
+ */
+export function checkSize(limits, before, draft, count) {
+  const length = before.length + draft.ids.length;
+  const size = before.length ? JSON.stringify([...before, ...draft.ids]).length : new Blob([JSON.stringify(draft.text ?? draft.ids)]).size;
+  const most = limits.body_bytes - 1024; // the other fields
+  const many = (/** @type {number} */ tokens) => `${counted(tokens, "token")} are too many, the server`;
+  const told = limits.answer_logprobs;
+  if (count > limits.max_tokens) throw new Error(`${many(count)} generates at most ${counted(limits.max_tokens, "token")} at once.`);
+  if (length > limits.prompt_tokens) throw new Error(`${many(length)} reads at most ${counted(limits.prompt_tokens, "token")} at once.`);
+  if (length + count > told) throw new Error(`${many(length + count)} tells at most ${counted(told, "probability", "probabilities")} at once.`);
+  if (size > most) throw new Error(`The request has ${counted(size, "byte")}, the server takes at most ${counted(most, "byte")} at once.`);
+}
+
+/**
+ * The body of a completion, without its session.
+ * @param {any} limits as GET /v1/models lists them
+ * @param {number[]} before tokens that go in before the draft
+ * @param {import("./story.js").Draft} draft
+ * @param {import("./story.js").Drawing} drawing
+ * @param {number} count tokens to generate
+ */
+export function bodyOf(limits, before, draft, drawing, count) {
+  const ids = [...before, ...draft.ids];
+  const room = Math.floor(limits.answer_logprobs / Math.max(1, ids.length + count));
+  const logprobs = Math.max(0, Math.min(BEST, limits.logprobs, room));
+  const prompt = before.length === 0 && draft.text !== null ? draft.text : ids;
+  return { prompt, max_tokens: count, ...drawing, logprobs, echo: true, return_token_ids: true };
+}
+
+
+/**
+ * The tokens of some log-probabilities.
+ * @param {any} logprobs as a completion has them, with ids
+ * @returns {import("./story.js").Token[]}
+ */
+export function tokensOf(logprobs) {
+  if (!logprobs) return [];
+  return logprobs.tokens.map((/** @type {string} */ name, /** @type {number} */ at) => {
+    const ids = logprobs.top_token_ids[at] ?? {};
+    const best = Object.entries(logprobs.top_logprobs[at] ?? {})
+      .map(([other, logprob]) => ({ id: ids[other], name: other, logprob: Number(logprob) }))
+      .sort((a, b) => b.logprob - a.logprob || a.id - b.id);
+    return { id: logprobs.token_ids[at], name, logprob: logprobs.token_logprobs[at], best, drawn: false, by: null };
+  });
+}

@@ -1,0 +1,31 @@
+// @ts-check
+/** How full the memory is: a bar of M rows with a mark at every segment. */
+
+import { byId, drawn } from "./dom.js";
+import { counted } from "./words.js";
+
+const MARKS = 64; // more segments than these have no marks: they would be one grey area
+
+/**
+ * @param {number} fill rows that are filled
+ * @param {number} rows M
+ * @param {number} most rows that the next generation may use
+ * @param {number} segment the longest segment
+ */
+export function showMeter(fill, rows, most, segment) {
+  const meter = byId("meter");
+  const box = drawn("svg", { viewBox: `0 0 ${rows || 1} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  box.append(drawn("rect", { class: "room", width: rows || 1, height: 10 }));
+  box.append(drawn("rect", { class: "full", width: fill, height: 10 }));
+  if (most < rows) box.append(drawn("rect", { class: "unused", x: most, width: rows - most, height: 10 }));
+  for (let at = segment; at < rows && rows / segment <= MARKS; at += segment) {
+    box.append(drawn("line", { class: "mark", x1: at, x2: at, y1: 0, y2: 10 }));
+  }
+  meter.replaceChildren(box);
+  const text = `${fill.toLocaleString("en")} of ${counted(rows, "row")} filled`;
+  meter.setAttribute("aria-valuemax", String(Math.max(rows, 1)));
+  meter.setAttribute("aria-valuenow", String(fill));
+  meter.setAttribute("aria-valuetext", text);
+  const limit = most < rows ? ` The next generation keeps and sees ${most ? `at most ${counted(most, "row")}` : "none"}; what is cut off is gone.` : "";
+  byId("meter-text").textContent = `${text}; a mark stands every ${segment} rows, which is a segment.${limit}`;
+}

@@ -1,0 +1,349 @@
+// @ts-check
+/** The playground: what its controls do. */
+
+import { showChoices, showNoChoices } from "./choices.js";
+import { showCommand } from "./commands.js";
+import { measure, showLosses } from "./compare.js";
+import { copyText, Desk } from "./desk.js";
+import { byId, element } from "./dom.js";
+import { showMeter } from "./meter.js";
+import { Lost, Refused, Server } from "./server.js";
+import { showStates } from "./states.js";
+import { Story } from "./story.js";
+import { described, Tokens } from "./tokens.js";
+import { counted, running, sentence } from "./words.js";
+
+/** @typedef {import("./story.js").Choice} Choice */
+
+const NOTHING = { ids: [], text: null };
+const server = new Server(new URLSearchParams(location.search).get("token") ?? "", (method, path, body) => {
+  showCommand(method, path, body, server.token !== "", (text) => copy(text, "The command"));
+});
+const view = new Tokens(choose);
+/** @type {Story} */ let story;
+/** @type {Desk} */ let desk;
+/** @type {any} */ let model;
+let busy = false;
+let streaming = false;
+let drawing = 0; // the frame in which the page is drawn anew, 0 for none
+/** @type {(() => void) | null} */ let halt = null; // what the button Stop does
+
+// --- what is seen ---------------------------------------------------------------------------------------------------
+
+/** @param {string} text */
+function say(text) {
+  byId("status").textContent = text;
+}
+
+/** @param {string} text what is wrong; "" for nothing */
+function complain(text) {
+  byId("problem").hidden = text === "";
+  byId("problem").textContent = sentence(text);
+}
+
+/** Draw the page anew with the next frame, however often that is asked for. */
+function refresh() {
+  drawing ||= requestAnimationFrame(() => {
+    drawing = 0;
+    const held = story.fill === null ? 0 : story.fill;
+    view.show(story.tokens, [Math.max(0, story.fed - held), story.fed], streaming);
+    if (model.memory_length !== null) {
+      const rows = model.memory_length;
+      showMeter(story.fill ?? 0, rows, desk.rows ?? rows, model.segment_lengths[0]);
+    }
+    if (!streaming) {
+      showStates(story, goBack);
+      showPanel();
+    }
+  });
+}
+
+/** The alternatives of the chosen token, or else of what may come next. */
+function showPanel() {
+  const index = view.selected;
+  byId("cut").hidden = index === null;
+  if (index !== null) {
+    const token = story.tokens[index];
+    const said = `${described(token, index)}.`;
+    if (token.best.length) showChoices(said, token.best, token.id, "Continue with", (choice) => continueWith(index, choice));
+    else showNoChoices(`${said} Nothing stands before it that it could be predicted from.`);
+  } else if (story.next.length) {
+    showChoices("What may come next.", story.next, null, "Append", append);
+  } else {
+    showNoChoices("Choose a token to see what else could have stood there, or “Read” to see what may come next. Arrow keys move, Enter opens.");
+  }
+}
+
+/** @param {boolean} now whether something runs @param {(() => void) | null} stop */
+function occupy(now, stop) {
+  [busy, halt] = [now, stop];
+  document.body.classList.toggle("busy", now);
+  for (const id of ["generate", "read", "keep", "anew", "measure", "cut"]) byId(id).setAttribute("aria-disabled", String(now));
+  byId("stop").setAttribute("aria-disabled", String(stop === null));
+}
+
+/** How full the memory is, as the end of a sentence. */
+function filled() {
+  return story.fill === null ? "" : ` ${story.fill} of ${counted(model.memory_length, "memory row")} are filled.`;
+}
+
+// --- what is done ---------------------------------------------------------------------------------------------------
+
+/** Whether something ended because somebody wanted it to. @param {unknown} error */
+function stoppedBy(error) {
+  return error instanceof Refused ? error.code === "cancelled" : error instanceof DOMException && error.name === "AbortError";
+}
+
+/**
+ * Do something alone: one thing runs at a time, and what goes wrong is told.
+ * @param {() => Promise<string>} work returns what is told at its end
+ * @param {(() => void) | null} [stop]
+ */
+async function doing(work, stop = null) {
+  if (busy || !byId("lost").hidden) return;
+  complain("");
+  occupy(true, stop);
+  try {
+    say(await work());
+  } catch (error) {
+    say("");
+    if (error instanceof Lost || (error instanceof Refused && error.code === "tab" && error.status === 409)) {
+      showLost("The connection is lost", error.message);
+    } else if (stoppedBy(error)) say("Stopped.");
+    else {
+      const elsewhere = error instanceof Refused && ["session_elsewhere", "session_not_found"].includes(error.code); // it expired, or somebody used it
+      const more = elsewhere ? " The text is read anew with what comes next." : "";
+      complain(`${sentence(error instanceof Error ? error.message : String(error))}${more}`);
+      if (elsewhere) await story.leave().catch(() => {});
+    }
+  } finally {
+    streaming = false;
+    occupy(false, null);
+    if (story) refresh();
+    requestAnimationFrame(() => { // behind the drawing
+      if (document.activeElement === document.body) view.focus(story.tokens.length - 1, true);
+    });
+  }
+}
+
+/** Give tokens to the model and let it generate; the sentence that tells how it went. @param {import("./story.js").Draft} draft @param {string} written */
+async function generated(draft, written) {
+  const { count, ...how } = desk.settings();
+  streaming = true;
+  say(`Generating ${counted(count, "token")}.`);
+  view.select(null);
+  const most = story.tokens.length + draft.ids.length;
+  let made;
+  try {
+    made = await story.generate(draft, how, count, written);
+  } finally {
+    if (draft !== NOTHING && story.tokens.length > most) desk.clear(); // it is in the text now, whatever happened then
+  }
+  if (made === null) return "Stopped before the first token. Nothing has changed.";
+  return `${made < count ? "Stopped after" : "Generated"} ${counted(made, "token")}.${filled()}`;
+}
+
+function stop() {
+  halt = null;
+  byId("stop").setAttribute("aria-disabled", "true");
+  say("Stopping.");
+  story.stop().catch(() => {}); // it ended by itself meanwhile
+}
+
+/** Whether the fields can be asked with; what was wrong before has been read. */
+function asked() {
+  complain("");
+  return desk.valid();
+}
+
+function generate() {
+  if (!asked()) return;
+  doing(async () => generated(await desk.draft(), desk.written), stop);
+}
+
+/** See how probable the draft is, and what may come next. */
+function read() {
+  if (!asked()) return;
+  doing(async () => {
+    const { count: _, ...how } = desk.settings();
+    say("Reading.");
+    view.select(null);
+    const given = await story.look(await desk.draft(), how);
+    desk.clear();
+    return `Read ${counted(given, "token")}. What may come next stands under “Alternatives”.${filled()}`;
+  }, stop);
+}
+
+/** @param {Choice} choice */
+function append(choice) {
+  doing(async () => {
+    const { count: _, ...how } = desk.settings();
+    story.append(choice, story.next);
+    await story.look(NOTHING, how);
+    byId("choices-list").querySelector("button")?.focus();
+    return "Appended. What may come next stands under “Alternatives”.";
+  });
+}
+
+/** @param {number} index @param {Choice} choice */
+function continueWith(index, choice) {
+  if (!asked()) return;
+  doing(async () => {
+    const { best } = story.tokens[index];
+    say("Going back.");
+    const exact = await story.rewind(index);
+    story.append(choice, best);
+    return `${exact ? "" : "The state before it is gone, so the text was read anew. "}${await generated(NOTHING, desk.written)}`;
+  }, stop);
+}
+
+function cut() {
+  doing(async () => {
+    const exact = await story.rewind(view.selected ?? story.tokens.length);
+    view.select(null);
+    return exact ? `The text ends before that token.${filled()}` : "The text ends before that token. The state there is gone: the text is read anew with what comes next.";
+  });
+}
+
+/** @param {import("./story.js").State} state */
+function goBack(state) {
+  doing(async () => {
+    view.select(null);
+    await story.back(state);
+    desk.written = state.draft;
+    return `Back at state ${state.number}.${filled()}`;
+  });
+}
+
+function keep() {
+  doing(async () => `State ${(await story.keep(desk.written, true)).number} is kept.`);
+}
+
+function startAnew() {
+  doing(async () => {
+    if (story.tokens.length) await story.keep(desk.written, false);
+    await story.clear();
+    byId("draft").focus();
+    return "Started anew. The states before are still there.";
+  });
+}
+
+function compare() {
+  const leave = new AbortController();
+  doing(
+    async () => {
+      const ids = [...story.tokens.map((token) => token.id), ...(await desk.draft()).ids];
+      if (ids.length < 2) throw new Error(`The text has ${counted(ids.length, "token")}, expected at least 2: write more.`);
+      const most = Math.min(model.limits.prompt_tokens, model.limits.answer_logprobs, Math.floor(model.limits.body_bytes / 9));
+      const taken = ids.slice(-most);
+      const { losses, names } = await measure(server, taken, model.memory_length, say, leave.signal);
+      showLosses(losses, names, model.segment_lengths[0]);
+      return `Compared ${losses.length} memory lengths over ${taken.length < ids.length ? "the last " : ""}${counted(taken.length, "token")}.`;
+    },
+    () => leave.abort(),
+  );
+}
+
+/** @param {number | null} index @param {boolean} entered */
+function choose(index, entered) {
+  if (busy) return;
+  view.select(index);
+  showPanel();
+  if (entered) (byId("choices-list").querySelector("button") ?? byId("cut")).focus();
+}
+
+/** @param {string} text @param {string} what */
+async function copy(text, what) {
+  say((await copyText(text)) ? `${what} is copied.` : "The browser does not let this page copy: mark the text and copy it.");
+}
+
+async function copyAll() {
+  try {
+    const tokens = story.tokens.map((token) => token.id);
+    const asked = () => server.ask("POST", "/detokenize", { tokens }, { quiet: true });
+    await copy(model.reads_text ? (await asked()).prompt : tokens.join(", "), model.reads_text ? "The text" : "The ids");
+  } catch (error) {
+    complain(`${error instanceof Error ? error.message : error}`);
+  }
+}
+
+// --- the connection -------------------------------------------------------------------------------------------------
+
+const ANEW = "its memory is read anew with what comes next. Other states are gone.";
+
+/** @param {string} title @param {string} why @param {boolean} [token] whether to ask for one @param {string} [kept] what becomes of the text */
+function showLost(title, why, token = false, kept = ANEW) {
+  byId("lost").hidden = false;
+  byId("lost-title").textContent = title;
+  byId("token-field").hidden = !token;
+  const text = story?.tokens.length ? ` The text is still here; ${kept}` : "";
+  byId("lost-why").textContent = `${sentence(why)}${text}`;
+}
+
+async function connect() {
+  byId("lost").hidden = true;
+  byId("lost-why").textContent = "";
+  try {
+    const found = (await server.ask("GET", "/v1/models", undefined, { quiet: Boolean(model) })).data[0];
+    if (model && found.model_id !== model.model_id) {
+      const why = `${running(found.id)} (${found.model_id.slice(0, 12)}) is not the model of this page. Load the page again to try it`;
+      return showLost("Another model is served here now", why, false, "copy what you need of it first.");
+    }
+    if (!model && !introduce(found)) return;
+    const place = await server.open(() => showLost("The connection is lost", "The server has gone, or has closed this page's place."));
+    story.enter(place);
+    say("Ready.");
+  } catch (error) {
+    if (error instanceof Refused && error.status === 401) showLost("The server asks for its token", error.message, true);
+    else if (error instanceof Refused) showLost("The server does not let this page in", error.message);
+    else showLost("The connection is lost", error instanceof Error ? error.message : String(error));
+  }
+}
+
+/** Show which model it is, and set the controls to it. @param {any} found @returns {boolean} whether it continues texts */
+function introduce(found) {
+  document.title = `${running(found.id)}, playground`;
+  byId("model").replaceChildren(element("bdi", {}, running(found.id)));
+  /** @type {[string, string][]} */
+  const facts = [
+    ["Precision", found.precision],
+    ["Memory", found.memory_length === null ? "not counted in rows" : counted(found.memory_length, "row")],
+    ["Segment", (found.segment_lengths ?? []).join(", ") || "none"],
+    ["Context", found.context === null ? "without an end" : `${counted(found.context, "token")} at most`],
+    ["Reads", found.reads_text ? "text" : "token ids"],
+    ["Vocabulary", counted(found.vocab_size ?? 0, "token")],
+    ["Identity", found.model_id.slice(0, 12)],
+  ];
+  byId("facts").replaceChildren(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  const reads = found.inputs.length === 1 && found.inputs[0].role === "tokens";
+  if (!reads || !found.outputs.some((/** @type {any} */ entry) => entry.role === "logprobs")) {
+    complain("This model does not continue texts: it reads named arrays, or returns no log-probabilities. Ask it with POST /v1/sessions/NAME/run.");
+    document.body.classList.add("without");
+    return false;
+  }
+  model = found;
+  story = new Story(server, model, refresh);
+  desk = new Desk(server, model, refresh);
+  if (model.memory_length === null) {
+    byId("meter").hidden = byId("measure").hidden = true;
+    byId("meter-text").textContent = "This model's memory is not counted in rows, so it cannot be cut or shown here.";
+    byId("compared").textContent = "This model's memory is not counted in rows, so it cannot be switched off.";
+  }
+  return true;
+}
+
+/** @type {[string, () => void][]} */
+const clicks = [["read", read], ["keep", keep], ["anew", startAnew], ["measure", compare], ["cut", cut], ["copy", copyAll]];
+for (const [id, act] of clicks) byId(id).addEventListener("click", () => story && act());
+byId("stop").addEventListener("click", () => halt?.());
+byId("ask").addEventListener("submit", (/** @type {Event} */ event) => {
+  event.preventDefault();
+  if (story) generate();
+});
+byId("numbers").addEventListener("change", () => byId("text").classList.toggle("numbers", byId("numbers").checked));
+byId("again").addEventListener("submit", (/** @type {Event} */ event) => {
+  event.preventDefault();
+  if (byId("token").value) server.token = byId("token").value;
+  connect();
+});
+connect();

@@ -1,0 +1,61 @@
+"""The connection that a tab is: an answer without end, which tells the page its name and then that all is well."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from txl_deploy.serve.errors import ApiError
+from txl_deploy.serve.gone import unless_gone
+from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS, Tabs
+from txl_deploy.serve.service import service_of
+
+BEAT = 5.0
+"""Seconds between two beats. A client that reads none of them for a while is cut off by the protocol."""
+
+
+async def tab(request: Request) -> Response:
+    """GET /playground/tab: server-sent events; the first is {"tab": NAME, "sessions": N, "requests": N}, then beats.
+
+    The page's sessions are those whose names begin with NAME and a dash. When the connection ends, for whatever
+    reason, their requests are cancelled and they are closed.
+
+    Raises:
+        ApiError: too many tabs are open.
+    """
+    if request.method == "HEAD":
+        raise ApiError(405, "a tab is a connection, expected GET; use that", code="method")
+    return _Staying(service_of(request).tabs)
+
+
+class _Staying(Response):
+    """The answer, which lasts until its client goes or the server ends."""
+
+    def __init__(self, tabs: Tabs) -> None:
+        self._tabs = tabs
+        super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"}, "text/event-stream")
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = self._tabs.open()
+        try:
+            await unless_gone(receive, self._stream(name, send))
+        finally:
+            await self._tabs.end(name)
+
+    async def _stream(self, name: str, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        said: dict[str, object] = {"tab": name, "sessions": SESSIONS, "requests": REQUESTS}
+        while not self._tabs.closing.is_set():
+            event = b"data: " + msgspec.json.encode(said) + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            said = {}
+            try:
+                await asyncio.wait_for(self._tabs.closing.wait(), BEAT)
+            except asyncio.TimeoutError:
+                continue
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

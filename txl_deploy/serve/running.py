@@ -1,0 +1,279 @@
+"""The server from its start to its end: socket, model, sessions, self-test, then requests, then draining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import txl_runtime
+import uvicorn
+from txl_runtime.errors import CheckError, TxlError, UsageError, one_line
+from txl_runtime.model import Model
+from txl_runtime.sessions import AsyncSessions, Sessions
+from txl_runtime.sessions.checkpoint import Checkpoint
+from txl_runtime.sessions.saving import save_beside
+from txl_runtime.sessions.state import largest_state
+
+from txl_deploy import stopping
+from txl_deploy.serve.app import make_app
+from txl_deploy.serve.health import Health
+from txl_deploy.serve.logs import Log
+from txl_deploy.serve.metrics import Metrics
+from txl_deploy.serve.playground.tabs import of_tab
+from txl_deploy.serve.protocol import timed_protocol
+from txl_deploy.serve.service import Service
+from txl_deploy.serve.settings import HEADER_BYTES, Settings
+from txl_deploy.serve.texts import Pieces
+
+BACKLOG = 2048
+"""Connections that the system keeps until they are accepted."""
+KEEP_ALIVE = 30
+"""Seconds for which a connection stays open without a request."""
+LAST_WORDS = 2
+"""Seconds in which the last answers go out, once nothing runs any more."""
+TOLD = 10
+"""Lost sessions that are named at the start."""
+LOOK = 0.02
+"""Seconds between two looks at whether requests still run."""
+
+
+def serve(settings: Settings, listens: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal tells to stop.
+
+    Args:
+        settings: the options.
+        listens: is called with the address once requests are answered; without it the log tells of it.
+
+    Raises:
+        UsageError: an option, the port or the token is not usable.
+        TxlError: the bundle, its engine or the checkpoint is not.
+        CheckError: the self-test did not pass.
+    """
+    settings.require_token()
+    log = Log(settings.json_logs)
+    for name in ("uvicorn", "asyncio"):  # what is wrong is told by this server's own log
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(_listen(settings.host, settings.port))
+        model = txl_runtime.load(settings.bundle, backend=settings.backend, threads=settings.threads)
+        if settings.local and (model.manifest.tokens is None or model.manifest.logprobs is None):
+            raise UsageError(
+                f"{settings.bundle}: the model reads named arrays, or returns no log-probabilities, expected one that "
+                "continues tokens; serve it, and use POST /v1/sessions/NAME/run"
+            )
+        sessions = stack.enter_context(Sessions(model, settings.rows, settings.limits, settings.park_dir))
+        checkpoint = None
+        if settings.checkpoint_dir is not None:
+            checkpoint = stack.enter_context(Checkpoint(settings.checkpoint_dir, model.manifest.model_id))
+            lost = list(checkpoint.restore(sessions).values())
+            for error in lost[:TOLD]:
+                log.say("session_lost", f"note: {error}", problem=str(error))
+            if len(lost) > TOLD:
+                log.say("sessions_lost", f"note: {len(lost)} sessions are lost in all", sessions=len(lost))
+            for name in filter(of_tab, sessions.names()):  # their pages are gone
+                sessions.close(name)
+        asyncio.run(_serve(settings, log, listening, model, sessions, checkpoint, listens))
+
+
+async def _serve(
+    settings: Settings,
+    log: Log,
+    listening: socket.socket,
+    model: Model,
+    sessions: Sessions,
+    checkpoint: Checkpoint | None,
+    listens: Callable[[str], None] | None,
+) -> None:
+    stop = asyncio.Event()
+    gc.freeze()  # what is here now stays
+    gc.set_threshold(50_000, 20, 20)  # else a large body is looked at again and again while it is read
+    with _signals(stop, log):
+        stopping.require_going()  # until now a signal may have been dropped; from now on none is
+        async with AsyncSessions(sessions) as front:
+            service = _service(settings, model, front)
+            if problem := await service.health.problem():
+                raise CheckError(f"the self-test did not pass: {problem}; it is not served")
+            server = _Server(
+                _config(settings, service, log), lambda: _ready(log, settings, service, listening, listens)
+            )
+            serving = asyncio.create_task(server.serve([listening]))
+            upkeep = asyncio.create_task(_upkeep(settings, log, front, checkpoint))
+            signalled, failing = asyncio.create_task(stop.wait()), asyncio.create_task(front.ended())
+            await asyncio.wait((serving, signalled, failing), return_when=asyncio.FIRST_COMPLETED)
+            failed = failing.done()
+            await _drain(settings, log, service)
+            for task in (upkeep, signalled, failing):
+                task.cancel()
+            await asyncio.gather(upkeep, signalled, failing, return_exceptions=True)
+        # What still ran has ended with its session as it was after a whole step.
+        server.should_exit = True
+        await serving
+        if failed:  # what it left may be half of something: the last checkpoint is whole
+            raise CheckError("the thread of the sessions failed, expected it to run; start the server again")
+        if checkpoint is not None:
+            written = await asyncio.to_thread(checkpoint.save, sessions)
+            log.say("checkpoint", f"checkpoint: {written} sessions written", sessions=written)
+    log.say("stopped", "stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to us and tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them as they are."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        self._ready()
+
+
+def _service(settings: Settings, model: Model, front: AsyncSessions) -> Service:
+    table = model.manifest.states_of(model.update)
+    return Service(
+        settings=settings,
+        model=model,
+        front=front,
+        health=Health(model),
+        metrics=Metrics(),
+        pieces=Pieces(model.vocabulary),
+        created=int(time.time()),
+        largest_state=largest_state(model.manifest, table),
+    )
+
+
+def _config(settings: Settings, service: Service, log: Log) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(service, log),
+        http=timed_protocol(settings.header_seconds, settings.request_seconds, settings.connections),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=LAST_WORDS,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; who connects before the model is loaded waits for it.
+
+    Raises:
+        UsageError: the port is taken, or the host is none of this machine.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # elsewhere it would let two servers have the port
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise UsageError(
+            f"cannot listen on {host} port {port} ({error.strerror or error}), expected a free port of this machine; "
+            "choose another --port, or 0 for any"
+        ) from None
+    return listening
+
+
+def _ready(
+    log: Log, settings: Settings, service: Service, listening: socket.socket, listens: Callable[[str], None] | None
+) -> None:
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if listens is not None:
+        listens(url)
+        return
+    manifest, model = service.model.manifest, service.model
+    rows = settings.rows or model.batch_size
+    who = "for this machine alone" if settings.loopback else "for other machines too"
+    asked = "with a token" if settings.token is not None else "without a token"
+    log.ready(
+        f"serving {settings.served_name} at {url}: model {manifest.model_id[:12]}, {manifest.precision}, "
+        f"{rows} {'row' if rows == 1 else 'rows'}, {model.backend.description}, self-test passed; {who}, {asked}",
+        url=url,
+        model=settings.served_name,
+        model_id=manifest.model_id,
+        precision=manifest.precision,
+        rows=rows,
+        backend=model.backend.description,
+        loopback=settings.loopback,
+        token=settings.token is not None,
+        process=os.getpid(),
+    )
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the server in order; a second SIGINT ends it at once, whatever it does."""
+    loop, interrupted = asyncio.get_running_loop(), False
+
+    def told(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if number == signal.SIGINT:
+            if interrupted:
+                os._exit(130)  # files are whole at every moment
+            interrupted = True
+        loop.call_soon_threadsafe(stop.set)
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def _upkeep(settings: Settings, log: Log, front: AsyncSessions, checkpoint: Checkpoint | None) -> None:
+    """End idle sessions, and save all of them, now and then."""
+    look = min(settings.idle_seconds / 4, settings.checkpoint_every, 10.0)
+    saved = time.monotonic()
+    while True:
+        await asyncio.sleep(look)
+        try:
+            await front.call(lambda sessions: sessions.expire())
+            if checkpoint is not None and time.monotonic() - saved >= settings.checkpoint_every:
+                saved = time.monotonic()
+                await save_beside(front, checkpoint)
+        except TxlError as error:  # a full disk: the last checkpoint is whole, and the next one may succeed
+            log.say("checkpoint_failed", f"note: no checkpoint: {error}", problem=str(error))
+        except Exception as error:  # a defect, which must not end all checkpoints to come
+            said = f"{type(error).__name__}: {one_line(error)}"
+            log.say("upkeep_failed", f"error: upkeep of the sessions: {said}; report it, please", problem=said)
+
+
+async def _drain(settings: Settings, log: Log, service: Service) -> None:
+    """Take no more requests, and wait for those that run."""
+    service.draining = True
+    service.tabs.close()
+    running, until = service.running, time.monotonic() + settings.drain_seconds
+    log.say(
+        "draining",
+        f"stopping: {running} requests are given {settings.drain_seconds:g} s",
+        running=running,
+        seconds=settings.drain_seconds,
+    )
+    while service.running and time.monotonic() < until:
+        await asyncio.sleep(LOOK)

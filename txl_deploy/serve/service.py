@@ -1,0 +1,81 @@
+"""What every endpoint needs: the model, its sessions, the limits, and what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from txl_runtime.model import Model
+from txl_runtime.sessions import AsyncSessions
+
+from txl_deploy.serve.health import Health
+from txl_deploy.serve.metrics import Metrics
+from txl_deploy.serve.playground.tabs import Tabs
+from txl_deploy.serve.settings import Settings
+from txl_deploy.serve.texts import Pieces
+
+
+@dataclass
+class Service:
+    """One server.
+
+    Attributes:
+        settings: its options.
+        model: the bundle that it serves.
+        front: its sessions.
+        health: whether the model computes what it should, looked at now and then.
+        metrics: what is counted.
+        pieces: the texts of its tokens.
+        created: seconds since 1970 when it began.
+        largest_state: bytes of a full session's state.
+        draining: whether it was told to stop and finishes what runs.
+        running: requests that are being answered.
+        tabs: of the playground that are open.
+    """
+
+    settings: Settings
+    model: Model
+    front: AsyncSessions
+    health: Health
+    metrics: Metrics
+    pieces: Pieces
+    created: int
+    largest_state: int
+    draining: bool = False
+    running: int = 0
+    tabs: Tabs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tabs = Tabs(self.front, self.settings.tabs)
+
+
+@dataclass
+class Noted:
+    """What is told of one request in logs and metrics, beside its path and status.
+
+    Attributes:
+        id: of the request, as its answer's header says.
+        began: when it came, as `time.monotonic` counts.
+        prompt_tokens, completion_tokens: what was read and generated.
+        first_seconds: from the request to the first piece of a streamed answer.
+    """
+
+    id: str
+    began: float
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_seconds: float | None = None
+
+
+def service_of(request: Request) -> Service:
+    """The server that a request came to."""
+    service = request.scope["txl.service"]
+    assert isinstance(service, Service)
+    return service
+
+
+def noted_of(request: Request) -> Noted:
+    """What is noted of a request."""
+    noted = request.scope["txl.noted"]
+    assert isinstance(noted, Noted)
+    return noted

@@ -1,0 +1,54 @@
+"""Which session the requests of a correlation id go on in.
+
+START and END part the requests before them from those behind, also while some of these still run. So each part has a
+session of its own, and what ends one part never touches the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import count
+
+from txl_runtime.sessions import Sessions
+
+ROOM = 2048
+"""Ids to remember before those whose session has expired are looked for."""
+
+
+class Conversations:
+    """The sessions of all correlation ids of one model."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions, self._numbers = sessions, count(1)
+        self._current: dict[str, str] = {}  # by id
+        self._ended: dict[str, str] = {}  # the id of each session that is closed when nothing runs in it
+
+    def session_of(self, name: str, start: bool) -> str:
+        """The session that a request goes on in; it may be none yet.
+
+        Args:
+            name: the correlation id, as text.
+            start: whether it begins anew; what still runs under this id ends as "closed".
+        """
+        if start:
+            self.end(name)
+            self.close_ended([session for session, ended in self._ended.items() if ended != name])
+        session = self._current.get(name)
+        if session is None or session not in self._sessions:
+            if len(self._current) >= ROOM:
+                self._current = {name: each for name, each in self._current.items() if each in self._sessions}
+            session = self._current[name] = f"{name} #{next(self._numbers)}"
+        return session
+
+    def end(self, name: str) -> None:
+        """Let the next request of an id begin anew; its session is closed as soon as nothing runs in it."""
+        session = self._current.pop(name, None)
+        if session is not None:
+            self._ended[session] = name
+
+    def close_ended(self, running: Collection[str]) -> None:
+        """Close the sessions that have ended, but for those in which something runs."""
+        for session in self._ended.keys() - set(running):
+            del self._ended[session]
+            if session in self._sessions:
+                self._sessions.close(session)

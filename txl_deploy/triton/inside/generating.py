@@ -1,0 +1,248 @@
+"""A model that generates: one request with a prompt, a response for each token that is drawn.
+
+Requests of many clients share the rows of one stream (`txl_runtime.sessions`), whose rounds run in a thread of their
+own; the server's thread only takes requests in. A request with a correlation id goes on from what that id's requests
+before it left, until nobody used it for a while. START begins it anew, END closes it afterwards, also where the
+request itself is refused. A request whose client cannot be reached is cancelled; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import txl_runtime
+from txl_runtime.errors import TxlError, one_line
+from txl_runtime.sessions import Busy, Finished, Limits, Request, Sampling, Sessions, Ticket, Token
+
+from txl_deploy.triton.inside.conversations import Conversations
+
+logger = logging.getLogger(__name__)
+LOOK = 0.5
+"""Seconds between two looks at whether a request's client has gone: each is a message to the server."""
+SEEDS = 1 << 63
+"""Seeds are taken modulo this, so that any number is one."""
+
+
+def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Generating:
+    """Load a bundle and serve it.
+
+    Args:
+        bundle: its folder.
+        parameters: of the model's configuration.
+        server: the module `triton_python_backend_utils`.
+
+    Raises:
+        TxlError: it cannot be loaded here.
+    """
+    model = txl_runtime.load(bundle, backend=parameters["backend"], threads=int(parameters["threads"]))
+    limits = Limits(sessions=int(parameters["sessions"]), idle_seconds=float(parameters["idle_seconds"]))
+    return Generating(Sessions(model, limits=limits), server, model.manifest.boundary_token)
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request that was taken over from the server.
+
+    Attributes:
+        request: what it asks for.
+        name: its correlation id as text; None where its session ends with it.
+        start, end: its flags.
+        sender: where responses go.
+        wanted: the outputs that it asks for.
+        session: that it goes on in, once it was submitted; empty where that ends with it.
+        ticket: of the sessions, once it was submitted.
+        looked: when it was last looked whether its client has gone.
+    """
+
+    request: Request
+    name: str | None
+    start: bool
+    end: bool
+    sender: Any
+    wanted: frozenset[str]
+    session: str = ""
+    ticket: Ticket | None = None
+    looked: float = 0.0
+
+
+class Generating:
+    """Requests of one model, all of which go on at the same time.
+
+    Args:
+        sessions: of the model.
+        server: the module `triton_python_backend_utils`.
+        boundary: the token that an empty prompt of a new session stands for; None where there is none.
+    """
+
+    def __init__(self, sessions: Sessions, server: Any, boundary: int | None = None) -> None:
+        self._sessions, self._server, self._boundary = sessions, server, boundary
+        self._conversations = Conversations(sessions)
+        self._arrived: SimpleQueue[Asked | None] = SimpleQueue()
+        self._running: list[Asked] = []
+        self._failed = ""
+        self._thread = Thread(target=self._serve, name="rounds", daemon=True)
+        self._thread.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Take requests over; they are answered later."""
+        for request in requests:
+            sender = request.get_response_sender()
+            if self._failed:
+                self._refuse(sender, f"{self._failed}; expected rounds to go on, load the model again", "INTERNAL")
+                continue
+            try:
+                self._arrived.put(self._read(request, sender))
+            except TxlError as error:
+                self._refuse(sender, str(error), "INVALID_ARG")
+        if self._failed:  # meanwhile
+            self._refuse_arrived()
+
+    def close(self) -> None:
+        """End all requests, and the thread."""
+        self._arrived.put(None)
+        self._thread.join()
+
+    def _read(self, request: Any, sender: Any) -> Asked:
+        """A request in the words of sessions, where what its numbers mean is checked.
+
+        Numbers that other servers take for "nothing is said" mean that here as well.
+        """
+        found = {
+            name: tensor.as_numpy().copy()
+            for name in ("tokens", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_tokens")
+            if (tensor := self._server.get_input_tensor_by_name(request, name)) is not None
+        }
+        single = {name: array.ravel()[0].item() for name, array in found.items() if array.size}
+        options = {name: single[name] for name in ("temperature", "top_k", "top_p", "seed") if name in single}
+        if options.get("top_k") in (-1, 0):
+            del options["top_k"]
+        if options.get("top_p") == 1:
+            del options["top_p"]
+        if "seed" in options:
+            options["seed"] %= SEEDS
+        wanted = frozenset(request.requested_output_names())
+        asked = Request(
+            tokens=found["tokens"].ravel(),
+            max_new_tokens=single.get("max_new_tokens", 0),
+            sampling=Sampling(**options),
+            stop_tokens=found["stop_tokens"].ravel().tolist() if "stop_tokens" in found else (),
+            top_logprobs=0 if "logprobs" in wanted else None,
+        )
+        name, flags = request.correlation_id(), request.flags()
+        start, end = (
+            bool(flags & getattr(self._server, f"TRITONSERVER_REQUEST_FLAG_SEQUENCE_{flag}"))
+            for flag in ("START", "END")
+        )
+        told = f"{'id' if isinstance(name, int) else 'name'} {name}" if name else None
+        return Asked(asked, told, start, end, sender, wanted)
+
+    def _serve(self) -> None:
+        """What the thread does: rounds, as long as there is something to do."""
+        try:
+            while self._take_in():
+                self._sessions.round()
+                self._answer()
+            self._sessions.shut()
+            self._answer()
+        except Exception as error:  # a fault of this program: nobody may wait for answers that never come
+            self._failed = f"rounds ended with {type(error).__name__}: {error}"
+            for asked in self._running:
+                self._refuse(asked.sender, self._failed, "INTERNAL")
+            self._refuse_arrived()
+            raise
+
+    def _refuse_arrived(self) -> None:
+        """Answer what nobody will take in."""
+        with contextlib.suppress(Empty):
+            while True:
+                asked = self._arrived.get_nowait()
+                if asked is not None:
+                    self._refuse(asked.sender, self._failed, "INTERNAL")
+
+    def _take_in(self) -> bool:
+        """Submit what arrived, and wait for something where nothing runs; False when the model is to close."""
+        wait = not self._running
+        while True:
+            try:
+                asked = self._arrived.get(wait, self._sessions.due() if wait else None)
+            except Empty:
+                return True
+            if asked is None:
+                return False
+            wait = False
+            try:
+                self._submit(asked)
+            except Busy as error:
+                self._refuse(asked.sender, f"{error}; ask again in {error.retry_after:.1f} s", "UNAVAILABLE")
+            except TxlError as error:
+                self._refuse(asked.sender, str(error), "INVALID_ARG")
+            if asked.end and asked.name is not None:
+                self._conversations.end(asked.name)
+
+    def _submit(self, asked: Asked) -> None:
+        request = asked.request
+        if asked.name is not None:
+            asked.session = self._conversations.session_of(asked.name, asked.start)
+        if self._boundary is not None and not np.size(request.tokens) and asked.session not in self._sessions:
+            request = dataclasses.replace(request, tokens=[self._boundary])
+        asked.ticket = self._sessions.submit(request, asked.session or None)
+        self._running.append(asked)
+
+    def _answer(self) -> None:
+        """Send what came, and forget those that are done."""
+        now = time.monotonic()
+        for asked in self._running:
+            assert asked.ticket is not None
+            try:
+                if now - asked.looked > LOOK:
+                    asked.looked = now
+                    if asked.sender.is_cancelled():
+                        asked.ticket.cancel()
+                events = asked.ticket.events()
+                if events:
+                    self._send(asked, [event for event in events if isinstance(event, Token)], events[-1])
+            except Exception as error:  # of the server, which cannot reach this client: the others are not to suffer
+                asked.ticket.cancel()
+                self._refuse(asked.sender, _unsent(error), "INTERNAL")
+        self._running = [asked for asked in self._running if asked.ticket is not None and not asked.ticket.done]
+        self._conversations.close_ended([asked.session for asked in self._running])
+
+    def _send(self, asked: Asked, tokens: Sequence[Token], last: object) -> None:
+        """Send a response with some tokens; with the end, if that was reached."""
+        error = None if asked.ticket is None else asked.ticket.error
+        if error is not None:
+            self._refuse(asked.sender, str(error), "INTERNAL")
+            return
+        reason = last.reason if isinstance(last, Finished) else ""
+        arrays = {
+            "tokens": np.array([token.id for token in tokens], np.int32),
+            "logprobs": np.array([token.logprob for token in tokens if token.logprob is not None], np.float32),
+            "finish_reason": np.array([reason.encode()], np.object_),
+        }
+        outputs = [self._server.Tensor(name, array) for name, array in arrays.items() if name in asked.wanted]
+        response = self._server.InferenceResponse(output_tensors=outputs)
+        asked.sender.send(response, self._server.TRITONSERVER_RESPONSE_COMPLETE_FINAL if reason else 0)
+
+    def _refuse(self, sender: Any, said: str, code: str) -> None:
+        """Send an error, which is the last response. Where the client cannot be reached, nobody waits for it."""
+        try:
+            error = self._server.TritonError(said, getattr(self._server.TritonError, code))
+            response = self._server.InferenceResponse(output_tensors=[], error=error)
+            sender.send(response, self._server.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:
+            logger.warning("%s", _unsent(error))
+
+
+def _unsent(error: Exception) -> str:
+    said = f"{type(error).__name__}: {one_line(error)}"
+    return f"a response could not be sent ({said}), expected the server to take it; the request was ended, ask again"

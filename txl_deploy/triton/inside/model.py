@@ -1,0 +1,111 @@
+"""The `model.py` that Triton's Python backend loads: it prepares the process, then hands over to the model inside.
+
+The process that loads it ignores PYTHONPATH, and imports NumPy between loading this module and calling it. So this
+module puts the packages beside itself first on the path as soon as it is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PACKAGES = "TXL_DEPLOY_PACKAGES"
+"""The environment variable that names a folder of further packages, as `pip install --target` makes one."""
+OLDEST = (3, 10)
+ENGINES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
+"""What a backend needs in place of onnxruntime."""
+
+
+def find_packages(folder: Path, further: str | None) -> list[str]:
+    """What to put first on the path: a package's own modules, then a folder that its user named.
+
+    Args:
+        folder: of this file; where it is no package's, nothing is to be found there.
+        further: the folder, if one was named.
+    """
+    own = folder / "packages"
+    return [str(own), *([further] if further else [])] if own.is_dir() else []
+
+
+sys.path[:0] = find_packages(Path(__file__).resolve().parent, os.environ.get(PACKAGES))
+
+
+class TritonPythonModel:
+    """What the Python backend calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the bundle that lies beside this file.
+
+        Args:
+            args: what the backend says of the model; its parameters say what is served and how.
+
+        Raises:
+            Exception: the server's own kind, with a line for its log: what is missing here, or why the bundle cannot
+                be loaded.
+        """
+        folder = Path(__file__).resolve().parent
+        found = json.loads(args["model_config"]).get("parameters", {})
+        parameters = {name: value["string_value"] for name, value in found.items()}
+        problem = missing(parameters.get("backend", "cpu"))
+        if problem:  # perhaps NumPy, without which the server's own kind of error cannot be imported
+            raise RuntimeError(problem)
+        server = importlib.import_module("triton_python_backend_utils")
+        problem = misread(server)
+        if problem:
+            raise server.TritonModelException(problem)
+        from txl_runtime.errors import TxlError
+
+        inside = importlib.import_module(f"txl_deploy.triton.inside.{parameters['serves']}")
+        try:
+            self._model = inside.open_model(folder / "bundle", parameters, server)
+        except TxlError as error:
+            raise server.TritonModelException(str(error)) from None
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """Answer requests; None where answers are sent later, one by one."""
+        answers: list[Any] | None = self._model.execute(requests)
+        return answers
+
+    def finalize(self) -> None:
+        """End what still runs."""
+        self._model.close()
+
+
+def missing(backend: str) -> str:
+    """What this process lacks, as a line for the server's log; nothing where all is there."""
+    python = f"Python {sys.version_info[0]}.{sys.version_info[1]} ({sys.prefix})"
+    if sys.version_info < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return f"{python} runs this model, expected {oldest} or newer; use a server whose stub is of such a Python"
+    needed = ("numpy", "msgspec", "safetensors", ENGINES.get(backend, "onnxruntime"))
+    lacking = [name for name in needed if find_spec(name) is None]
+    if not lacking:
+        return ""
+    return (
+        f"{', '.join(lacking)} not found by {python}, expected {', '.join(needed)}; install them for this Python, or "
+        f"into a folder with pip install --target, and start the server with {PACKAGES}=FOLDER"
+    )
+
+
+def misread(server: Any) -> str:
+    """Whether the server's tensors can be read with the NumPy that is here, as a line for the server's log.
+
+    A Python backend that was compiled for NumPy 1 reads and writes wrong values with NumPy 2, without an error. So
+    an array is sent to the server's side and back.
+    """
+    import numpy as np
+
+    sent = np.arange(97, 102, dtype=np.int32)
+    back = server.Tensor.from_dlpack("probe", server.Tensor("probe", sent).to_dlpack()).as_numpy()
+    if np.array_equal(sent, back):
+        return ""
+    return (
+        f"NumPy {np.__version__} and this server misread each other's arrays ({sent.tolist()} became "
+        f"{np.ravel(back)[:5].tolist()}), expected a NumPy that the server's Python backend was made for; "
+        "pip install 'numpy<2' for this model"
+    )

@@ -1,0 +1,224 @@
+"""A model whose memory goes on from request to request: the positions of one request in, what follows them out.
+
+Every request is of a sequence, which its correlation id names. START empties the sequence's memory, also in
+mid-sequence; END frees its place. Requests that the server hands over together run in one step where the model allows
+it, in ragged lengths. A request that is refused leaves its sequence's memory as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import txl_runtime
+from numpy.typing import NDArray
+from txl_runtime.bundle.tables import Input, Output
+from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.streaming.inputs import check_inputs, strict_cuts
+
+from txl_deploy.triton.inside import tables
+from txl_deploy.triton.inside.rows import Rows
+
+MOST_POSITIONS = 1 << 20
+"""Of one request."""
+MOST_BYTES = 1 << 30
+"""Of all positions' results in one step: a row of the vocabulary for each token is some hundred times what was sent."""
+GONE = " The sequence's memory is gone: start it again."
+
+
+def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Stepping:
+    """Load a bundle and serve it.
+
+    Args:
+        bundle: its folder.
+        parameters: of the model's configuration.
+        server: the module `triton_python_backend_utils`.
+
+    Raises:
+        TxlError: it cannot be loaded here.
+    """
+    model = txl_runtime.load(bundle, backend=parameters["backend"], threads=int(parameters["threads"]))
+    return Stepping(model, int(parameters["sequences"]), server)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request, read and checked.
+
+    Attributes:
+        place: among the requests that came together.
+        name: of its sequence.
+        start, end: its flags.
+        arrays: what it gives, in the table's axes with one sequence.
+        length: positions.
+        wanted: the outputs that it asks for.
+        every: whether results of every position are needed.
+    """
+
+    place: int
+    name: Hashable
+    start: bool
+    end: bool
+    arrays: dict[str, NDArray[Any]]
+    length: int
+    wanted: frozenset[str]
+    every: bool
+
+
+class Stepping:
+    """Sequences of one model, some of them advanced by each call."""
+
+    def __init__(self, model: txl_runtime.Model, sequences: int, server: Any) -> None:
+        self._server, self._manifest = server, model.manifest
+        alone = not tables.together(model.manifest)
+        self._stream = model.stream(1 if alone else None)
+        self._rows = Rows(self._stream, sequences)
+        self._speaks, self._ragged = tables.speaks(model.manifest), tables.ragged(model.manifest)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer requests, one answer for each."""
+        answers: list[Any] = [None] * len(requests)
+        waiting: list[Step] = []
+        for request in requests:  # before any of them begins in the place of one that is gone
+            self._rows.touch(request.correlation_id())
+        for place, request in enumerate(requests):
+            flags, name = request.flags(), request.correlation_id()
+            start, end = (
+                bool(flags & getattr(self._server, f"TRITONSERVER_REQUEST_FLAG_SEQUENCE_{flag}"))
+                for flag in ("START", "END")
+            )
+            try:
+                waiting.append(Step(place, name, start, end, *self._read(request)))
+            except TxlError as error:
+                answers[place] = self._refusal(error)
+                if start:
+                    with contextlib.suppress(TxlError):  # then the sequence is forgotten
+                        self._rows.begin(name)
+                if end:
+                    self._rows.end(name)
+        while waiting:
+            wave = self._wave(waiting)
+            waiting = [step for step in waiting if step not in wave]
+            for step, answer in zip(wave, self._answer(wave), strict=True):
+                answers[step.place] = answer
+        return answers
+
+    def close(self) -> None:
+        """Nothing runs between calls."""
+
+    def _read(self, request: Any) -> tuple[dict[str, NDArray[Any]], int, frozenset[str], bool]:
+        wanted, found = frozenset(request.requested_output_names()), {}
+        every = not self._speaks or self._manifest.outputs[0].name in wanted
+        for entry in tables.given(self._manifest):
+            tensor = self._server.get_input_tensor_by_name(request, entry.name).as_numpy()[0]
+            found[entry.name] = np.expand_dims(tensor, entry.shape.index("B")) if "B" in entry.shape else tensor
+        arrays, counts, columns = check_inputs(found, None, self._manifest, 1)
+        sizes = [output.sizes(self._rows.count, 1) for output in self._manifest.outputs]
+        size = sum(4 * math.prod(axes) for axes in sizes)  # bytes of a position; nothing served has wider values
+        most = min(MOST_POSITIONS, max(1, MOST_BYTES // size)) if every else MOST_POSITIONS
+        if columns > most:
+            raise UsageError(
+                f"the request has {columns} positions, expected at most {most} with the outputs that it asks for; "
+                "send it in parts, one request after the other"
+            )
+        strict_cuts(columns, counts, self._manifest)
+        return arrays, columns, wanted, every
+
+    def _wave(self, waiting: Sequence[Step]) -> list[Step]:
+        """Those that run next, in one step: of different sequences, and of one length where lengths are exact.
+
+        Those that ask for every position wait for the others: there would be room for every position of all rows.
+        """
+        wave: list[Step] = []
+        first, names = waiting[0], set[Hashable]()
+        for step in waiting:
+            fits = (self._ragged or step.length == first.length) and step.every == first.every
+            if fits and len(wave) < self._rows.count and step.name not in names:
+                wave.append(step)
+            names.add(step.name)  # one that does not fit keeps those behind it waiting
+        return wave
+
+    def _answer(self, wave: Sequence[Step]) -> list[Any]:
+        live: dict[int, Step] = {}
+        answers: dict[int, Any] = {}
+        for step in wave:
+            keep = [other.name for other in live.values()]
+            try:
+                live[(self._rows.begin if step.start else self._rows.resume)(step.name, keep)] = step
+            except TxlError as error:
+                answers[step.place] = self._refusal(error, "" if isinstance(error, UsageError) else GONE)
+        try:
+            results = self._run(live) if live else {}
+        except TxlError as error:
+            for step in live.values():  # some segments of it may have run: nobody can tell what the memory holds
+                self._rows.end(step.name)
+                answers[step.place] = self._refusal(error, GONE)
+        else:
+            for row, step in live.items():
+                outputs = [self._server.Tensor(name, array[None]) for name, array in results[row].items()]
+                answers[step.place] = self._server.InferenceResponse(output_tensors=outputs)
+        for step in wave:
+            if step.end:
+                self._rows.end(step.name)
+        return [answers[step.place] for step in wave]
+
+    def _run(self, live: Mapping[int, Step]) -> dict[int, dict[str, NDArray[Any]]]:
+        """Feed what the rows' requests give, and share out what comes back: by row, what each of them asked for."""
+        longest = max(step.length for step in live.values())
+        lengths = np.zeros(self._rows.count, np.int32)
+        for row, step in live.items():
+            lengths[row] = step.length
+        inputs = {entry.name: self._stacked(entry, live, longest) for entry in tables.given(self._manifest)}
+        if not self._speaks:
+            found = self._stream.feed(inputs, lengths)
+            return {
+                row: {
+                    output.name: _share(output, found[output.name], row, step.length)
+                    for output in self._manifest.outputs
+                    if output.name in step.wanted
+                }
+                for row, step in live.items()
+            }
+        (ids,), (logprobs,) = inputs.values(), self._manifest.outputs
+        every = any(step.every for step in live.values())
+        rows = self._stream.feed(ids, lengths, last=not every)
+        shares = {}
+        for row, step in live.items():
+            last = rows[row, step.length - 1] if every else rows[row]
+            share: dict[str, NDArray[Any]] = {tables.LAST: last, tables.NEXT: np.array([last.argmax()], np.int32)}
+            if every:
+                share[logprobs.name] = rows[row, : step.length]
+            shares[row] = {name: array for name, array in share.items() if name in step.wanted}
+        return shares
+
+    def _stacked(self, entry: Input, live: Mapping[int, Step], longest: int) -> NDArray[Any]:
+        """One input of all rows; zeros where there is nothing."""
+        arrays = {row: step.arrays[entry.name] for row, step in live.items()}
+        if "B" not in entry.shape:
+            (only,) = arrays.values()
+            return only
+        whole = np.zeros(entry.sizes(self._rows.count, longest), np.dtype(entry.dtype))
+        batch = entry.shape.index("B")
+        for row, array in arrays.items():
+            part = np.moveaxis(array, batch, 0)[0]
+            place: tuple[int | slice, ...] = (row, *map(slice, part.shape))
+            np.moveaxis(whole, batch, 0)[place] = part
+        return whole
+
+    def _refusal(self, error: TxlError, more: str = "") -> Any:
+        return self._server.InferenceResponse(
+            output_tensors=[], error=self._server.TritonError(f"{error}{more}", self._server.TritonError.INVALID_ARG)
+        )
+
+
+def _share(output: Output, array: NDArray[Any], row: int, length: int) -> NDArray[Any]:
+    """One sequence's part of an output, without the axis of sequences."""
+    if "B" in output.shape:
+        array = np.moveaxis(array, output.shape.index("B"), 0)[row]
+    ends = [length if size == "L" else None for size in output.shape if size != "B"]
+    return np.ascontiguousarray(array[tuple(map(slice, ends))])

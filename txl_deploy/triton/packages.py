@@ -1,0 +1,85 @@
+"""What packages of all targets have in common: what they are known by, and which models and numbers are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from txl_export.bundle.placing import Kind
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Input, Output
+from txl_runtime.errors import UsageError
+
+from txl_deploy.triton.inside import tables
+
+REPOSITORY = Kind("package", "txl-package.json", "models")
+VERSION = "1"
+"""The server's name for the folder of a model's only version."""
+SEQUENCES = 16
+"""So many sequences may be at once, or the bundle's B where that is more."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that was written.
+
+    Attributes:
+        folder: where it is.
+        target: what it is for.
+        models: the names of its models.
+        sequences: that may be at once.
+        state_bytes: of each sequence at most.
+    """
+
+    folder: Path
+    target: str
+    models: tuple[str, ...]
+    sequences: int
+    state_bytes: int
+
+
+def seal(folder: Path, made: Package, manifest: Manifest) -> None:
+    """Write the file that tells a repository of this project from other folders."""
+    try:
+        made_by = version("txl-deploy")
+    except PackageNotFoundError:  # a checkout on the path
+        made_by = "unknown"
+    told = {
+        "format": "txl-deploy.package",
+        "target": made.target,
+        "model_id": manifest.model_id,
+        "models": made.models,
+        "txl_deploy": made_by,
+    }
+    (folder / REPOSITORY.marker).write_text(json.dumps(told, indent=2) + "\n")
+
+
+def model_name(bundle: Path) -> str:
+    """A name for the bundle's model, of signs that need no quoting in an address."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", bundle.absolute().stem).strip("-.") or "model"
+
+
+def checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> int:
+    """How many sequences may be at once.
+
+    Raises:
+        UsageError: the model, or one of the numbers, cannot be served.
+    """
+    if manifest.joint and manifest.batch_size > 1:
+        raise UsageError(
+            f"this model's {manifest.batch_size} sequences influence one another, expected a model whose sequences "
+            "can be served to different clients; export it with --batch-size 1"
+        )
+    sides: tuple[Sequence[Input | Output], ...] = (tables.given(manifest), manifest.outputs)
+    odd = [entry.name for side in sides for entry in side if entry.dtype in ("float16", "bfloat16")]
+    if odd:
+        raise UsageError(f"{odd[0]} is of half precision, expected float32, int32 or bool; export the model in fp32")
+    if sequences is not None and not 1 <= sequences <= 1 << 16:
+        raise UsageError(f"--sequences is {sequences}, expected 1 … {1 << 16}; choose how many may be at once")
+    if not 0.001 <= idle_seconds <= 1e6:
+        raise UsageError(f"--idle-seconds is {idle_seconds}, expected 0.001 … 1000000; choose another time")
+    return max(manifest.batch_size, SEQUENCES) if sequences is None else sequences

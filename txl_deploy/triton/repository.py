@@ -1,0 +1,153 @@
+"""A model repository: the folder that Triton is started with, and all that a bundle needs in it.
+
+    DIR/txl-package.json, README.md
+    DIR/NAME/config.pbtxt                the model that is stepped
+    DIR/NAME/probe.json                  a request that tells whether it answers
+    DIR/NAME/1/model.py, bundle/, packages/
+    DIR/NAME-generate/…                  of models that generate: the same, the bundle's files shared where links can be
+
+The server copies nothing and looks into no other folder, so both models have all they need inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import txl_runtime
+from txl_export.bundle.placing import check_destination, publishing
+from txl_runtime.bundle.folder import Folder, undisturbed
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import MANIFEST, bundle_path, open_bundle, read_bundle
+from txl_runtime.errors import UsageError
+
+from txl_deploy.corpora.results import refuse_inside
+from txl_deploy.triton import inside, readme
+from txl_deploy.triton.config import generation_config, stepping_config, to_text
+from txl_deploy.triton.inside import tables
+from txl_deploy.triton.packages import REPOSITORY, VERSION, Package, checked, model_name, seal
+
+
+def package_python(
+    bundle: Path,
+    out: Path,
+    force: bool = False,
+    sequences: int | None = None,
+    idle_seconds: float = 60.0,
+    backend: str = "cpu",
+) -> Package:
+    """Write a model repository for Triton's Python backend.
+
+    Args:
+        bundle: the bundle's folder.
+        out: the repository; nothing may be there yet.
+        force: whether a repository that was written before is replaced.
+        sequences: how many may be at once; B of the bundle or 16 without it, whichever is more.
+        idle_seconds: after which the server forgets a sequence.
+        backend: of the runtime, inside the server.
+
+    Raises:
+        UsageError: nothing can be written there, or this model cannot be served so.
+        BundleError: the bundle cannot be read.
+    """
+    check_destination(out, force, REPOSITORY)
+    refuse_inside(out, bundle)
+    manifest = open_bundle(bundle, verify_files=False).manifest
+    count = checked(manifest, sequences, idle_seconds)
+    configs = {model_name(bundle): stepping_config(manifest, count, idle_seconds, backend)}
+    if tables.generates(manifest):
+        configs[f"{model_name(bundle)}-generate"] = generation_config(backend, idle_seconds)
+    made = Package(out, "triton", tuple(configs), count, manifest.state_bytes)
+    with publishing(out, force, REPOSITORY) as folder:
+        first = None
+        for name, config in configs.items():
+            place = folder / name / VERSION
+            place.mkdir(parents=True)
+            (folder / name / "config.pbtxt").write_text(to_text(config) + "\n")
+            copied = undisturbed(bundle_path(bundle), partial(copy_bundle, place=place / "bundle"))
+            if copied != manifest:
+                raise UsageError(f"{bundle}: was replaced while it was packaged, expected it to stay; package it again")
+            first = first or place
+            if place != first:
+                _share(first / "bundle", place / "bundle")
+            _copy_packages(place)
+        (folder / made.models[0] / "probe.json").write_text(json.dumps(probe(manifest)) + "\n")
+        seal(folder, made, manifest)
+        (folder / "README.md").write_text(readme.of_python(made, manifest, idle_seconds))
+    return made
+
+
+def copy_bundle(source: Folder, place: Path) -> Manifest:
+    """Copy the files that a bundle's manifest lists, and hold the copies against it.
+
+    Raises:
+        BundleError: they differ, or the bundle cannot be read.
+    """
+    names = [*read_bundle(source, verify_files=False).manifest.files, MANIFEST]
+    shutil.rmtree(place, ignore_errors=True)
+    for name in names:
+        target = place / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with source.open(name) as (file, _), target.open("wb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+    return open_bundle(place).manifest
+
+
+def probe(manifest: Manifest) -> dict[str, object]:
+    """A request that any server of this model answers: zeros for the shortest segment, a sequence of its own."""
+    length = manifest.segment_lengths[-1]
+    inputs = []
+    for entry in tables.given(manifest):
+        sizes = [int(size) for size, axis in zip(entry.sizes(1, length), entry.shape, strict=True) if axis != "B"]
+        shape, kind = [1, *(sizes or [1])], {"float32": "FP32", "int32": "INT32", "bool": "BOOL"}[entry.dtype]
+        zeros: list[object] = [False if kind == "BOOL" else 0] * _product(shape)
+        inputs.append({"name": entry.name, "datatype": kind, "shape": shape, "data": zeros})
+    flags = {"sequence_id": 2**32 - 1, "sequence_start": True, "sequence_end": True}
+    return {"parameters": flags, "inputs": inputs}
+
+
+def _product(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _share(first: Path, second: Path) -> None:
+    """Let two copies of the same files be one on the disk, where links can be made."""
+    for path in first.rglob("*"):
+        other = second / path.relative_to(first)
+        if path.is_file():
+            with contextlib.suppress(OSError):
+                partial = other.with_name(f".{other.name}")
+                os.link(path, partial)
+                partial.replace(other)
+
+
+def _copy_packages(place: Path) -> None:
+    """The runtime, and what runs inside the server, as packages beside `model.py`."""
+    home = Path(inside.__file__).parent
+    shutil.copyfile(home / "model.py", place / "model.py")
+    for path, name in _sources(home):
+        target = place / "packages" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _sources(home: Path) -> Iterator[tuple[Path, Path]]:
+    """Files to copy, and where to under a folder of packages."""
+    runtime = Path(txl_runtime.__file__).parent
+    for path in sorted(runtime.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path, path.relative_to(runtime.parent)
+    root = home.parents[2]
+    for folder in (home.parents[1], home.parent):
+        yield folder / "__init__.py", (folder / "__init__.py").relative_to(root)
+    for path in sorted(home.glob("*.py")):
+        if path.name != "model.py":
+            yield path, path.relative_to(root)
