@@ -82,8 +82,10 @@ def running(log: Path, *repositories: Path, site: str | None = None) -> Iterator
     """A server; it has started or given up when the block begins, and is killed when it ends."""
     told = installed()
     http, grpc = _free(2)
+    shared = f"txl-deploy-test-{http}-"
     command = [told["server"], *(f"--model-repository={folder}" for folder in repositories)]
     command += [f"--backend-directory={told['backends']}", "--allow-metrics=false", "--exit-timeout-secs=1"]
+    command += [f"--backend-config=python,shm-region-prefix-name={shared}"]
     command += ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", f"--http-port={http}", f"--grpc-port={grpc}"]
     environment = os.environ | {"LD_LIBRARY_PATH": ":".join(told["libraries"]), "OMP_NUM_THREADS": "1"}
     environment["TXL_DEPLOY_PACKAGES"] = told["site"] if site is None else site
@@ -100,6 +102,8 @@ def running(log: Path, *repositories: Path, site: str | None = None) -> Iterator
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for left in Path("/dev/shm").glob(f"{shared}*"):
+            left.unlink(missing_ok=True)
 
 
 def exercise(name: str, server: Server, **more: Any) -> None:
