@@ -70,7 +70,7 @@ def test_a_server_does_not_begin_to_serve(dropped, make_bundle, monkeypatch, cap
     dropping, code, told = dropped
     bundle = make_bundle(config={}, seed=0, batch_size=2)
     monkeypatch.setattr(txl_runtime, "load", dropping(txl_runtime.load))
-    ending = threading.Timer(10, os.kill, (os.getpid(), signal.SIGTERM))  # where it serves all the same
+    ending = threading.Timer(60, os.kill, (os.getpid(), signal.SIGTERM))  # where it serves all the same
     ending.start()
     found, out, err = call_main(["serve", bundle, "--port", 0], monkeypatch, capfd)
     ending.cancel()

@@ -193,7 +193,7 @@ def test_arguments_arrive_in_c_as_they_were_given_and_results_come_back(native, 
 
 
 def test_other_threads_run_while_a_function_waits(native):
-    native.library.sleep_for(300)
+    native.library.sleep_for(999)
     waiting = threading.Thread(target=native.driver.cuEventSynchronize, args=(5,))
     started = time.monotonic()
     waiting.start()
@@ -203,7 +203,7 @@ def test_other_threads_run_while_a_function_waits(native):
     alive = waiting.is_alive()
     waiting.join()
     assert alive
-    assert between < 0.2
+    assert between < 0.8
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
