@@ -64,7 +64,7 @@ def write_report(
     *,
     text: Path | None = None,
     ids: Ids | None = None,
-    source: str = "",
+    source: str = "token ids",
     bench: Path | None = None,
     verify: Path | None = None,
     context: bool = False,

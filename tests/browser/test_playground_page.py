@@ -361,6 +361,20 @@ def test_the_page_says_of_a_model_that_needs_more_than_tokens_that_it_continues_
         assert not window.page.get_by_role("button", name="Generate", exact=True).is_visible()
 
 
+def test_the_page_says_of_a_model_without_memory_rows_that_it_has_none(chrome, server):
+    def changed(route: Any) -> None:
+        answer = route.fetch()
+        document = answer.json()
+        document["data"][0]["memory_length"] = 0
+        route.fulfill(response=answer, json=document)
+
+    with at_desk(chrome, server) as window:
+        window.page.route("**/v1/models", changed)
+        window.page.reload()
+        window.page.get_by_text("This model has no memory rows: it sees its segment alone.").wait_for()
+        assert window.page.get_by_role("meter").get_attribute("aria-valuetext") == "no memory"
+
+
 def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):
     """Even where it knows the token: by fetch, with and without leave to read, as a picture, a form and a frame."""
     (tmp_path / "index.html").write_text("<!doctype html><title>elsewhere</title>")

@@ -22,10 +22,10 @@ export function showMeter(fill, rows, most, segment) {
     box.append(drawn("line", { class: "mark", x1: at, x2: at, y1: 0, y2: 10 }));
   }
   meter.replaceChildren(box);
-  const text = `${fill.toLocaleString("en")} of ${counted(rows, "row")} filled`;
+  const text = rows ? `${fill.toLocaleString("en")} of ${counted(rows, "row")} filled` : "no memory";
   meter.setAttribute("aria-valuemax", String(Math.max(rows, 1)));
   meter.setAttribute("aria-valuenow", String(fill));
   meter.setAttribute("aria-valuetext", text);
   const limit = most < rows ? ` The next generation keeps and sees ${most ? `at most ${counted(most, "row")}` : "none"}; what is cut off is gone.` : "";
-  byId("meter-text").textContent = `${text}; a mark stands every ${segment} rows, which is a segment.${limit}`;
+  byId("meter-text").textContent = !rows ? "This model has no memory rows: it sees its segment alone." : `${text}; a mark stands every ${segment} rows, which is a segment.${limit}`;
 }
