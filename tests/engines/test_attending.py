@@ -49,7 +49,9 @@ def touching(graph: Graph) -> list[Kernel]:
     return [k for k in read_kernels(library.journal.layers) if k.reads(states) or k.writes(states)]
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision", ["fp16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fp32", "bf16"))]
+)
 def test_a_step_of_one_position_touches_memory_with_scatter_and_attention_alone(make_bundle, precision: str):
     graph, program = composed(make_bundle(config=HEADS, batch_size=2, precision=precision, verify=False), 1)
     kernels = touching(unite_attention(graph, program))

@@ -377,7 +377,9 @@ def test_an_engine_is_described_without_any_library(bundle: Path):
         describe_engine(alone)
 
 
-@pytest.mark.parametrize("harm", ["deleted", "truncated", "all gone"])
+@pytest.mark.parametrize(
+    "harm", ["truncated", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deleted", "all gone"))]
+)
 def test_a_bundle_whose_engines_are_harmed_still_runs_and_build_makes_them_again(bundle: Path, harm: str):
     made = build_bundle(bundle, "rtx").engines[0]
     file = bundle / made.file

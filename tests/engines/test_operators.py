@@ -42,7 +42,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "zeros, pre-norm": {"config": {"memory_start": "zeros", "pre_lnorm": True}},
     "window and clamp": {"config": {"same_length": True, "clamp_length": 3}},
 }
-QUICK = {("large vocabulary", "fp32"), ("adaptive", "bf16")}
+QUICK = {("adaptive", "bf16")}
 CASES = [
     pytest.param(name, precision, marks=() if (name, precision) in QUICK else pytest.mark.slow)
     for name in FAMILY

@@ -88,5 +88,5 @@ def test_without_atheris_a_target_runs_on_changes_of_its_corpus(tmp_path):
     )
     assert died == []
     assert found["failures"] == []
-    assert found["cases"] > 100
+    assert found["cases"] > 10
     assert json.loads((tmp_path / "figures.json").read_text("utf-8"))["cases"] == found["cases"]

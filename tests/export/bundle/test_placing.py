@@ -421,14 +421,11 @@ class Run:
         return [path.name for path in self.target.parent.iterdir() if path != self.target]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 @pytest.mark.parametrize(
     ("number", "times"),
-    [
-        pytest.param(signal.SIGKILL, 3, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
-        (signal.SIGTERM, 1),
-    ],
+    [(signal.SIGKILL, 3), (signal.SIGINT, 2), (signal.SIGTERM, 1)],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_an_export_stopped_at_any_moment_leaves_a_whole_bundle_or_none(

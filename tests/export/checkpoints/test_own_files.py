@@ -438,7 +438,7 @@ def one_layer(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "beyond"), [("nvidia/n01_base", 1), ("kimiyoung/k01_base", 0), ("hf/h01_base", 0)])
-@pytest.mark.parametrize("length", [4, 1])
+@pytest.mark.parametrize("length", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_same_length_hears_of_m_keys_and_of_one_more_in_nvidia_s_code(tmp_path, name, beyond, length):
     memory = 8
     state, config = one_layer(name)

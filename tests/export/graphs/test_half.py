@@ -112,6 +112,7 @@ def test_fp16_streams_are_close_to_fp32_and_their_state_is_float32(make_bundle):
         assert np.isfinite(half.step(tokens)).all()
 
 
+@pytest.mark.slow
 def test_fp16_padding_changes_no_bit(make_bundle):
     path = make_bundle(precision="fp16", batch_size=2, verify=False)
     for update in ("ring", "rolled"):
@@ -122,7 +123,8 @@ def test_fp16_padding_changes_no_bit(make_bundle):
             np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_verification_judges_half_by_its_distribution_and_says_what_it_is_worth(tmp_path, precision: str):
     values = small_config(**BIG)
     state = {name: tensor * (1 if "norm" in name else 0.2) for name, tensor in random_state(values).items()}
@@ -182,6 +184,7 @@ def test_where_there_is_no_room_for_the_copy_that_is_said(make_bundle, monkeypat
         pass
 
 
+@pytest.mark.slow
 def test_the_copy_for_the_cpu_holds_and_computes_what_bf16_can(make_bundle, tmp_path):
     path = make_bundle(precision="bf16", verify=False, config={"cutoffs": (20, 40)})
     manifest = open_bundle(path).manifest

@@ -290,6 +290,7 @@ def test_a_broken_graph_is_refused(broken, name, change, reason):
 # ---- the same model gives the same bytes, and has one name
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same_bytes(make_bundle, tmp_path):
     bundle, values = make_bundle(), small_config()
     checkpoint = save_checkpoint(tmp_path / "model.pt", values)

@@ -126,7 +126,9 @@ def do(kind: str, streams: tuple[Stream, Stream], kept: list[list[StreamState]],
 KINDS_OF_CALL = ("step", "step", "step", "feed", "score", "reset", "select", "snapshot", "restore", "reload", "swap")
 
 
-@kinds
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "segments of 1" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 @settings(
     max_examples=8,
     deadline=None,

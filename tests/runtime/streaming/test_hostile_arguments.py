@@ -269,6 +269,7 @@ def test_load_takes_or_refuses_whatever_it_is_given(model, name):
     assert count > 20
 
 
+@pytest.mark.slow
 def test_models_states_and_vocabularies_take_or_refuse_whatever_they_are_given(
     make_bundle, model, tmp_path, monkeypatch
 ):

@@ -289,6 +289,7 @@ def edited(data, edit, area):
     return patched(data, at, data[source : source + how[1]])[: len(data)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     container=st.sampled_from([*CONTAINERS, "pickle in a zip", "safetensors"]),

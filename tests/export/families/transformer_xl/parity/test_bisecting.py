@@ -23,7 +23,9 @@ KINDS = {
     "hidden memory": {"config": {"n_layer": 3}, "memory": "hidden"},
     "pre-norm, hidden memory": {"config": {"n_layer": 3, "pre_lnorm": True}, "memory": "hidden"},
 }
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize(
+    "kind", [kind if kind == "post-norm" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 
 
 def scale_tensor(path: Path, name: str, factor: float) -> None:
@@ -39,9 +41,7 @@ def scale_tensor(path: Path, name: str, factor: float) -> None:
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "post-norm" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
-)
+@kinds
 def test_nothing_differs_in_a_good_bundle(make_bundle, kind):
     found = bisect(make_bundle(**KINDS[kind]))
     assert found.first is None

@@ -341,7 +341,14 @@ def forget_oldest(graph: onnx.GraphProto) -> None:
         (forget_oldest, {MEMORY}),
     ],
 )
-@pytest.mark.parametrize(("files", "ill"), [("*.onnx", (0, 1)), ("hidden-ring.onnx", (0,)), ("logprobs-*.onnx", (1,))])
+@pytest.mark.parametrize(
+    ("files", "ill"),
+    [
+        pytest.param("*.onnx", (0, 1), marks=pytest.mark.slow),
+        ("hidden-ring.onnx", (0,)),
+        pytest.param("logprobs-*.onnx", (1,), marks=pytest.mark.slow),
+    ],
+)
 def test_a_fault_in_the_memory_alone_is_found(copy, fault, gates, files, ill):
     edit_graphs(copy, "new_memory.layers.01.value", fault, files)
     parity = txl_export.verify(copy)
@@ -380,7 +387,16 @@ def test_nan_fails_every_gate_it_touches(copy, output, gates):
 
 
 @pytest.mark.parametrize(
-    "change", [{"window": 6}, {"window": 8}, {"window": None}, {"clamp_length": 3}, {"clamp_length": 5}], ids=str
+    "change",
+    [
+        {"window": 6},
+        {"clamp_length": 3},
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ({"window": 8}, {"window": None}, {"clamp_length": 5})
+        ),
+    ],
+    ids=str,
 )
 def test_a_reference_of_another_dialect_is_not_matched(bundle, change):
     manifest, state = open_bundle(bundle).manifest, random_state(small_config(**WINDOWED))
