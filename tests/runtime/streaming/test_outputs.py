@@ -39,7 +39,10 @@ KINDS: dict[str, dict[str, Any]] = {
 ROWS = range(1, 71)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=pytest.mark.slow) if "projected" in kind else kind for kind in KINDS],
+)
 def kind(request):
     return request.param
 
