@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from weakref import ref
 
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.sessions.jobs import Job, Session, Work
@@ -40,7 +41,7 @@ class Book:
         self.active: dict[Session, None] = {}
         self.recent, self.numbers = Recent(clock), itertools.count(1)
         self.unfinished = self._input_bytes = 0
-        self._deadlines: list[tuple[float, int, Job]] = []
+        self._deadlines: list[tuple[float, int, ref[Job]]] = []  # what ended early is held by nobody else
         self._pace, self._ended = 1.0, clock()
 
     def find(self, name: object) -> Session:
@@ -106,9 +107,9 @@ class Book:
             self.recent.touch(session.name)
         if job.work.seconds is not None:
             if len(self._deadlines) > 2 * self.unfinished + 64:  # of many that ended long before their time
-                self._deadlines = [entry for entry in self._deadlines if not entry[2].ticket.done]
+                self._deadlines = [entry for entry in self._deadlines if _unfinished(entry[2]) is not None]
                 heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (self._clock() + job.work.seconds, next(self.numbers), job))
+            heapq.heappush(self._deadlines, (self._clock() + job.work.seconds, next(self.numbers), ref(job)))
         self.unfinished += 1
         self._input_bytes += job.nbytes
         self._counters.requests += 1
@@ -135,8 +136,14 @@ class Book:
 
     def end_overdue(self) -> None:
         """End requests whose time is over."""
-        while self._deadlines and (self._deadlines[0][2].ticket.done or self._deadlines[0][0] <= self._clock()):
-            self.end(heapq.heappop(self._deadlines)[2], "timeout")
+        while self._deadlines:
+            due, _, held = self._deadlines[0]
+            job = _unfinished(held)
+            if job is not None and due > self._clock():
+                return
+            heapq.heappop(self._deadlines)
+            if job is not None:
+                self.end(job, "timeout")
 
     def end_all(self) -> None:
         """End all requests."""
@@ -190,3 +197,9 @@ class Book:
         """Let nothing be left of a session's state."""
         self._rows.clear(session)
         self._store.drop(session.key)
+
+
+def _unfinished(held: ref[Job]) -> Job | None:
+    """A request that has not ended."""
+    job = held()
+    return None if job is None or job.ticket.done else job

@@ -84,6 +84,7 @@ class Segments:
         for part in parts:
             counts[part.row] = part.size
         limited = [part for part in parts if part.job.work.memory_length is not None]
+        held = self._loop.fill.copy() if limited else None
         try:
             for part in limited:
                 self._limit(part, part.job.work.memory_length)
@@ -94,6 +95,8 @@ class Segments:
         finally:  # whoever stands on these rows next has all of the memory
             for part in limited:
                 self._limit(part, None)
+                if held is not None and part.job.at == part.first:  # nothing was fed, so nothing is cut off either
+                    self._loop.fill[part.row] = held[part.row]
 
     def _limit(self, part: Part, most: int | None) -> None:
         """Limit the memory rows of the row that a part is on, or let it have all of them."""

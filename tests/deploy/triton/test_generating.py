@@ -249,6 +249,14 @@ def test_closing_ends_what_runs(model):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_while_a_request_is_taken_in_is_told_to_it_too(served, monkeypatch):
+    monkeypatch.setattr(served._sessions, "submit", lambda *_: 1 // 0)
+    assert "rounds ended with ZeroDivisionError" in refused(served, ask([1], 5)).message
+    served._thread.join()
+    assert "load the model again" in refused(served, ask([1], 5)).message
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_of_the_rounds_leaves_nobody_waiting(served, monkeypatch):
     monkeypatch.setattr(served._sessions, "round", lambda: 1 // 0)
     lost, beside = ask([1], 5, sender=Unreachable(10**9)), ask([1], 5)

@@ -121,3 +121,21 @@ def test_a_segment_that_fails_leaves_no_limit_behind(model_of, monkeypatch):
         sessions.submit(Request([1] * 9), "anna")
         run(sessions)
         assert sessions.info("anna").fill == M
+
+
+@RULES
+def test_a_segment_that_fails_cuts_nothing_off(model_of, kind, monkeypatch):
+    requests = [Request([1, 2, 3] * 3), Request([4], 6, Sampling(seed=1), top_logprobs=2)]
+    with Sessions(model_of(kind), rows=1) as sessions:
+        sessions.submit(requests[0], "anna")
+        run(sessions)
+        loop = sessions._segments._loop
+        with monkeypatch.context() as failing:
+            failing.setattr(type(loop), "run", lambda *_, **__: 1 / 0)
+            ticket = sessions.submit(Request([1], memory_length=1), "anna")
+            run(sessions)
+        assert "the segment failed" in str(ticket.error)
+        assert (sessions.info("anna").fill, sessions.info("anna").seen) == (M, 9)
+        ticket = sessions.submit(requests[1], "anna")
+        run(sessions)
+        assert_same(given(ticket.events()), alone(model_of(kind), requests)[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from sessions_alone import alone, assert_same, drawn, run
@@ -258,6 +260,19 @@ def test_times_of_requests_that_have_ended_are_not_kept(model_of):
         for _ in range(400):
             sessions.submit(Request([1], seconds=1e6)).cancel()
         assert len(sessions._book._deadlines) <= 66
+
+
+def test_what_ended_before_its_time_is_let_go_with_its_inputs(model_of):
+    with Sessions(model_of("counting")) as sessions:
+        waiting = sessions.submit(Request([1], 10**5, seconds=600))
+        for _ in range(20):
+            ticket = sessions.submit(Request([1] * 9, seconds=600))
+            while not ticket.done:
+                sessions.round()
+        del ticket
+        gc.collect()
+        assert not waiting.done
+        assert sum(held() is not None for _, _, held in sessions._book._deadlines) == 1
 
 
 def test_a_function_of_the_caller_ends_a_request_as_a_stop_token_does(model_of):

@@ -30,20 +30,22 @@ class Failing:
         return self._loop.run(*given)
 
 
+@pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("error", [BackendError("the device is gone"), ValueError("of a fault")], ids=str)
-def test_an_engine_s_error_ends_the_requests_of_that_round_and_leaves_their_states(model_of, error, caplog):
+def test_an_engine_s_error_ends_the_requests_of_that_round_and_leaves_their_states(model_of, error, caplog, rounds):
+    """A round of the long prompt, or one of those that decode."""
     with Sessions(model_of("counting")) as sessions:
         loop = sessions._segments._loop = Failing(sessions._segments._loop)
         decoding = [sessions.submit(Request([1], 9, Sampling(seed=1)), f"s{number}") for number in range(2)]
         sessions.round()
         prompt = sessions.submit(Request([1] * 9, 3, Sampling(seed=2)), "prompt")
+        for _ in range(rounds):
+            sessions.round()
         states = [sessions.take(f"s{number}") for number in range(2)]
         loop.error = error
         sessions.round()
-        if decoding[0].done:
-            hurt, spared = decoding, [prompt]
-        else:
-            hurt, spared = [prompt], decoding
+        hurt, spared = (decoding, [prompt]) if rounds else ([prompt], decoding)
+        assert all(ticket.done for ticket in hurt)
         for ticket in hurt:
             assert ticket.events()[-1].reason == "error"
             assert str(error) in str(ticket.error)

@@ -186,6 +186,9 @@ class Generating:
                 self._refuse(asked.sender, f"{error}; ask again in {error.retry_after:.1f} s", "UNAVAILABLE")
             except TxlError as error:
                 self._refuse(asked.sender, str(error), "INVALID_ARG")
+            except Exception as error:  # the thread ends with it, and this request is in neither of its lists
+                self._refuse(asked.sender, f"rounds ended with {type(error).__name__}: {error}", "INTERNAL")
+                raise
             if asked.end and asked.name is not None:
                 self._conversations.end(asked.name)
 
