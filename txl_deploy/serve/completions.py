@@ -141,7 +141,7 @@ class _Answer:
         """The answer as server-sent events; an error behind the first of them is the last.
 
         Raises:
-            ApiError: nothing came before it.
+            TxlError: nothing came before it.
         """
         head, begun = self._head(), False
         usage = {"usage": None} if self._order.usage else {}
@@ -158,10 +158,10 @@ class _Answer:
             if self._order.usage:
                 yield _event({**head, "choices": [], "usage": self._usage()})
             yield b"data: [DONE]\n\n"
-        except ApiError as error:
+        except TxlError as error:
             if not begun:
                 raise
-            yield _event(error.document())
+            yield _event(as_api_error(error).document())
 
     async def _progress(self) -> AsyncGenerator[int, None]:
         """The numbers of texts as something comes of them, until all have ended."""

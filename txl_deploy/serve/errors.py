@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 from txl_runtime.errors import TxlError, UsageError
-from txl_runtime.sessions import Busy
+from txl_runtime.sessions import Busy, ClosedError
 
 TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
 """The kind of an error by its status; others below 500 are invalid requests, from 500 on it is the server's."""
@@ -77,6 +77,8 @@ def as_api_error(error: TxlError) -> ApiError:
         return error
     if isinstance(error, Busy):
         return ApiError(429, str(error), code="busy", retry_after=error.retry_after)
+    if isinstance(error, ClosedError):
+        return ApiError(503, str(error), code="closed")
     if isinstance(error, UsageError):
         return ApiError(400, str(error), PARAMS.get(str(error).partition(" ")[0]))
     return ApiError(500, str(error))

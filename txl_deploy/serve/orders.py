@@ -22,6 +22,7 @@ from txl_runtime.types import Ids
 from txl_deploy.serve.errors import ApiError
 from txl_deploy.serve.settings import (
     CHOICES,
+    ECHOED,
     LOGPROBS,
     STOP_LENGTH,
     STOPS,
@@ -203,13 +204,21 @@ def read_order(data: bytes, model: Model, settings: Settings) -> Order:
         raise ApiError(
             400, "max_tokens is 0 without echo or session, expected at least 1: nothing is asked", "max_tokens"
         )
-    positions = sum(len(prompt) if body.echo else 0 for prompt in prompts) + max_tokens * len(prompts)
+    echoed = sum(map(len, prompts)) if body.echo else 0
+    positions = echoed + max_tokens * len(prompts)
     if logprobs is not None and positions * many * max(logprobs, 1) > LOGPROBS:
         raise ApiError(
             400,
             f"{positions * many} positions with logprobs {logprobs} exceed {LOGPROBS} log-probabilities in one answer; "
             "ask for fewer prompts, tokens or logprobs at once",
             "logprobs",
+        )
+    if echoed * many > ECHOED:
+        raise ApiError(
+            400,
+            f"{echoed * many} tokens of prompts to echo exceed {ECHOED} in one answer; ask for fewer prompts, texts or "
+            "tokens, or leave echo out",
+            "echo",
         )
     return Order(
         prompts=prompts,

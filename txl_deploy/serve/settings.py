@@ -6,6 +6,8 @@ Every limit has a default that a small machine survives.
 from __future__ import annotations
 
 import ipaddress
+import math
+import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,8 @@ TOP_LOGPROBS = 20
 """Most probable tokens that a request may ask for at each position."""
 LOGPROBS = 1 << 19
 """Log-probabilities that one answer may hold: positions times what is asked for at each."""
+ECHOED = LOGPROBS
+"""Tokens of prompts that one answer may echo, of all its texts together: each is looked up before any is computed."""
 HEADER_BYTES = 1 << 15
 """Of a request's line and headers."""
 LOST = "\ufffd"
@@ -100,10 +104,17 @@ class Settings:
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, expected at least 0; check {_flag(name)}")
         for name in ("idle_seconds", "checkpoint_every", "request_seconds", "header_seconds"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} is {getattr(self, name)}, expected seconds above 0; check {_flag(name)}")
-        if not self.drain_seconds >= 0:
-            raise UsageError(f"drain_seconds is {self.drain_seconds}, expected 0 or more; check --drain-seconds")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(
+                    f"{name} is {getattr(self, name)}, expected a finite number of seconds above 0; check {_flag(name)}"
+                )
+        if not 0 <= self.drain_seconds < math.inf:
+            raise UsageError(
+                f"drain_seconds is {self.drain_seconds}, expected a finite number of seconds, 0 or more; check "
+                "--drain-seconds"
+            )
+        if self.name is not None and any("\ud800" <= sign <= "\udfff" for sign in self.name):
+            raise UsageError(f"name is {shown(self.name)}, expected text that is UTF-8; choose another --name")
         if (self.park_dir is None) != (self.disk_bytes == 0):
             raise UsageError("--park-dir and --disk-bytes belong together, expected both or none; give the other one")
         if self.token is not None and (not self.token.isascii() or not self.token.isprintable() or " " in self.token):
@@ -113,8 +124,10 @@ class Settings:
 
     @property
     def served_name(self) -> str:
-        """What clients call the model."""
-        return self.name or self.bundle.resolve().name.removesuffix(".txl")
+        """What clients call the model; bytes of a folder's name that are no UTF-8 stand there as escapes."""
+        if self.name:
+            return self.name
+        return os.fsencode(self.bundle.resolve().name.removesuffix(".txl")).decode(errors="backslashreplace")
 
     @property
     def loopback(self) -> bool:

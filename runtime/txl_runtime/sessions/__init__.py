@@ -12,6 +12,7 @@ from txl_runtime.sessions.core import Sessions
 from txl_runtime.sessions.jobs import Ticket
 from txl_runtime.sessions.requests import (
     Busy,
+    ClosedError,
     Event,
     Finished,
     Limits,
@@ -28,6 +29,7 @@ __all__ = [
     "AsyncSessions",
     "Busy",
     "Checkpoint",
+    "ClosedError",
     "Event",
     "Finished",
     "Handle",

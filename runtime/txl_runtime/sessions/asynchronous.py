@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from txl_runtime.errors import TxlError, UsageError, one_line
 from txl_runtime.sessions.core import Sessions
 from txl_runtime.sessions.jobs import Ticket
-from txl_runtime.sessions.requests import Event, Finished, Request
+from txl_runtime.sessions.requests import ClosedError, Event, Finished, Request
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -119,6 +119,7 @@ class AsyncSessions:
 
         Raises:
             UsageError: the request does not fit the model or the limits.
+            ClosedError: the thread has ended, or has not begun.
             Busy: there is no room for it now.
         """
         future = self.post(lambda sessions: self._take_in(sessions, request, session, before))
@@ -133,6 +134,7 @@ class AsyncSessions:
 
         Raises:
             UsageError: as `submit`.
+            ClosedError: as `submit`.
             Busy: as `submit`.
         """
         handle = await self.submit(request, session)
@@ -144,7 +146,11 @@ class AsyncSessions:
             handle.cancel()
 
     async def call(self, function: Callable[[Sessions], T]) -> T:
-        """What a function of the sessions returns, called between rounds by the core's thread."""
+        """What a function of the sessions returns, called between rounds by the core's thread.
+
+        Raises:
+            ClosedError: the thread has ended, or has not begun.
+        """
         return await asyncio.wrap_future(self.post(function))
 
     async def ended(self) -> None:
@@ -161,11 +167,11 @@ class AsyncSessions:
     # --- for handles and the thread ---------------------------------------------------------------------------------
 
     def post(self, function: Callable[[Sessions], T]) -> Future[T]:
-        """Let the thread call a function between two rounds."""
+        """Let the thread call a function between two rounds; the future has a `ClosedError` where there is none."""
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None or self._closed:
-                future.set_exception(UsageError("the sessions are closed, expected them entered: async with ..."))
+                future.set_exception(ClosedError("the sessions are closed, expected them entered: async with ..."))
                 return future
             self._calls.append((future, function))
             self._lock.notify()
@@ -212,15 +218,15 @@ class AsyncSessions:
         self._handles.append(handle)
         return handle
 
-    def _tell(self) -> None:
-        """Wake the readers whose requests have events, with one call into their event loop."""
+    def _tell(self, over: bool = False) -> None:
+        """Wake the readers whose requests have events, in one call into their event loop. `over`: for the last time."""
         waiting = [handle for handle in self._handles if not handle.told and handle.ticket.unread]
         for handle in waiting:
             handle.told = True
         if waiting:
             self._later(lambda: _wake(waiting))
         self._handles = [handle for handle in self._handles if not handle.ticket.done]
-        if self._drains and not self._sessions.unfinished:
+        if self._drains and (over or not self._sessions.unfinished):
             for future in self._drains:
                 if future.set_running_or_notify_cancel():
                     future.set_result(None)
@@ -242,7 +248,7 @@ class AsyncSessions:
                 handle.ticket.end("error", 0, said)
 
     def _finish(self) -> None:
-        """End what is unfinished, and answer whoever still waits."""
+        """End what is unfinished, and answer whoever still waits: calls with a `ClosedError`."""
         try:
             self._sessions.end_requests()
         finally:
@@ -250,8 +256,8 @@ class AsyncSessions:
                 self._closed, calls = True, self._calls
             for future, _ in calls:
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(UsageError("the sessions were closed, expected them open; begin again"))
-            self._tell()
+                    future.set_exception(ClosedError("the sessions were closed, expected them open; begin again"))
+            self._tell(over=True)
 
 
 def _wake(handles: Sequence[Handle]) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from numpy.typing import ArrayLike
 
-from txl_runtime.errors import TxlError
+from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.types import Array, Floats, Ids
 
 
@@ -22,6 +22,10 @@ class Busy(TxlError):  # noqa: N818 - what it says is a state and no mistake
     def __init__(self, said: str, retry_after: float) -> None:
         super().__init__(said)
         self.retry_after = retry_after
+
+
+class ClosedError(UsageError):
+    """Sessions are not open: they were closed, or their thread has failed. Nothing was done of what was asked."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
+from serving import until
+from step_models import counting
+
+from txl_deploy.serve.errors import ApiError
+from txl_deploy.serve.orders import read_order
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 JSON = {"content-type": "application/json"}
@@ -82,6 +89,23 @@ def test_fields_that_are_harmless(served, body):
 def test_bodies_that_are_no_request(served, data):
     error = served.refused(400, content=data, headers=JSON)
     assert "the body is" in error["message"]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"max_tokens": 0}])
+def test_how_much_one_answer_echoes(served, more):
+    """It is echoed before anything is computed, while nobody else is answered."""
+
+    def read(prompt, **body):
+        return read_order(json.dumps({"prompt": prompt, **more, **body}).encode(), served.model, served.settings)
+
+    assert read("a" * 4096, n=128, echo=True).many == 128
+    assert read(["a" * 4095, "a" * 4097], n=64, echo=True).many == 64
+    if more.get("max_tokens") != 0:
+        assert not read("a" * 4097, n=128).echo, "nothing is echoed"
+    for prompt, many, found in (("a" * 4097, 128, 524416), (["a" * 4096, "a" * 4097], 64, 524352)):
+        with pytest.raises(ApiError, match=f"{found} tokens of prompts to echo exceed 524288 in one answer") as caught:
+            read(prompt, n=many, echo=True)
+        assert (caught.value.status, caught.value.param) == (400, "echo")
 
 
 def test_another_model_is_not_here(served):
@@ -235,3 +259,43 @@ def test_a_stopping_server_takes_no_more(serve):
     assert answer.headers["retry-after"] == "5"
     assert server.get("/health").status_code == 503
     assert server.get("/health").json() == {"status": "draining"}
+
+
+def test_what_is_asked_of_sessions_that_have_failed_is_no_mistake_of_its_client(serve):
+    server = serve()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def broken():
+        begun.set()
+        go_on.wait()
+        raise RuntimeError("nobody foresaw it")
+
+    server.wait(server.service.front.call(lambda sessions: setattr(sessions, "round", broken)))
+    begun.wait()
+    asked = asyncio.run_coroutine_threadsafe(server.client.get("/v1/sessions"), server.loop)
+    until(lambda: server.service.front._calls)
+    go_on.set()
+    answers = [asked.result()]
+    server.wait(server.service.front.ended())
+    for more in ({}, {"stream": True}, {"session": "a"}):
+        answers.append(server.post("/v1/completions", {"prompt": "x", **more}))
+    for answer, message in zip(answers, ["the sessions were closed", *["the sessions are closed"] * 3], strict=True):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", "closed")
+        assert message in error["message"]
+
+
+def test_what_is_refused_when_an_answer_has_begun_is_its_last_event(serve, tmp_path):
+    model = counting((4,))
+    model.lengths = "exact"
+    server = serve(model.write(tmp_path / "exact.txl"), rows=1)
+    asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+    whole = server.refused(400, json={"prompt": [[1] * 4, [1] * 3], **asked})
+    assert "expected what segments of 4 add up to" in whole["message"]
+    answer = server.post("/v1/completions", {"prompt": [[1] * 4, [1] * 3], **asked, "stream": True})
+    assert answer.status_code == 200
+    first, *_, last = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n") if line]
+    assert first["choices"][0]["index"] == 0
+    assert last == {"error": whole}
+    at_once = server.refused(400, json={"prompt": [[1] * 3, [1] * 4], **asked, "stream": True})
+    assert at_once == whole, "nothing was sent before it"

@@ -39,8 +39,9 @@ def fronted(model_of):
                 assert sessions.unfinished == 0
                 return found
 
+        before = set(threading.enumerate())  # a server of other tests may run
         found = asyncio.run(inside())
-        assert not any(thread.name == "txl-sessions" for thread in threading.enumerate())
+        assert not any(thread.name == "txl-sessions" for thread in set(threading.enumerate()) - before)
         return found
 
     return run
@@ -252,6 +253,23 @@ def test_a_request_that_pauses_still_runs_out_of_time(fronted):
         assert (await _last(handle)).reason == "timeout"
 
     fronted(work)
+
+
+def test_a_thread_that_fails_while_somebody_waits_for_the_end_of_all_requests_tells_him(model_of, caplog):
+    async def work() -> None:
+        sessions = Sessions(model_of("counting"))
+        async with AsyncSessions(sessions, unread=1) as front:
+            handle = await front.submit(Request([1], 1000))  # it pauses, since nobody reads
+            drained = asyncio.create_task(front.drain())
+            while not front._drains:
+                await asyncio.sleep(0.001)
+            sessions.round = _fail
+            front.nudge()
+            await asyncio.wait_for(drained, 60)
+            assert handle.ticket.done
+
+    asyncio.run(work())
+    assert "the thread of the sessions failed" in caplog.text
 
 
 def test_a_thread_that_fails_tells_everybody(model_of, caplog):
