@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
@@ -12,6 +14,11 @@ from txl_runtime.types import Ids
 
 Done = Callable[[int, int], bool]
 """Asked with a document's index and weight; says whether it needs no reading."""
+
+
+def spelled(path: Path) -> str:
+    """A path as results and messages hold it: bytes that are no UTF-8 are escaped."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)

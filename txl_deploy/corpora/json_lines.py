@@ -12,7 +12,7 @@ from msgspec import Meta
 from txl_runtime.errors import UsageError, one_line
 from txl_runtime.streaming.checks import brief, shown
 
-from txl_deploy.corpora.documents import Bad, Document, Done
+from txl_deploy.corpora.documents import Bad, Document, Done, spelled
 
 MOST_BYTES = 1 << 30
 """Of a line: a document has to fit into memory several times."""
@@ -34,10 +34,15 @@ def read_json_lines(
 
     Returns:
         The index after the last document.
+
+    Raises:
+        UsageError: the file cannot be read to its end. It is not skipped, because nobody knows how many documents
+            there are in the rest, and with another number every later document would have another index.
     """
     from txl_export.token_files import regular
 
     decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    first, place = index, spelled(file)
     try:
         with regular(file).open("rb") as stream:
             number = 0
@@ -50,13 +55,20 @@ def read_json_lines(
                 elif not line.strip():
                     continue
                 if not done(index, weight):
-                    yield _document(decoder, line, named, Document(index, said, f"{file}:{number}", b"", weight))
+                    yield _document(decoder, line, named, Document(index, said, f"{place}:{number}", b"", weight))
                 index += 1
-    except (OSError, UsageError) as error:
-        why = str(error) if isinstance(error, UsageError) else f"{file}: {error.strerror}, expected lines of JSON"
-        yield Bad(index, name, 0, f"{why}; check the file")
-        index += 1
+    except OSError as error:
+        raise broken_off(file, index - first, error) from None
     return index
+
+
+def broken_off(file: Path, documents: int, error: Exception) -> UsageError:
+    """The error of a file that could not be read further after so many documents."""
+    said = getattr(error, "strerror", None) or one_line(error) or type(error).__name__
+    return UsageError(
+        f"{spelled(file)}: breaks off after {documents} documents ({said}), expected to be read to its end; run the "
+        "same command again once it can be read, with --resume where there is -o; or take the file out and begin anew"
+    )
 
 
 def _skip_line(stream: BufferedReader) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 from txl_runtime.errors import BackendError, UsageError, one_line
 from txl_runtime.streaming.checks import shown
 
-from txl_deploy.corpora.documents import Bad, Document, Done
-from txl_deploy.corpora.json_lines import MOST_OF_ID
+from txl_deploy.corpora.documents import Bad, Document, Done, spelled
+from txl_deploy.corpora.json_lines import MOST_OF_ID, broken_off
 
 ROWS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 24
@@ -29,7 +29,7 @@ def require_pyarrow(file: Path) -> None:
     """
     if find_spec("pyarrow") is None:
         raise BackendError(
-            f"{file}: parquet files need pyarrow, not installed here; pip install pyarrow, or give JSON lines"
+            f"{spelled(file)}: parquet files need pyarrow, not installed here; pip install pyarrow, or give JSON lines"
         )
 
 
@@ -38,35 +38,36 @@ def read_parquet(
 ) -> Generator[Document | Bad, None, int]:
     """The documents of a file, but for those that are done; as `read_json_lines`.
 
-    A file that cannot be read to its end has one bad document where it breaks off.
+    A file that holds no parquet, or not the columns, is one bad document.
     """
-    number = 0
+    number, place = 0, spelled(file)
     try:
+        from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
 
-        with ParquetFile(file) as looked:
-            schema = looked.schema_arrow
-            column, has_id = _column(schema.names, named), "id" in schema.names
-            columns = [column, *(["id"] if has_id and column != "id" else [])]
-            once, rows = [each for each in columns if _is_text(schema.field(each).type)], _rows(looked.metadata)
+        try:
+            with ParquetFile(file) as looked:
+                schema = looked.schema_arrow
+                column, has_id = _column(schema.names, named), "id" in schema.names
+                columns = [column, *(["id"] if has_id and column != "id" else [])]
+                once, rows = [each for each in columns if _is_text(schema.field(each).type)], _rows(looked.metadata)
+        except (ArrowInvalid, UsageError) as error:  # of what the file holds: every run finds the same
+            if not done(index, 0):
+                is_ours = isinstance(error, UsageError)
+                said = str(error) if is_ours else f"{one_line(error)}, expected a parquet file; check it"
+                yield Bad(index, name, 0, f"{place}: {said}")
+            return index + 1
         with ParquetFile(file, read_dictionary=once) as opened:  # a value that stands there once is held once
             weight = max(file.stat().st_size // max(opened.metadata.num_rows, 1), 1)
             for batch in opened.iter_batches(batch_size=rows, columns=columns):
                 for at in range(batch.num_rows):
                     number += 1
                     if not done(index, weight):
-                        given = batch.column("id")[at].as_py() if has_id else None
-                        id = f"{name}:{number}" if given is None else str(given)[:MOST_OF_ID]
-                        yield _document(
-                            batch.column(column)[at].as_py(),
-                            column,
-                            Document(index, id, f"{file}:{number}", b"", weight),
-                        )
+                        here = Document(index, f"{name}:{number}", f"{place}:{number}", b"", weight)
+                        yield _document(batch, at, column, has_id, here)
                     index += 1
     except Exception as error:  # pyarrow raises its own kinds and the system's
-        said = str(error) if isinstance(error, UsageError) else f"{one_line(error)}, expected a parquet file; check it"
-        yield Bad(index, name, 0, f"{file}: {said}")
-        index += 1
+        raise broken_off(file, number, error) from None
     return index
 
 
@@ -106,11 +107,20 @@ def _column(there: Sequence[str], named: str | None) -> str:
     return known[0]
 
 
-def _document(value: Any, column: str, at: Document) -> Document | Bad:
-    if isinstance(value, str):
-        return Document(at.index, at.id, at.place, value.encode(errors="surrogatepass"), at.weight)
-    whole = isinstance(value, list) and all(type(each) is int and 0 <= each < 2**31 for each in value)
-    if isinstance(value, bytes) or whole:
-        return Document(at.index, at.id, at.place, value, at.weight)
-    what = f"{at.place}: {column} is {shown(value)}, expected a text or a list of token ids"
-    return Bad(at.index, at.id, at.weight, f"{what}; mend it, or leave such documents out with --skip-bad")
+def _document(batch: Any, row: int, column: str, has_id: bool, at: Document) -> Document | Bad:
+    """What a row holds; `at` says its place, and its name where it has none of its own."""
+    id = at.id
+    try:
+        given = batch.column("id")[row].as_py() if has_id else None
+        id = at.id if given is None else str(given)[:MOST_OF_ID]
+        value = batch.column(column)[row].as_py()
+    except ValueError as error:  # a text that is no UTF-8, say
+        what = f"{at.place}: {one_line(error)}, expected a text or a list of token ids"
+    else:
+        if isinstance(value, str):
+            return Document(at.index, id, at.place, value.encode(errors="surrogatepass"), at.weight)
+        whole = isinstance(value, list) and all(type(each) is int and 0 <= each < 2**31 for each in value)
+        if isinstance(value, bytes) or whole:
+            return Document(at.index, id, at.place, value, at.weight)
+        what = f"{at.place}: {column} is {shown(value)}, expected a text or a list of token ids"
+    return Bad(at.index, id, at.weight, f"{what}; mend it, or leave such documents out with --skip-bad")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from txl_runtime.types import Ids
 
 from txl_deploy.console import quantity, stderr
 from txl_deploy.corpora.batching import batches, windows
-from txl_deploy.corpora.documents import Bad, Unit
+from txl_deploy.corpora.documents import Bad, Unit, spelled
 from txl_deploy.corpora.encoding import Encoder
 from txl_deploy.corpora.parts import cut, warm_up
 from txl_deploy.corpora.processes import Processes, Scored
@@ -58,7 +59,9 @@ class Machine:
         """Batches with their outcomes. Several processes have a thread each, unless another number was asked for."""
         if self.workers > 1:
             threads = 1 if self.threads is None else self.threads
-            settings = Settings(bundle=str(self.bundle), backend=self.backend, threads=threads)
+            settings = Settings(
+                bundle=spelled(self.bundle), place=os.fsencode(self.bundle), backend=self.backend, threads=threads
+            )
             with Processes(settings, self.workers, model_id) as processes:
                 yield from processes.score(work)
             return

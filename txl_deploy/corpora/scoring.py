@@ -44,11 +44,14 @@ class Scorer:
         """Score at most `rows` units beside each other.
 
         Returns:
-            An outcome for each: what cannot be computed says why, and the others are not touched by it.
+            An outcome for each: what cannot be computed says why, and the others are not touched by it: where the
+            engine fails, the units are repeated one by one.
         """
         try:
             totals = self._totals(units)
         except TxlError as error:
+            if len(units) > 1:
+                return [outcome for unit in units for outcome in self.score([unit])]
             return [Outcome(None, str(error)) for _ in units]
         return [Outcome(total) if math.isfinite(total) else Outcome(None, _no_number(total)) for total in totals]
 

@@ -19,9 +19,15 @@ from txl_deploy.corpora.documents import Unit
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What a process loads; see `txl_runtime.load`."""
+    """What a process loads; see `txl_runtime.load`.
+
+    Attributes:
+        bundle: the path of the bundle, as messages name it.
+        place: the path as bytes, because `bundle` escapes what is no UTF-8; None where `bundle` is the path itself.
+    """
 
     bundle: str
+    place: bytes | None = None
     backend: str = "auto"
     threads: int | None = 1
 
@@ -49,7 +55,8 @@ def _answer(connection: Connection, settings: Settings) -> None:
 
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[Unit])
     try:
-        model = load(settings.bundle, settings.backend, settings.threads)
+        place = settings.bundle if settings.place is None else os.fsdecode(settings.place)
+        model = load(place, settings.backend, settings.threads)
         scorer = Scorer(model)
     except (TxlError, OSError, MemoryError) as error:
         connection.send_bytes(encoder.encode(Ready(error=f"{error}" or type(error).__name__)))

@@ -14,6 +14,7 @@ import json, sys
 from pathlib import Path
 import pyarrow
 from pyarrow import parquet
+from txl_runtime.errors import UsageError
 from txl_deploy.corpora.documents import Bad
 from txl_deploy.corpora.sources import Corpus
 folder = Path(sys.argv[1])
@@ -29,11 +30,37 @@ write("both.parquet", tokens=[[1]], text=["t"])
 write("body.parquet", body=["b"])
 write("many.parquet", text=[str(number) for number in range(1000)])
 (folder / "broken.parquet").write_bytes((folder / "many.parquet").read_bytes()[:-9])
+no_text = pyarrow.array([b"one", b"\\xff", b"three"]).view(pyarrow.string())
+write("latin.parquet", text=no_text)
+def breaking_off():  # a disk that fails once: how much was read of the file, and what is said
+    whole = parquet.ParquetFile.iter_batches
+    def failing(self, **options):
+        yield next(whole(self, **options))
+        raise OSError(5, "Input/output error")
+    parquet.ParquetFile.iter_batches, count = failing, 0
+    try:
+        for count, _ in enumerate(Corpus(folder / "many.parquet").documents(), 1):
+            pass
+        return [count, ""]
+    except UsageError as error:
+        return [count, str(error)]
+    finally:
+        parquet.ParquetFile.iter_batches = whole
+def unopened():  # a file that was there when the corpus was listed
+    corpus = Corpus(folder / "body.parquet")
+    (folder / "body.parquet").unlink()
+    try:
+        return [each.why for each in corpus.documents()]
+    except UsageError as error:
+        return str(error)
 print(json.dumps({
+    "latin": read("latin.parquet"), "breaking off": breaking_off(),
+    "broken, done": read("broken.parquet", done=lambda index, weight: True),
     "texts": read("texts.parquet"), "ids": read("ids.parquet"), "both": read("both.parquet"),
     "named": read("both.parquet", named="text"), "body": read("body.parquet", named="body"),
     "absent": read("body.parquet"), "many": len(read("many.parquet")),
     "rest": read("many.parquet", done=lambda index, weight: index != 501), "broken": read("broken.parquet"),
+    "unopened": unopened(),
 }))
 """
 
@@ -93,3 +120,11 @@ def test_parquet_files_are_read_row_by_row(tmp_path: Path) -> None:
     assert found["rest"] == [[501, "many.parquet:502", "501"]]
     assert len(found["broken"]) == 1
     assert "expected a parquet file; check it" in found["broken"][0][2]
+    assert found["broken, done"] == []
+    assert [row[:2] for row in found["latin"]] == [[number, f"latin.parquet:{number + 1}"] for number in range(3)]
+    assert "latin.parquet:2: 'utf-8' codec can't decode byte 0xff" in found["latin"][1][2]
+    assert found["latin"][2][2] == "three"
+    count, said = found["breaking off"]
+    assert f"many.parquet: breaks off after {count} documents (Input/output error), expected to be read" in said
+    assert count >= 100
+    assert "body.parquet: breaks off after 0 documents (" in found["unopened"]

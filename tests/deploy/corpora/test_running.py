@@ -26,6 +26,8 @@ from support import FIXTURES, call_main, cli
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import FileRecord
 
+from txl_deploy.corpora import json_lines
+
 KILLS = int(os.environ.get("TXL_KILLS", "1"))
 """How often a run is killed at a random moment; the figures are of more."""
 KV = FIXTURES / "format1" / "kv"
@@ -146,6 +148,75 @@ def test_a_bad_document_stops_with_nothing_lost(run: Callable[..., Result], ids:
     anew = run("score", KV, ids, "-o", "other.jsonl", "--skip-bad", "--json").document
     assert run("score", KV, ids, "-o", "out.jsonl", "--resume", "--json").document == pytest.approx(anew)
     assert Path("out.jsonl").read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes are Unix's")
+@pytest.mark.parametrize("kind", ["pipe", "link to nothing"])
+def test_a_file_without_documents_is_one_bad_document_however_often_a_run_goes_on(
+    run: Callable[..., Result], tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    for name in ("a", "c"):
+        (tmp_path / "corpus" / f"{name}.jsonl").write_text('{"tokens": [1, 2, 3]}')
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "corpus" / "b.jsonl")
+    else:
+        (tmp_path / "corpus" / "b.jsonl").symlink_to("nowhere")
+    arguments = ("score", KV, "corpus", "-o", "out.jsonl", "--skip-bad", "--json")
+    first, before = run(*arguments), Path("out.jsonl").read_bytes()
+    assert (first.document["documents"], first.document["skipped"]) == (2, 1)
+    assert [row["id"] for row in results(Path("out.jsonl"))] == ["a.jsonl:1", "b.jsonl", "c.jsonl:1"]
+    for _ in range(2):
+        assert run(*arguments, "--resume").document == first.document
+        assert Path("out.jsonl").read_bytes() == before
+
+
+def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk or a network folder that fails once."""
+    (tmp_path / "corpus").mkdir()
+    for name in ("a", "b"):
+        lines = [f'{{"tokens": [1, 2, 3], "id": "{name}{number}"}}\n' for number in range(3)]
+        (tmp_path / "corpus" / f"{name}.jsonl").write_text("".join(lines))
+    real = json_lines._document
+
+    def failing(decoder: Any, line: bytes, named: str | None, at: Any) -> Any:
+        if b'"a1"' in line:
+            raise OSError(5, "Input/output error")
+        return real(decoder, line, named, at)
+
+    arguments = ("score", KV, "corpus", "-o", "out.jsonl", "--skip-bad", "--json")
+    with monkeypatch.context() as patched:
+        patched.setattr(json_lines, "_document", failing)
+        stopped = run(*arguments)
+    assert stopped.code == 2
+    assert (
+        "a.jsonl: breaks off after 1 documents (Input/output error), expected to be read to its end" in stopped.stderr
+    )
+    assert [row["id"] for row in results(Path("out.jsonl"))] == ["a0"]
+    assert run(*arguments, "--resume").document["skipped"] == 0
+    rows = results(Path("out.jsonl"))
+    assert [(row["index"], row["id"]) for row in rows] == list(enumerate(["a0", "a1", "a2", "b0", "b1", "b2"]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes only there")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_names_that_are_no_utf8_are_escaped_in_results(
+    run: Callable[..., Result], tmp_path: Path, workers: int
+) -> None:
+    """Of documents and of the bundle, which every process has to find."""
+    bundle, corpus = tmp_path / os.fsdecode(b"kv\xe9.txl"), tmp_path / "corpus"
+    shutil.copytree(KV, bundle)
+    corpus.mkdir()
+    np.save(corpus / os.fsdecode(b"a\xe9.npy"), np.arange(9))
+    (corpus / os.fsdecode(b"b\xe9.jsonl")).write_text('{"x": 1}\n{"tokens": [1, 2, 3]}')
+    done = run("score", bundle, corpus, "-o", "out.jsonl", "--skip-bad", "--workers", workers, "--json")
+    assert done.code == 0, done.stderr
+    rows = results(Path("out.jsonl"))
+    assert [row["id"] for row in rows] == ["a\\xe9.npy", "b\\xe9.jsonl:1", "b\\xe9.jsonl:2"]
+    assert f"{corpus}/b\\xe9.jsonl:1: has fields ['x']" in rows[1]["error"]
+    assert [row["scored"] for row in rows] == [8, 0, 2]
 
 
 @pytest.mark.parametrize(

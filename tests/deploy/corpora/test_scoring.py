@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stand_ins.steps import speaking, spoken
 from step_models import VOCABULARY, B, counting, recurrent
 from support import FIXTURES
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import BackendError, UsageError
 
 from txl_deploy.corpora import scoring
 from txl_deploy.corpora.documents import Unit
@@ -62,6 +62,29 @@ def test_a_document_without_numbers_is_named_and_its_neighbour_has_a_result(
     assert first.total is None
     assert "add up to nan, expected a number" in str(first.why)
     assert second.total == 3
+
+
+def test_where_the_engine_fails_only_what_fails_alone_has_no_result(
+    model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for two documents beside each other, and always for one of them."""
+    real, calls = txl_runtime.Stream.score, list[int]()
+
+    def score(self: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        calls.append(len(calls))
+        if calls == [0] or (tokens == 59).any():
+            raise BackendError("out of memory just now")
+        return real(self, tokens, lengths)
+
+    good, other, bad = unit(np.arange(5)), unit(np.arange(4)), unit(np.array([3, 59, 4]))
+    expected = Scorer(model).score([good, other])
+    monkeypatch.setattr("txl_runtime.streaming.stream.Stream.score", score)
+    assert [each.total for each in Scorer(model).score([good, other])] == pytest.approx(
+        [each.total for each in expected], abs=1e-4
+    )
+    first, second = Scorer(model).score([bad, good])
+    assert (first.total, first.why) == (None, "out of memory just now")
+    assert second.total == pytest.approx(expected[0].total, abs=1e-4)
 
 
 @pytest.mark.parametrize(

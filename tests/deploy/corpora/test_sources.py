@@ -151,6 +151,30 @@ def test_files_that_cannot_be_read_are_bad_documents(tmp_path: Path) -> None:
         Corpus(tmp_path / "nothing.jsonl")
 
 
+def test_a_file_that_cannot_be_read_later_ends_the_run(tmp_path: Path) -> None:
+    """With one bad document in its place the documents behind it would have another index than in a later run."""
+    lines(tmp_path / "a.jsonl", '{"text": "a"}', '{"text": "b"}')
+    (tmp_path / "b.txt").write_text("b")
+    corpus = Corpus(tmp_path)
+    (tmp_path / "a.jsonl").unlink()
+    for read in (corpus.identity, lambda: list(corpus.documents())):
+        with pytest.raises(UsageError, match=r"a\.jsonl: .*No such file"):
+            read()
+
+
+def test_the_identity_tells_what_was_unreadable_from_what_is_empty(tmp_path: Path) -> None:
+    """The one is a bad document, and the other none."""
+    os.mkfifo(tmp_path / "a.jsonl")
+    before = Corpus(tmp_path)
+    assert [each.index for each in before.documents()] == [0]
+    assert list(before.documents(lambda index, weight: True)) == []
+    (tmp_path / "a.jsonl").unlink()
+    (tmp_path / "a.jsonl").touch()
+    now = Corpus(tmp_path)
+    assert list(now.documents()) == []
+    assert before.identity() != now.identity()
+
+
 def test_a_name_that_is_no_utf8_is_escaped(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"a\xff.txt")).write_text("a")
     assert documents(tmp_path) == [("a\\xff.txt", b"a")]
