@@ -84,10 +84,19 @@ def press(window: Window, name: str, told: str = "") -> None:
     window.page.keyboard.press("Enter")
     if told:
         window.page.get_by_role("status").filter(has_text=told).wait_for()
+        drawn(window)
+
+
+def drawn(window: Window) -> None:
+    """Wait until the page is drawn as it stands: it tells what it did one frame before it shows it."""
+    window.page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
+    )
 
 
 def tokens(window: Window) -> list[str]:
     """The tokens on the page, each with its probability."""
+    drawn(window)
     return window.page.locator("#text [role=option]").evaluate_all("all => all.map((e) => e.ariaLabel)")
 
 
