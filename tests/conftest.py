@@ -7,7 +7,7 @@ import copy
 import functools
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,24 @@ def _one_table_of_operators() -> None:
             return table
 
         ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Puts modules into a stranger's folder that tell when they are run; none of them may ever be.
+
+    PYTHONPATH has an empty entry, as `PYTHONPATH=$PYTHONPATH:/more` often leaves one: it means the working folder.
+    """
+    note = tmp_path / "strangers-code-was-run"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep + os.environ.get("PYTHONPATH", ""))
+
+    def plant(folder: Path) -> None:
+        for name in ("msgspec", "multiprocessing", "numpy", "sitecustomize", "txl_deploy", "txl_engines"):
+            said = f"{name} in {folder}\n"
+            (folder / f"{name}.py").write_text(f"open({str(note)!r}, 'a').write({said!r})\nraise ImportError\n")
+
+    yield plant
+    assert not note.exists(), note.read_text()
 
 
 @pytest.fixture(scope="session")

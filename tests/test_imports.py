@@ -46,6 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "listener": set(),
     "update_rules": ANYWHERE,
     "ladder": ANYWHERE,
+    "starting": set(),
     "bundle": ANYWHERE,
     "streaming": {"bundle"} | ANYWHERE,
     "host": {"streaming", "bundle", "update_rules"} | ANYWHERE,

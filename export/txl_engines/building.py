@@ -6,7 +6,6 @@ Each engine of a library is compiled in a process of its own, and its errors say
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, TAR
 from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
+from txl_runtime.starting import APART, environment
 
 from txl_engines.adapting import adapt, newest_opset, without_clip
 from txl_engines.attending import unite_attention
@@ -97,7 +97,7 @@ class CompiledEngines:
         request = Request(
             target=library.target,
             size=len(graph.data),
-            file=graph.path.name,
+            file=str(graph.path.absolute()),
             program=program,
             gpus=self.gpus,
             half=self.precision == "fp16",
@@ -209,15 +209,13 @@ def ring_works(facts: Facts) -> bool:
 
 def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
     """Have another process build it. However this ends, nothing of that process is left afterwards."""
-    # Modules are not to be imported from the working folder (Python knows this variable from 3.11 on).
-    environment = os.environ | {"PYTHONSAFEPATH": "1"}
     process = subprocess.Popen(  # noqa: S603 - this Python, this package
         [sys.executable, *COMMAND],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        env=environment,
-        cwd=graph.path.absolute().parent,  # where its weights are
+        env=environment(),
+        cwd=APART,
         start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which then ends the other one
     )
     assert process.stdin is not None

@@ -18,6 +18,7 @@ import small_graphs
 from onnx import TensorProto, helper
 from support import cli
 from txl_engines.adapting import restamp
+from txl_engines import building
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.checking import read_graph
@@ -95,20 +96,27 @@ def test_every_whole_program_becomes_an_engine_that_the_manifest_lists(bundle: P
     assert dict(bundle_engines(open_bundle(bundle))) == {engine.file: engine.sidecar for engine in made.engines}
 
 
-def test_a_second_build_is_reused_and_forced_ones_give_the_same_bytes(bundle: Path, monkeypatch):
+def test_a_second_build_is_reused_and_forced_ones_give_the_same_bytes_anywhere(bundle: Path, plant, monkeypatch):
+    """And nothing of the bundle is run, wherever its user stands."""
     first = build_bundle(bundle, "rtx", gpus=(86,))
-    after = tree(bundle)
-    forced = build_bundle(bundle, "rtx", gpus=(86,), force=True)
+    moved = bundle.parent / ("a longer name " * 9) / "moved.txl"
+    shutil.copytree(bundle, moved)
+    after = tree(moved)
+    plant(moved)
+    monkeypatch.chdir(moved)
+    # As Python 3.10 is: it knows no variable that keeps the working folder off its path.
+    monkeypatch.setattr(building, "COMMAND", ("-E", *building.COMMAND))
+    forced = build_bundle(".", "rtx", gpus=(86,), force=True)
     assert [engine.sidecar.sha256 for engine in forced.engines] == [engine.sidecar.sha256 for engine in first.engines]
     engines = {name: value for name, value in after.items() if name.endswith(".engine")}
     assert engines
-    assert engines.items() <= tree(bundle).items()
-    before = tree(bundle)
+    assert engines.items() <= tree(moved).items()
+    before = tree(moved)
     monkeypatch.setattr(CompiledEngines, "make", None)  # nothing is built any more
-    again = build_bundle(bundle, "rtx", gpus=(86,))
+    again = build_bundle(".", "rtx", gpus=(86,))
     assert all(engine.reused for engine in again.engines)
     assert [engine.sidecar for engine in again.engines] == [engine.sidecar for engine in forced.engines]
-    assert tree(bundle) == before
+    assert tree(moved) == before
 
 
 def test_what_does_not_fit_any_more_is_built_again_with_the_reason(bundle: Path):

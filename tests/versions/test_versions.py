@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,22 @@ OLD = ROOT / "tests" / "fixtures" / "format1"
 NAMES = sorted(path.name for path in OLD.iterdir() if path.is_dir())
 PLAIN = ("streaming/test_sampling.py", "streaming/test_parts.py", "bundle/test_weight_header.py", "test_ladder.py")
 """Tests of the runtime that need neither PyTorch nor a bundle made with it."""
+BUILD = """
+import sys, tempfile
+from pathlib import Path
+from txl_engines.building import Request, _run
+from txl_engines.checking import Graph
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.listener import Silent
+
+bundle = open_bundle(sys.argv[1])
+request = Request(target="rtx", size=1, file="", program=bundle.manifest.programs[0], gpus=(), half=False, scatters=0)
+graph = Graph(b"x", bundle.path / "a.onnx", "", {}, (), 0, 0)
+with tempfile.TemporaryFile() as said:
+    outcome = _run(request, graph, Path("absent"), Silent(), said)
+assert outcome.failure in ("refused", "parse"), outcome
+"""
+"""Starts the process that builds an engine; where no TensorRT is, that process says so."""
 SETS = sorted(path.parents[1] for path in MADE.glob("*/bin/txl-deploy"))
 
 pytestmark = [
@@ -28,7 +45,7 @@ pytestmark = [
 ]
 
 
-def run(made: Path, *command: object) -> str:
+def run(made: Path, *command: object, cwd: Path = ROOT) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     program, *arguments = map(str, command)
@@ -38,7 +55,7 @@ def run(made: Path, *command: object) -> str:
         text=True,
         timeout=200,
         check=False,
-        cwd=ROOT,
+        cwd=cwd,
         env=environment,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -67,6 +84,20 @@ def test_every_command_that_only_runs_a_bundle_does(made: Path, tmp_path: Path) 
     assert json.loads(built)["programs"]
     for verb in ("export", "build", "verify", "bench"):
         assert "--json" in run(made, "txl-deploy", verb, "--help")
+
+
+def test_no_process_runs_what_a_bundle_holds(made: Path, plant: Callable[[Path], None], tmp_path: Path) -> None:
+    """Python 3.10 imports first from the folder in which a process is started."""
+    bundle, texts = tmp_path / "kv", tmp_path / "texts"
+    shutil.copytree(OLD / "kv", bundle)
+    texts.mkdir()
+    (tmp_path / "build.py").write_text(BUILD)
+    run(made, "python", "-c", "import numpy; numpy.save('ids.npy', numpy.arange(40) % 60)", cwd=texts)
+    plant(bundle)
+    for place, folder in ((bundle, ROOT), (Path(), bundle)):
+        run(made, "python", tmp_path / "build.py", place, cwd=folder)
+        scored = run(made, "txl-deploy", "score", place, texts, "--workers", 2, "--json", cwd=folder)
+        assert json.loads(scored)["documents"] == 1
 
 
 def test_the_runtimes_own_tests_pass(made: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from msgspec import Struct
 from txl_runtime.errors import BackendError
 from txl_runtime.model import Model, load
+from txl_runtime.starting import APART, environment
 from txl_runtime.streaming.stream import Stream
 
 from txl_deploy.bench.driving import is_transformer_xl, random_inputs, until_full
@@ -109,8 +110,10 @@ def measure_footprint(bundle: Path, threads: int, lean: bool = False, backend: s
 
 
 def _child(what: str, bundle: Path, **options: Any) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, what, str(bundle), json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this very module
+    command = [sys.executable, "-m", __name__, what, str(bundle.absolute()), json.dumps(options)]
+    done = subprocess.run(  # noqa: S603 - this very module
+        command, capture_output=True, text=True, check=False, cwd=APART, env=environment()
+    )
     try:
         found = json.loads(done.stdout)
     except ValueError:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from txl_runtime.errors import BackendError
+from txl_runtime.starting import apart
 
 from txl_deploy.corpora.documents import Outcome, Unit
 from txl_deploy.corpora.worker import Ready, Settings, work
@@ -108,7 +109,7 @@ class Processes:
         process = self._context.Process(
             target=work, args=(there, msgspec.msgpack.encode(self._settings)), daemon=True, name="txl-deploy score"
         )
-        with _no_interrupt():  # until the process ignores it itself
+        with apart(), _no_interrupt():  # the latter until the process ignores it itself
             process.start()
         there.close()
         self._workers.append(_Worker(process, here))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -123,8 +124,14 @@ def test_what_a_step_reads_is_its_weights_and_its_state(open_model: Callable[...
     assert TorchSteps(policy(), model).step_bytes == 4 * parameters + floor.state
 
 
-def test_load_time_and_memory_of_any_step(open_model: Callable[..., Model]) -> None:
-    path = open_model("window").bundle.path
+def test_load_time_and_memory_of_any_step(
+    open_model: Callable[..., Model], plant: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured by processes that import nothing from the folder that their user stands in."""
+    shutil.copytree(open_model("window").bundle.path, tmp_path / "window.txl")
+    plant(tmp_path / "window.txl")
+    monkeypatch.chdir(tmp_path / "window.txl")
+    path = Path()
     load = processes.measure_load(path, 1, runs=1)
     assert 0 < load.load <= load.total <= load.process
     assert processes.measure_footprint(path, 1).state == 6 * 2 * 4 * 4

@@ -81,7 +81,12 @@ def waited(there: Callable[[], bool]) -> None:
     raise AssertionError("nothing came")
 
 
-def test_processes_find_what_one_finds(bundle: Path) -> None:
+def test_processes_find_what_one_finds(
+    bundle: Path, plant: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And import nothing from the folder that their user stands in."""
+    plant(bundle)
+    monkeypatch.chdir(bundle)
     units = [unit(index) for index in range(9)]
     scorer = Scorer(txl_runtime.load(bundle, threads=1))
     expected = [outcome for batch in pairs(units) for outcome in scorer.score(batch)]

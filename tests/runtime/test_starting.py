@@ -1,0 +1,62 @@
+"""Processes that this project starts: none of them stands in a folder of its user's, or imports from one."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from txl_runtime.starting import APART, apart, environment
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = [path for place in ("runtime", "export", "txl_deploy") for path in (ROOT / place).rglob("*.py")]
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, plant: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "model.txl"
+    folder.mkdir()
+    plant(folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_process_imports_from_where_this_one_does_and_not_from_the_users_folder(
+    stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend("")
+    code = "import sys, numpy; print(*map(ascii, sys.path[1:]), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=APART, env=environment())
+    assert done.stderr == ""
+    assert [ast.literal_eval(line) for line in done.stdout.splitlines()] == list(dict.fromkeys(sys.path[1:]))
+
+
+def test_a_process_of_multiprocessing_does_not_either(stranger: Path) -> None:
+    process = get_context("spawn").Process(target=print)
+    with apart():
+        process.start()
+    assert Path.cwd() == stranger
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_every_process_is_started_so() -> None:
+    """Whoever starts one says where it stands, and what it may import."""
+    subprocesses = spawning = 0
+    for path in PRODUCT:
+        text = path.read_text(encoding="utf-8")
+        assert "os.exec" not in text, path
+        assert "os.spawn" not in text, path
+        for node in ast.walk(ast.parse(text)) if "subprocess." in text else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("subprocess.run", "subprocess.Popen"):
+                said = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert (said.get("cwd"), said.get("env")) == ("APART", "environment()"), f"{path}:{node.lineno}"
+                subprocesses += 1
+        if "get_context(" in text:
+            assert "apart()" in text, path
+            spawning += 1
+    assert (subprocesses, spawning) == (2, 2)
