@@ -1,7 +1,7 @@
 """How this project starts other processes: apart from the folder that its user stands in, which may be a stranger's.
 
-A process that is started with `-m` or `-c` imports from its working folder before any other. Python 3.11 can be told not
-to, 3.10 cannot; and for each of them an empty entry of PYTHONPATH is that folder too.
+A process that is started with `-m` or `-c` imports from its working folder before any other. Python 3.11 can be told
+not to, 3.10 cannot; and for each of them an empty entry of PYTHONPATH is that folder too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Stand in `APART` while multiprocessing starts a process, which is told of this one's folder and path later."""
+    """Stand in `APART` while multiprocessing starts a process: it stays there, and imports from where this one does."""
     before = Path.cwd()
     os.chdir(APART)
     try:

@@ -17,8 +17,8 @@ import pytest
 import small_graphs
 from onnx import TensorProto, helper
 from support import cli
-from txl_engines.adapting import restamp
 from txl_engines import building
+from txl_engines.adapting import restamp
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.checking import read_graph

@@ -59,9 +59,8 @@ class Machine:
         """Batches with their outcomes. Several processes have a thread each, unless another number was asked for."""
         if self.workers > 1:
             threads = 1 if self.threads is None else self.threads
-            settings = Settings(
-                bundle=spelled(self.bundle), place=os.fsencode(self.bundle), backend=self.backend, threads=threads
-            )
+            place = os.fsencode(self.bundle.absolute())
+            settings = Settings(bundle=spelled(self.bundle), place=place, backend=self.backend, threads=threads)
             with Processes(settings, self.workers, model_id) as processes:
                 yield from processes.score(work)
             return

@@ -23,7 +23,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     Attributes:
         bundle: the path of the bundle, as messages name it.
-        place: the path as bytes, because `bundle` escapes what is no UTF-8; None where `bundle` is the path itself.
+        place: the whole path as bytes, because `bundle` escapes what is no UTF-8 and the process stands elsewhere; None
+            where `bundle` is the path itself.
     """
 
     bundle: str
