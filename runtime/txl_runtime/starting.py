@@ -1,7 +1,6 @@
-"""How this project starts other processes: apart from the folder that its user stands in, which may be a stranger's.
+"""How other processes are started: apart from the folder that their user stands in, which may be a stranger's bundle.
 
-A process that is started with `-m` or `-c` imports from its working folder before any other. Python 3.11 can be told
-not to, 3.10 cannot; and for each of them an empty entry of PYTHONPATH is that folder too.
+With `-m`, `-c` or an empty entry of PYTHONPATH, Python imports from its working folder. 3.10 cannot be told not to.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 APART = Path(os.__file__).parent
-"""The folder of Python's own modules, from which every process imports in any case."""
+"""The folder of Python's own modules."""
 
 
 def environment() -> dict[str, str]:
-    """The environment of a process that is started in `APART`: it imports from where this one does."""
+    """The environment of a process that stands in `APART`, and imports from where this one does."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(place).absolute()) for place in sys.path if place)}
 
 

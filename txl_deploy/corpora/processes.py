@@ -48,11 +48,11 @@ class Processes:
     Args:
         settings: what each loads.
         many: how many processes.
-        model_id: of the model that they have to load.
+        model: the `identity` of the one that they have to load.
     """
 
-    def __init__(self, settings: Settings, many: int, model_id: str) -> None:
-        self._settings, self._many, self._model_id = settings, many, model_id
+    def __init__(self, settings: Settings, many: int, model: tuple[str, str]) -> None:
+        self._settings, self._many, self._model = settings, many, model
         self._context = get_context("spawn")
         self._workers: list[_Worker] = []
         self._repeats: list[_Job] = []
@@ -129,11 +129,8 @@ class Processes:
             ready = msgspec.msgpack.decode(said, type=Ready)
             if ready.error is not None:
                 raise BackendError(ready.error)
-            if ready.model_id != self._model_id:
-                raise BackendError(
-                    f"{self._settings.bundle}: holds model {ready.model_id[:12]} now, expected {self._model_id[:12]}; "
-                    "it was replaced: start again"
-                )
+            if ready.model != self._model:
+                raise BackendError(f"{self._settings.bundle}: was replaced while it was read; start again")
             worker.loaded, self._failed_starts = True, 0
         elif worker.job is not None:
             job, worker.job = worker.job, None

@@ -19,9 +19,12 @@ from msgspec import Struct
 from txl_runtime.errors import UsageError, one_line
 from txl_runtime.streaming.checks import brief
 
+from txl_deploy.console import stderr
 from txl_deploy.corpora.totals import Scores, Totals
 
 FORMAT = "txl-deploy.scores/1"
+LATER = ("weights", "vocabulary")
+UNKNOWN = "was begun by version 0.8.0, which did not note weights and vocabulary; those of this bundle are taken"
 SYNC_SECONDS = 5.0
 """How much work a power cut may cost; a kill costs none."""
 MOST_BYTES = 1 << 24
@@ -37,6 +40,8 @@ class Header(Struct, frozen=True, kw_only=True):
         corpus: its identity, a SHA-256 over names and contents.
         boundary_token: what every document began with, or None.
         field: what --field said, or None.
+        weights: SHA-256 of the file of weights: int8 keeps some of them whole, and which is no part of the model.
+        vocabulary: SHA-256 of the vocabulary's file, or None.
     """
 
     model_id: str
@@ -45,6 +50,8 @@ class Header(Struct, frozen=True, kw_only=True):
     corpus: str
     boundary_token: int | None
     field: str | None
+    weights: str
+    vocabulary: str | None
     format: str = FORMAT
 
 
@@ -226,6 +233,9 @@ class Results:
         if found.get("format") != FORMAT:
             raise self._foreign()
         asked = msgspec.to_builtins(header)
+        if found.keys().isdisjoint(LATER):
+            asked = {name: value for name, value in asked.items() if name not in LATER}
+            stderr.print(f"note: {self._path}: {UNKNOWN}", soft_wrap=True)
         for name, value in asked.items():
             if found.get(name) != value:
                 raise UsageError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.folder import undisturbed
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
 from txl_runtime.errors import BackendError, TxlError, UsageError
 from txl_runtime.model import load
@@ -28,7 +29,7 @@ from txl_deploy.corpora.results import Header, Results, refuse_inside
 from txl_deploy.corpora.scoring import Scorer, rows_of
 from txl_deploy.corpora.sources import Corpus
 from txl_deploy.corpora.totals import Totals, left_out, scores_of
-from txl_deploy.corpora.worker import Settings
+from txl_deploy.corpora.worker import Settings, identity
 
 MOST_WORKERS = 1024
 
@@ -55,17 +56,17 @@ class Machine:
         require_tokens(found.manifest, "score")
         return found
 
-    def score(self, model_id: str, work: Iterator[list[Unit]]) -> Generator[Scored]:
+    def score(self, manifest: Manifest, work: Iterator[list[Unit]]) -> Generator[Scored]:
         """Batches with their outcomes. Several processes have a thread each, unless another number was asked for."""
         if self.workers > 1:
             threads = 1 if self.threads is None else self.threads
             place = os.fsencode(self.bundle.absolute())
             settings = Settings(bundle=spelled(self.bundle), place=place, backend=self.backend, threads=threads)
-            with Processes(settings, self.workers, model_id) as processes:
+            with Processes(settings, self.workers, identity(manifest)) as processes:
                 yield from processes.score(work)
             return
         model = load(self.bundle, self.backend, self.threads)
-        if model.manifest.model_id != model_id:
+        if identity(model.manifest) != identity(manifest):
             raise BackendError(f"{self.bundle}: was replaced while it was read, expected one bundle; start again")
         scorer = Scorer(model)
         for batch in work:
@@ -116,6 +117,8 @@ def score_corpus(machine: Machine, corpus: Corpus, keeping: Keeping) -> dict[str
                 corpus=corpus.identity(),
                 boundary_token=manifest.boundary_token,
                 field=corpus.named,
+                weights=identity(manifest)[1],
+                vocabulary=manifest.files[manifest.vocabulary].sha256 if manifest.vocabulary else None,
             )
             results = opened.enter_context(Results(keeping.out, header, keeping.resume, keeping.force))
             totals = results.totals
@@ -123,7 +126,7 @@ def score_corpus(machine: Machine, corpus: Corpus, keeping: Keeping) -> dict[str
         sink = _Sink(results, totals, shown, keeping.skip_bad)
         units = _good(Encoder(manifest, bundle.vocabulary()).units(corpus.documents(sink.done)), sink)
         work = _in_batches(units, rows_of(manifest), machine.workers)
-        for batch, outcomes in opened.enter_context(closing(machine.score(manifest.model_id, work))):
+        for batch, outcomes in opened.enter_context(closing(machine.score(manifest, work))):
             sink.take(batch, outcomes)
         if results is not None and corpus.count is not None:
             results.check_count(corpus.count)
@@ -204,7 +207,7 @@ def score_parts(machine: Machine, ids: Ids, parts: int, name: str) -> tuple[floa
     if rows * machine.workers == 1 and plan.count > 1:
         stderr.print("note: the bundle has one row, so parts run one after the other; --workers gives them processes")
     total = 0.0
-    scored = machine.score(manifest.model_id, _in_batches(plan.units(ids), rows, machine.workers))
+    scored = machine.score(manifest, _in_batches(plan.units(ids), rows, machine.workers))
     with Advance(f"score {name}", plan.total) as shown, closing(scored):
         for batch, outcomes in scored:
             for unit, outcome in zip(batch, outcomes, strict=True):

@@ -14,6 +14,7 @@ from multiprocessing.process import parent_process
 
 import msgspec
 from msgspec import Struct
+from txl_runtime.bundle.manifest import Manifest
 
 from txl_deploy.corpora.documents import Unit
 
@@ -36,8 +37,13 @@ class Settings(Struct, frozen=True, kw_only=True):
 class Ready(Struct, frozen=True, kw_only=True):
     """What a process says of the model that it has loaded, or why there is none."""
 
-    model_id: str = ""
+    model: tuple[str, str] = ("", "")
     error: str | None = None
+
+
+def identity(manifest: Manifest) -> tuple[str, str]:
+    """What results are of: the model, and its weights as they are stored, since int8 may keep any of them whole."""
+    return manifest.model_id, manifest.files[manifest.weights].sha256
 
 
 def work(connection: Connection, settings: bytes) -> None:
@@ -62,7 +68,7 @@ def _answer(connection: Connection, settings: Settings) -> None:
     except (TxlError, OSError, MemoryError) as error:
         connection.send_bytes(encoder.encode(Ready(error=f"{error}" or type(error).__name__)))
         return
-    connection.send_bytes(encoder.encode(Ready(model_id=model.manifest.model_id)))
+    connection.send_bytes(encoder.encode(Ready(model=identity(model.manifest))))
     while True:
         connection.send_bytes(encoder.encode(scorer.score(decoder.decode(connection.recv_bytes()))))
 

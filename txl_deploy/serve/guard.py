@@ -19,9 +19,12 @@ from txl_deploy.serve.gone import ClientGoneError
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.playground import pages
 from txl_deploy.serve.service import Noted, Service
+from txl_deploy.serve.settings import HEADER_BYTES
 
 OPEN = ("/health", *pages.OPEN)
 """Paths that need no token: whoever asks whether the server is well has none, and a page's own files hold nothing."""
+LINKED = ("/health", "/metrics", pages.PAGE)
+"""Paths that pages of others may link to: they only show something."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """What a client on this machine calls it. A page in a browser that had a name changed to this address says another."""
 CLIENT_GONE = 499
@@ -51,7 +54,7 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message["headers"], *self._headers(noted)]}
+                message = {**message, "headers": [*message["headers"], *self._headers(noted, scope)]}
             await send(message)
 
         service = self._service
@@ -74,12 +77,15 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
+        parts = [(scope["raw_path"], scope["query_string"]), *scope["headers"]]
+        if (size := sum(len(name) + len(value) + 4 for name, value in parts)) > HEADER_BYTES:  # all came in one piece
+            raise ApiError(431, f"headers of {size} bytes, expected at most {HEADER_BYTES}; send shorter ones")
         if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
             raise ApiError(
                 400, "the Host header is not this machine's, expected localhost or 127.0.0.1; call it that", code="host"
             )
         if self._hosts is not None or path == pages.PAGE or path.startswith(f"{pages.PAGE}/"):
-            _check_origin(headers)
+            _check_origin(headers, path)
         if self._token is not None and path not in OPEN:
             kind, _, shown = headers.get("authorization", "").partition(" ")
             said = shown.strip() if kind.lower() == "bearer" else ""
@@ -97,8 +103,9 @@ class Guard:
                 503, "the server is stopping, it takes no more; try another one", code="draining", retry_after=5
             )
 
-    def _headers(self, noted: Noted) -> list[tuple[bytes, bytes]]:
-        closing = [(b"connection", b"close")] if self._service.draining else []
+    def _headers(self, noted: Noted, scope: Scope) -> list[tuple[bytes, bytes]]:
+        unclear = {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}  # RFC 9112, 6.1
+        closing = [(b"connection", b"close")] if self._service.draining or unclear else []
         return [(b"x-request-id", noted.id.encode()), (b"x-content-type-options", b"nosniff"), *closing]
 
     def _explained(self, error: Exception, noted: Noted) -> ApiError:
@@ -152,14 +159,16 @@ def _digest(token: bytes) -> bytes:
     return sha256(token).digest()
 
 
-def _check_origin(headers: Headers) -> None:
-    """Refuse what a page of another server asks in somebody's browser.
+def _check_origin(headers: Headers, path: str) -> None:
+    """Refuse what a page of another server asks in somebody's browser, but for a link that opens a page here.
 
     Raises:
         ApiError: the browser says that it is such a page.
     """
     own = headers.get("host", "").lower()
-    if any(origin.lower() not in (f"http://{own}", f"https://{own}") for origin in headers.getlist("origin")):
+    site, *how = (headers.get(f"sec-fetch-{name}", "none") for name in ("site", "mode", "dest"))
+    foreign = site not in ("none", "same-origin") and (path not in LINKED or how != ["navigate", "document"])
+    if foreign or any(each.lower() not in (f"http://{own}", f"https://{own}") for each in headers.getlist("origin")):
         raise ApiError(
             403, "a page of another server asks this, expected this server's own; open /playground here", code="origin"
         )

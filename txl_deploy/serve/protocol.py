@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Any
+import sys
+from http import HTTPStatus
 
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -96,8 +97,9 @@ def timed_protocol(seconds: float, most: float, connections: int) -> type[H11Pro
 
         def send_400_response(self, msg: str) -> None:
             """What came is no HTTP."""
+            status = 431 if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431 else 400
             try:
-                self.transport.write(_raw(ApiError(400, f"{msg} Expected HTTP/1.1 with short headers.")))
+                self.transport.write(_raw(ApiError(status, f"{msg} Expected HTTP/1.1 with short headers.")))
             finally:
                 self.transport.close()
 
@@ -116,6 +118,5 @@ def timed_protocol(seconds: float, most: float, connections: int) -> type[H11Pro
 def _raw(error: ApiError) -> bytes:
     """An answer that goes out before there is a request to answer."""
     body = msgspec.json.encode(error.document())
-    phrases: dict[int, Any] = {400: "Bad Request", 503: "Service Unavailable"}
-    head = f"HTTP/1.1 {error.status} {phrases[error.status]}\r\ncontent-type: application/json\r\n"
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body

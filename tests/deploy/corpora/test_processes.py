@@ -16,13 +16,14 @@ import pytest
 import txl_runtime
 from stand_ins import dying_worker
 from support import FIXTURES
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BackendError
 
 from txl_deploy.corpora import processes
 from txl_deploy.corpora.documents import Outcome, Unit
 from txl_deploy.corpora.processes import Processes
 from txl_deploy.corpora.scoring import Scorer
-from txl_deploy.corpora.worker import Settings
+from txl_deploy.corpora.worker import Settings, identity
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 
@@ -46,8 +47,8 @@ def pairs(units: list[Unit]) -> Iterator[list[Unit]]:
 def scored(bundle: Path, units: list[Unit], many: int = 2) -> dict[int, Outcome]:
     """Outcomes by document, each of them once."""
     found: dict[int, Outcome] = {}
-    model_id = txl_runtime.load(bundle).manifest.model_id
-    with Processes(Settings(bundle=str(bundle)), many, model_id) as opened:
+    model = identity(open_bundle(bundle).manifest)
+    with Processes(Settings(bundle=str(bundle)), many, model) as opened:
         for batch, outcomes in opened.score(pairs(units)):
             for each, outcome in zip(batch, outcomes, strict=True):
                 assert each.index not in found
@@ -125,16 +126,19 @@ def test_processes_that_die_before_they_load_end_the_run(bundle: Path, monkeypat
 
 def test_a_bundle_that_does_not_load_is_told_as_it_is(bundle: Path) -> None:
     with (
-        Processes(Settings(bundle=str(bundle), backend="rtx"), 1, "") as opened,
+        Processes(Settings(bundle=str(bundle), backend="rtx"), 1, ("", "")) as opened,
         pytest.raises(BackendError, match="rtx"),
     ):
         list(opened.score(pairs([unit(1)])))
 
 
-def test_another_model_than_the_one_that_was_read_is_refused(bundle: Path) -> None:
+@pytest.mark.parametrize("other", [0, 1], ids=["model", "weights"])
+def test_another_model_than_the_one_that_was_read_is_refused(bundle: Path, other: int) -> None:
+    model = list(identity(open_bundle(bundle).manifest))
+    model[other] = "ab" * 32
     with (
-        Processes(Settings(bundle=str(bundle)), 1, "ab" * 32) as opened,
-        pytest.raises(BackendError, match="holds model 925195b3715a now, expected abababababab; it was replaced"),
+        Processes(Settings(bundle=str(bundle)), 1, (model[0], model[1])) as opened,
+        pytest.raises(BackendError, match=r"model\.txl: was replaced while it was read; start again"),
     ):
         list(opened.score(pairs([unit(1)])))
 
@@ -144,8 +148,8 @@ def test_what_was_begun_is_finished_before_an_error_of_the_batches(bundle: Path)
         yield from pairs([unit(index) for index in range(4)])
         raise ValueError("a bad line")
 
-    model_id = txl_runtime.load(bundle).manifest.model_id
-    with Processes(Settings(bundle=str(bundle)), 1, model_id) as opened:
+    model = identity(open_bundle(bundle).manifest)
+    with Processes(Settings(bundle=str(bundle)), 1, model) as opened:
         scores = opened.score(failing())
         assert [each.index for batch in (next(scores)[0], next(scores)[0]) for each in batch] == [0, 1, 2, 3]
         with pytest.raises(ValueError, match="a bad line"):
@@ -162,7 +166,7 @@ if __name__ == "__main__":
     from txl_deploy.corpora import processes
     from txl_deploy.corpora.worker import Settings
     processes.work = dying_worker.die_there
-    with processes.Processes(Settings(bundle={bundle!r}), 2, {model_id!r}) as opened:
+    with processes.Processes(Settings(bundle={bundle!r}), 2, {model!r}) as opened:
         list(opened.score(iter([[unit(3, "forever")], [unit(4, "forever")]])))
 """
 
@@ -172,9 +176,9 @@ def test_a_parent_that_dies_takes_its_processes_along(bundle: Path) -> None:
     """In the middle of a batch that never ends."""
     here = Path(__file__)
     path = [str(here.parent), str(here.parents[2])]
-    model_id = txl_runtime.load(bundle).manifest.model_id
+    model = identity(open_bundle(bundle).manifest)
     program = bundle.parent / "parent.py"
-    program.write_text(PARENT.format(path=path, bundle=str(bundle), model_id=model_id))
+    program.write_text(PARENT.format(path=path, bundle=str(bundle), model=model))
     parent = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, start_new_session=True)
     heard = bundle.parent / dying_worker.HEARD
     try:

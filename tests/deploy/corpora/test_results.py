@@ -17,7 +17,14 @@ from txl_deploy.corpora.results import Finished, Header, Results, refuse_inside
 from txl_deploy.corpora.totals import Scores, Totals, measures
 
 HEADER = Header(
-    model_id="ab" * 32, precision="fp32", segment_length=4, corpus="cd" * 32, boundary_token=None, field=None
+    model_id="ab" * 32,
+    precision="fp32",
+    segment_length=4,
+    corpus="cd" * 32,
+    boundary_token=None,
+    field=None,
+    weights="12" * 32,
+    vocabulary="34" * 32,
 )
 OTHER = [
     ("model_id", "ef" * 32),
@@ -26,6 +33,9 @@ OTHER = [
     ("corpus", "ef" * 32),
     ("boundary_token", 0),
     ("field", "body"),
+    ("weights", "ef" * 32),
+    ("vocabulary", "ef" * 32),
+    ("vocabulary", None),
 ]
 
 
@@ -81,6 +91,20 @@ def test_results_of_another_run_are_refused_by_name(tmp_path: Path, name: str, v
     with pytest.raises(UsageError, match=f"out.jsonl: holds results of another run, {name} is .*, expected {value}"):
         Results(tmp_path / "out.jsonl", asked, resume=True)
     assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_a_file_of_an_older_version_goes_on_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *rest = written(tmp_path / "out.jsonl").splitlines(keepends=True)
+    older = {name: value for name, value in json.loads(first).items() if name not in ("weights", "vocabulary")}
+    before = msgspec.json.encode(older) + b"\n" + b"".join(rest)
+    (tmp_path / "out.jsonl").write_bytes(before)
+    with Results(tmp_path / "out.jsonl", HEADER, resume=True) as results:
+        assert len(results.finished) == 4
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    said = " ".join(capsys.readouterr().err.split())
+    assert "out.jsonl: was begun by version 0.8.0, which did not note weights and vocabulary; those of this" in said
+    with pytest.raises(UsageError, match=r"corpus is cdcd.*, expected efef"):
+        Results(tmp_path / "out.jsonl", msgspec.structs.replace(HEADER, corpus="ef" * 32), resume=True)
 
 
 @pytest.mark.parametrize(

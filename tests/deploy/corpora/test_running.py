@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import pytest
 import txl_runtime
+from resealing import reseal
 from step_models import counting
 from support import FIXTURES, call_main, cli
 from txl_runtime.bundle.reading import open_bundle
@@ -148,6 +149,29 @@ def test_a_bad_document_stops_with_nothing_lost(run: Callable[..., Result], ids:
     anew = run("score", KV, ids, "-o", "other.jsonl", "--skip-bad", "--json").document
     assert run("score", KV, ids, "-o", "out.jsonl", "--resume", "--json").document == pytest.approx(anew)
     assert Path("out.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("changed", ["vocabulary", "weights"])
+def test_a_bundle_of_the_same_model_with_something_else_in_it_is_not_gone_on_with(
+    run: Callable[..., Result], spelling: Path, texts: Path, changed: str
+) -> None:
+    """The vocabulary is no part of the model, nor is which weights stay whole beside int8."""
+    before = run("score", spelling, texts, "-o", "out.jsonl", "--json").document
+    lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
+    Path("out.jsonl").write_bytes(b"".join(lines[:-1]))
+    manifest = open_bundle(spelling).manifest
+    file = spelling / (manifest.vocabulary if changed == "vocabulary" else manifest.weights)
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b'"a","b"', b'"b","a"') if changed == "vocabulary" else data[:-1] + b"\0")
+    reseal(spelling)
+    assert open_bundle(spelling).manifest.model_id == manifest.model_id
+    refused = run("score", spelling, texts, "-o", "out.jsonl", "--resume")
+    assert refused.code == 2
+    assert f"out.jsonl: holds results of another run, {changed} is {manifest.files[file.name].sha256}" in refused.stderr
+    assert Path("out.jsonl").read_bytes() == b"".join(lines[:-1])
+    file.write_bytes(data)
+    reseal(spelling)
+    assert run("score", spelling, texts, "-o", "out.jsonl", "--resume", "--json").document == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are Unix's")

@@ -88,6 +88,35 @@ def test_a_foreign_origin_is_refused_on_every_path(local, path, origin):
     assert local.refused(403, "GET", path, headers={**SHOWN, "origin": origin})["code"] == "origin"
 
 
+LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+"""What a browser sends where a page of another server links to here; an image says so too, and no Origin."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_what_a_foreign_page_embeds_is_refused_on_every_path(local, served, path, site):
+    """Another port of this machine is the same site to a browser, and another server."""
+    image = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    frame = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}
+    for server, headers in ((local, {**SHOWN, **image}), (served, image), (served, frame)):
+        assert server.refused(403, "GET", path, headers=headers)["code"] == "origin"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_link_of_a_foreign_page_opens_what_only_shows_something(served, path):
+    shows = path in ("/playground", "/health", "/metrics")
+    assert served.get(path, headers=LINK).status_code == (200 if shows else 403)
+    assert served.get(path, headers={**LINK, "origin": "http://example.com"}).status_code == 403
+
+
+def test_its_own_page_and_the_address_line_are_answered(local):
+    for site in ("same-origin", "none"):
+        headers = {"sec-fetch-site": site, "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}
+        assert local.get("/v1/models", headers={**SHOWN, **headers}).status_code == 200
+    assert local.get(f"/playground?token={TOKEN}", headers=LINK).status_code == 200, "from the file that opens it"
+    assert local.get("/playground", headers=LINK).status_code == 401
+
+
 def test_its_own_origin_is_answered(local):
     for host in ("localhost", "127.0.0.1:8123", "[::1]:9"):
         headers = {**SHOWN, "host": host, "origin": f"http://{host}"}
@@ -114,6 +143,8 @@ def test_a_server_with_a_token_has_the_page_behind_it_under_any_name(serve):
     assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=own).status_code == 200
     assert server.get("/playground/page.js", headers=own).status_code == 200
     server.refused(403, "GET", "/playground/tab", headers={**own, "origin": "https://example.com"})
+    server.refused(403, "GET", "/playground/tab", headers={**named, **SHOWN, "sec-fetch-site": "cross-site"})
+    assert server.get("/v1/models", headers={**named, **SHOWN, "sec-fetch-site": "cross-site"}).status_code == 200
 
 
 def test_what_is_too_long_is_told_in_a_sentence(local):

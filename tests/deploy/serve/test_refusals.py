@@ -147,6 +147,23 @@ def test_paths_and_methods_that_are_none(served):
     assert served.refused(405, "OPTIONS", "/v1/completions")["code"] == "method"
 
 
+def test_headers_are_bounded_though_they_come_in_one_piece(served):
+    """The protocol bounds what is not whole yet."""
+    for sent in ({"x": "a" * 33_000}, {f"x{number}": "a" * 50 for number in range(600)}):
+        answer = served.get("/v1/models", headers=sent)
+        assert answer.status_code == 431
+        assert "expected at most 32768; send shorter ones" in answer.json()["error"]["message"]
+        assert answer.headers["connection"] == "close"
+    assert served.get(f"/v1/models?{'a' * 33_000}").status_code == 431
+    assert served.get("/v1/models", headers={"x": "a" * 32_000}).status_code == 200
+
+
+def test_a_body_whose_end_two_headers_tell_is_the_connections_last(served):
+    both = {"content-length": "0", "transfer-encoding": "chunked"}
+    assert served.get("/v1/models", headers=both).headers["connection"] == "close"
+    assert "connection" not in served.get("/v1/models", headers={"content-length": "0"}).headers
+
+
 @pytest.mark.parametrize("host", ["example.com", "localhost.example.com", "", "127.0.0.2", "evil:8000", "[::2]:80"])
 def test_only_names_of_this_machine_are_answered_on_loopback(served, host):
     """A page in a browser can have its own name lead here; then the Host header is that name."""

@@ -359,15 +359,29 @@ def test_a_client_that_reads_slowly_gets_all_of_it(quick):
         b"hello\r\n\r\n",
         b"GET / HTTP/1.1\r\na b: c\r\n\r\n",
         b"x" * 70000,
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 70000,
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 40000 + b"\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_told_so(quick, sent):
+def test_what_is_no_http_or_too_long_is_told_so(quick, sent):
     with connected(quick) as client:
         client.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
             answer = whole(client)
-            assert answer.startswith(b"HTTP/1.1 400")
+            line = b"HTTP/1.1 431 Request Header Fields Too Large" if len(sent) > 40000 else b"HTTP/1.1 400 Bad Request"
+            assert answer.startswith(line)
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.slow
+def test_a_request_with_two_ends_is_the_last_on_its_connection(quick):
+    """A proxy in front may have read another end: what follows on the connection is not what it sent (RFC 9112)."""
+    head = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
+    with connected(quick) as client:
+        client.sendall(head + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + head + b"\r\n")
+        answer = whole(client)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.slow
