@@ -150,7 +150,7 @@ def test_no_more_tokens_than_asked_for(model: txl_runtime.Model) -> None:
         (LARGE + 1, 512, 128, False, 4_097 + 512),  # one segment fills the memory, eight are read after it
         (LARGE + 1, 64, 128, False, 4_097),
         (LARGE, 512, 16_000, False, 40 * 512 + 1),
-        (LARGE, 64, 1_024, True, 3 * 24 * 64 + 1),
+        (LARGE, 64, 8_192, True, 3 * 136 * 64 + 1),
     ],
 )
 def test_how_many_tokens_count_follows_from_the_sizes_alone(
@@ -158,10 +158,8 @@ def test_how_many_tokens_count_follows_from_the_sizes_alone(
 ) -> None:
     """16,384 tokens, a quarter of a large model's, and never fewer than eight segments with the memory full."""
     manifest = SimpleNamespace(parameters=parameters, joint=joint)
-    assert (
-        most_tokens(SimpleNamespace(manifest=manifest, segment_lengths=(length, 1), memory_length=rows, batch_size=3))
-        == used
-    )
+    sizes = SimpleNamespace(manifest=manifest, segment_lengths=(length, 1), memory_length=rows, batch_size=3)
+    assert most_tokens(sizes) == used
 
 
 def test_a_text_that_does_not_fill_the_memory_says_how_long_it_has_to_be(model: txl_runtime.Model) -> None:
