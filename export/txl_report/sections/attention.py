@@ -181,8 +181,8 @@ def _large(index: int, found: HeadsLook, picture: HeadPicture, fact: HeadFacts) 
         heat_map(
             f"head-{index}",
             title,
-            f"{share(fact.memory_share)} of its attention goes to memory, {share(fact.beyond_share)} further back than "
-            f"one segment; it looks at about {number(fact.looks_at)} tokens.",
+            f"{share(fact.memory_share)} of its attention goes to memory, {share(fact.beyond_share)} a segment back or "
+            f"further; it looks at about {number(fact.looks_at)} tokens.",
             picture.values,
             shifted_scale(0, slots, memory),
             up,

@@ -136,5 +136,5 @@ def _losses(found: ContextMeasure) -> Figure:
             up_label="perplexity",
         ),
         table("Loss by context", ("Context", "Loss, nats", "±", "Perplexity"), range(4), rows),
-        "All points are of the same tokens, so their differences are surer than the points." + spread_note(series[0]),
+        f"All points are of the same tokens.{spread_note(series[0])} Differences between points are surer than that.",
     )

@@ -151,8 +151,9 @@ def _by_memory(losses: Sequence[MemoryLoss]) -> Figure:
             range(6),
             rows,
         ),
-        "Measured by capping how many memory rows may be filled, with the same weights and the same tokens. So the "
-        "differences between the points are surer than the points; the table has them." + spread_note(series[0]),
+        "Measured by capping how many memory rows may be filled, with the same weights and the same tokens."
+        + spread_note(series[0])
+        + " Differences between points are surer than that, because their tokens are the same; the table has them.",
     )
 
 
