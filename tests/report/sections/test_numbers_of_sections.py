@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from resealing import BASES
 from txl_report.blocks import Figure, Pairs
-from txl_report.facts.evidence import Evidence
+from txl_report.facts.evidence import Evidence, Text
 from txl_report.facts.verification import evidence_of_bundle
 from txl_report.measuring.results import HeadPicture, Loss, MemoryLoss, PositionLoss, TextMeasures
 from txl_report.sections.attention import attention_section
 from txl_report.sections.memory import memory_section
 from txl_report.sections.passage import level_of
-from txl_report.sections.sameness import MOST_CHAINS, _drift
+from txl_report.sections.sameness import MOST_CHAINS, _drift, _verification
 from txl_runtime.bundle.reading import open_bundle
 
 from tests.report_pages import measures
@@ -119,6 +119,13 @@ def test_every_output_of_a_chain_has_its_curve(verified: Evidence):
     curves = tuple(dataclasses.replace(chain.curves[0], name=f"output {index}") for index in range(9))
     blocks = _drift("export", dataclasses.replace(verified, chains=(dataclasses.replace(chain, curves=curves),)))
     assert [name for block in blocks for _, name in block.chart.legend] == [f"output {n}, largest" for n in range(9)]
+
+
+def test_the_perplexity_of_a_verification_says_that_it_is_of_other_tokens(verified: Evidence):
+    """It is read from the start of the text with an empty memory; nobody should hold it against the first screen's."""
+    found = dataclasses.replace(verified, text=Text(16_385, 1.5, 1.5, 0.0))
+    rows = [row for block in _verification("export", found) if isinstance(block, Pairs) for row in block.rows]
+    assert ("Text", "16,385 tokens from its start; other perplexities on this page are of others") in rows
 
 
 @pytest.mark.parametrize("error", [0.1, None])
