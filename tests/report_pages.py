@@ -61,19 +61,18 @@ def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int
         segment_length=4,
         memory_length=8,
         loss=loss,
-        by_position=tuple(PositionLoss(at, at, loss) for at in range(4)),
+        by_position=tuple(PositionLoss(at, at, loss, loss) for at in range(4)),
         by_memory=tuple(MemoryLoss(rows, loss, 0.1, 0.01) for rows in (0, 2, 4, 8)),
         passage=(token, TokenGain(8, 4, text, 2.0, 1.0), TokenGain(9, 4, text, 2.0, 2.0)),
         gain=gain,
         notes=("a note",),
+        of_bytes=True,
     )
     gains = tuple(ContextGain(at, 0.05 / (at + 1), 0.01) for at in (0, 8, 16))
     lengths = tuple(
         EffectiveContext(share, 10, 16, share == 1, 8, 24, False, 8, False, gains) for share in (0.1, 0.5, 1.0)
     )
-    context = ContextMeasure(
-        400, 300, 900, 100, 8, 24, lengths, tuple(ContextLoss(at, loss) for at in (0, 8, 16)), True
-    )
+    context = ContextMeasure(400, 300, 100, 8, 24, lengths, tuple(ContextLoss(at, loss) for at in (0, 8, 16)))
     facts = tuple(
         HeadFacts(layer, head, 1.0 + layer * heads + head, 0.1, 0.4, 0.2, 6, 1.2)
         for layer in range(layers)

@@ -27,7 +27,7 @@ def add_page(folder: Path, name: str, options: ExportOptions, heard: Listener) -
     Args:
         folder: of the bundle.
         name: that it will have.
-        options: of the export; on its text the page's losses are measured, within seconds.
+        options: of the export; on its text the page's losses are measured.
         heard: hears of the stages.
 
     Returns:

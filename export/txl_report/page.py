@@ -15,7 +15,7 @@ from txl_report.rendering import render
 from txl_report.sections.attention import attention_section
 from txl_report.sections.context import context_section, length_of, plain_length_of
 from txl_report.sections.making import commands_section, files_section, versions_section
-from txl_report.sections.memory import memory_section
+from txl_report.sections.memory import bits_of, memory_section
 from txl_report.sections.model import model_section
 from txl_report.sections.sameness import sameness_section, verdict_by, verdict_of
 from txl_report.sections.speed import engines_section, speed_section, title_of
@@ -111,18 +111,19 @@ def _looks_back(facts: Facts, found: ContextMeasure | None) -> KeyFigure:
     if found is None or not found.lengths:
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
     each = found.lengths[0]
-    of = "" if each.share == 1 else f", for the hardest {share(each.share)} of tokens"
-    below = (
-        f"tokens of context by the paper's rule{of}; by plain losses {plain_length_of(each)}; the architecture allows "
-        f"{allowed}"
-    )
-    return KeyFigure("Looks back", length_of(each), below)
+    of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
+    hardest = "" if each.share == 1 else f", for the hardest {share(each.share)} of the text"
+    return KeyFigure("Looks back", length_of(each), f"{of}{hardest}; {plain_length_of(each)} by plain losses")
 
 
 def _perplexity(facts: Facts, found: TextMeasures | None) -> KeyFigure:
     if found is not None and found.loss is not None:
-        below = f"on {counted(found.loss.count, 'token')} of the given text"
-        return KeyFigure("Perplexity", number(found.loss.perplexity, 4), below)
+        loss, sure = found.loss, ""
+        if loss.error is not None:
+            sure = f" ± {number(loss.perplexity * loss.error, 2)}"
+        bits = f"{bits_of(loss)} bits per byte; " if found.of_bytes else ""
+        below = f"{bits}on {counted(loss.count, 'token')} of the text{', ± one standard error' if sure else ''}"
+        return KeyFigure("Perplexity", number(loss.perplexity, 4) + sure, below)
     rows = facts.model.memory_length
     if rows is not None:
         return KeyFigure("Memory", counted(rows, "row"), f"per layer, {size(facts.model.state_bytes)} per sequence")

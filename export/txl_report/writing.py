@@ -87,7 +87,7 @@ def write_report(
         force: replace a file.
         describe: what the bundle's family says of it; without it the page has the manifest's tables alone.
         backend: what runs the model where something is measured.
-        when: a time to note on the page; without it and without measuring, the same bundle gives the same bytes.
+        when: a time to note on the page; without it the same bundle and text give the same page.
         listener: hears of stages.
 
     Raises:
@@ -146,15 +146,13 @@ def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
     return vocabulary.encode(data), f"{text.name}, its first {len(data):,} bytes"
 
 
-def measure(
-    model: Model, ids: Ids, source: str, *, context: bool, listener: Listener, seconds: float = 20.0
-) -> Measures:
+def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Listener) -> Measures:
     """What a text shows of a model: losses, what heads look at and, where it is asked for, the context in use."""
     from txl_report.measuring import look_at_heads, measure_context, measure_text
 
     return Measures(
         source,
-        measure_text(model, ids, listener, seconds=seconds),
+        measure_text(model, ids, listener),
         measure_context(model, ids, listener) if context else None,
         look_at_heads(model, ids, listener) if model.manifest.attention else None,
     )

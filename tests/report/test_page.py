@@ -26,7 +26,7 @@ from txl_report import page_of
 from txl_report.facts.evidence import Evidence
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.plain import Missing
-from txl_report.page import page_values
+from txl_report.page import Measures, page_values
 from txl_report.sections.model import model_section
 from txl_report.visible import MOST
 from txl_runtime.bundle.reading import open_bundle
@@ -35,7 +35,7 @@ SECTIONS = ["model", "same", "memory", "context", "attention", "speed", "engines
 TAGS = """
 html head meta title style body a header p h1 h2 h3 div dl dt dd span nav ol ul li main section footer details
 summary figure figcaption table caption thead tbody tr th td pre code bdi br strong img svg desc g line text rect
-circle polyline image
+circle polyline polygon image
 """
 
 
@@ -173,7 +173,9 @@ def test_everything_that_was_measured_is_on_the_page(seeing: Facts):
     assert {section.name for section in page.sections if not section.present} == {"speed", "engines"}
     read = held(page_of(seeing, measures()))
     assert "Measured by capping how many memory rows may be filled" in read.text
-    assert "1 of 6 heads" in read.text
+    assert "In 1 of 6 heads a tenth of attention or more goes 8 tokens back (a segment) or further" in read.text
+    assert "In 0 of 6 heads the mean distance is that long" in read.text
+    assert "2.164 ± 0.014 bits per byte; on 100 tokens of the text, ± one standard error" in read.text
     assert "at least 16" in read.text
     assert "hardest 10 %" in read.text
 
@@ -305,7 +307,19 @@ def test_the_first_screen_tells_both_lengths_of_context(seeing: Facts):
     """By the paper's rule losses that merely differ count as a gain: of random weights it is far longer."""
     (figure,) = (each for each in page_values(seeing, measures()).figures if each.name == "Looks back")
     assert figure.value == "16"
-    assert "by the paper's rule, for the hardest 10 % of tokens; by plain losses 8; the architecture" in figure.below
+    assert figure.below == "of 19 tokens possible, for the hardest 10 % of the text; 8 by plain losses"
+
+
+def test_the_first_screen_tells_how_sure_the_perplexity_is_and_of_which_tokens(seeing: Facts):
+    measured = measures()
+    assert measured.text is not None
+    (figure,) = (each for each in page_values(seeing, measured).figures if each.name == "Perplexity")
+    assert figure.value == "4.480 ± 0.045"
+    unsure = dataclasses.replace(
+        measured.text, of_bytes=False, loss=dataclasses.replace(measured.text.loss, error=None)
+    )
+    (figure,) = (each for each in page_values(seeing, Measures(text=unsure)).figures if each.name == "Perplexity")
+    assert (figure.value, figure.below) == ("4.480", "on 100 tokens of the text")
 
 
 def test_a_small_number_of_parameters_is_told_once(verified: Facts):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,6 +137,18 @@ def test_losses_are_measured_on_a_text(make_bundle: Callable[..., Path], tmp_pat
     page = (tmp_path / "page.html").read_text()
     assert "&lt;ids&gt;" in page
     assert "memory rows that may be filled" in page
+
+
+def test_a_slow_machine_changes_no_byte_of_a_page(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The page is written twice, the second time with a clock that goes 100 seconds forward at each look."""
+    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2, attention=True)
+    ids = np.random.default_rng(0).integers(0, 256, 1_100).astype(np.int32)
+    write_report(bundle, tmp_path / "fast.html", ids=ids, context=True)
+    monkeypatch.setattr(time, "monotonic", itertools.count(0, 100).__next__)
+    write_report(bundle, tmp_path / "slow.html", ids=ids, context=True)
+    assert (tmp_path / "fast.html").read_bytes() == (tmp_path / "slow.html").read_bytes()
 
 
 def test_of_a_long_text_the_beginning_is_read(

@@ -23,6 +23,8 @@ from txl_report.visible import as_one_line
 
 MARKED = 40
 """Points of a curve that each get a marker; of more, a curve is a line alone."""
+BARS = 8
+"""Points of a curve whose ends are bars; those of more are the edges of a band."""
 MARKED_CURVES = 3
 """Curves whose points get one: the markers of more would hide each other."""
 
@@ -31,12 +33,19 @@ MARKED_CURVES = 3
 class Series:
     """A curve: its name, and its points (x, y) from left to right; where y has no place, the curve is interrupted.
 
-    `places` are what each point's x stands for, where that is not the number itself.
+    `places` are what each point's x stands for, where that is not the number itself; `ends` are the two values of y
+    between which each point may lie; there are none where nobody knows.
     """
 
     name: str
     points: Sequence[tuple[float, float]]
     places: Sequence[str] = ()
+    ends: Sequence[tuple[float, float]] = ()
+
+
+def heights(series: Sequence[Series]) -> list[float]:
+    """Every value that an axis up has to reach: of points and of their ends."""
+    return [y for each in series for pair in (*((y,) for _, y in each.points), *each.ends) for y in pair]
 
 
 def line_chart(
@@ -51,25 +60,31 @@ def line_chart(
     up_label: str,
     level: tuple[float, str] | None = None,
 ) -> Chart:
-    """Curves over a number; beyond `STYLES` curves only the first ones are drawn.
+    """Curves over a number, each with a band or bars between its ends; an axis up that does not begin at 0 says so.
 
     Args:
         name, title, description: as `new_figure`.
-        series: the curves.
+        series: the curves, at most `STYLES`.
         across, up: the axes.
         across_label, up_label: what stands along them.
         level: a limit, and what to write on it.
+
+    Raises:
+        ValueError: there are more curves than can be told apart.
     """
+    if len(series) > STYLES:
+        raise ValueError(f"{len(series)} curves in one chart, expected at most {STYLES}; draw several charts")
     figure = new_figure(name, title, description, "lines")
     add_axes(figure, across, up)
     if level is not None:
         add_level(figure, up, *level)
     stretched = add_stretched(figure)
-    drawn = list(series[:STYLES])
-    marked = len(drawn) <= MARKED_CURVES and all(len(each.points) <= MARKED for each in drawn)
-    for style, each in enumerate(drawn, 1):
+    marked = len(series) <= MARKED_CURVES and all(len(each.points) <= MARKED for each in series)
+    for style, each in enumerate(series, 1):
         _curve(figure, stretched, style, each, across, up, marked=marked)
-    legend = [(style, each.name) for style, each in enumerate(drawn, 1)] if len(drawn) > 1 else []
+    legend = [(style, each.name) for style, each in enumerate(series, 1)] if len(series) > 1 else []
+    if not up.log and up.low > 0:
+        up_label += f"; the axis begins at {up.ticks[0][1]}, not at 0"
     return finished(figure, legend, across_label, up_label)
 
 
@@ -77,22 +92,34 @@ def _curve(
     figure: Element, stretched: Element, style: int, series: Series, across: Scale, up: Scale, *, marked: bool
 ) -> None:
     pieces: list[list[tuple[float, float]]] = [[]]
+    bands: list[list[tuple[float, float]]] = [[]]  # there along the lower ends and back along the upper ones
     for index, (x, y) in enumerate(series.points):
         place = (across.at(x), up.at(y))
         if place[0] is None or place[1] is None:
             pieces.append([])
+            bands.append([])
             continue
         pieces[-1].append((place[0], place[1]))
+        low, high = map(up.at, series.ends[index]) if series.ends else (None, None)
+        if low is not None and high is not None and len(series.points) <= BARS:
+            ends = {"x1": percent(place[0]), "x2": percent(place[0]), "y1": percent(1 - low), "y2": percent(1 - high)}
+            SubElement(figure, "line", {"class": f"spread s{style}"} | ends)
+        elif low is not None and high is not None:
+            middle = len(bands[-1]) // 2
+            bands[-1][middle:middle] = [(place[0], low), (place[0], high)]
         if marked:
             group = SubElement(figure, "g", {"class": f"point s{style}"})
             SubElement(group, "circle", {"cx": percent(place[0]), "cy": percent(1 - place[1]), "r": "3.5"})
             at = series.places[index] if series.places else whole(int(x)) if float(x).is_integer() else number(x)
             SubElement(group, "title").text = as_one_line(f"{series.name}: {at}, {number(y)}")
+    for band in filter(None, bands):
+        SubElement(stretched, "polygon", {"class": f"band s{style}", "points": _joined(band)})
     for piece in pieces:
-        points = " ".join(f"{units(x)},{units(1 - y)}" for x, y in piece)
-        if len(piece) == 1 and not marked:
-            x, y = piece[0]
-            points = f"{units(x)},{units(1 - y)} {units(x)},{units(1 - y)}"
         if len(piece) > 1 or (not marked and piece):
+            points = _joined(piece if len(piece) > 1 else piece * 2)
             line = {"class": f"line s{style}", "points": points, "vector-effect": "non-scaling-stroke"}
             SubElement(stretched, "polyline", line)
+
+
+def _joined(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{units(x)},{units(1 - y)}" for x, y in places)

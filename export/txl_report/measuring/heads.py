@@ -13,12 +13,13 @@ from txl_runtime.types import Floats, Ids
 from txl_report.measuring.averages import FEWEST_BLOCKS
 from txl_report.measuring.pictures import pictures_of
 from txl_report.measuring.results import DistanceBin, HeadFacts, HeadsLook
-from txl_report.measuring.texts import Clock, checked_ids
+from txl_report.measuring.texts import checked_ids
 
 if TYPE_CHECKING:
     from txl_runtime.model import Model
 
-SEGMENTS = 32
+SEGMENTS, QUERIES = 32, 2_048
+"""Looked at: so many segments, or fewer long ones that have so many tokens, though enough for an error."""
 NO_PROGRAM = "This bundle has no program that tells where the model looks; export the checkpoint with --attention."
 
 
@@ -27,8 +28,7 @@ def look_at_heads(
     ids: ArrayLike,
     listener: Listener | None = None,
     *,
-    segments: int = SEGMENTS,
-    seconds: float | None = 10.0,
+    segments: int | None = None,
 ) -> HeadsLook:
     """Look at a model's attention while it reads a text.
 
@@ -39,8 +39,7 @@ def look_at_heads(
         model: of a bundle with an attention program; of any other, the result says what is missing.
         ids: int [T], the text as token ids; its start is used.
         listener: hears how many segments were looked at.
-        segments: how many are looked at, at most.
-        seconds: after so long no further segment is looked at, once there was one. None for no limit.
+        segments: how many are looked at, at most; 32 without it, and as few as 8 where segments are long.
 
     Returns:
         What every head looks at on average, and pictures of the last segment.
@@ -48,9 +47,11 @@ def look_at_heads(
     Raises:
         UsageError: the ids are not of this model.
     """
-    clock, listener = Clock(seconds), listener or Silent()
+    listener = listener or Silent()
     given, length, rows = checked_ids(model, ids), model.segment_lengths[0], model.memory_length or 0
     warm_up = -(-rows // length)
+    if segments is None:
+        segments = min(SEGMENTS, max(FEWEST_BLOCKS, QUERIES // length))
     there = min((len(given) // length) - warm_up, segments)
     reason = "" if model.manifest.attention else NO_PROGRAM
     if not reason and there < 1:
@@ -71,8 +72,6 @@ def look_at_heads(
             sums = sums or _Sums.of(looked, rows)
             sums.add(looked)
         listener.advance()
-        if index >= warm_up and clock.over:
-            break
         stream.feed(segment, last=True)
     assert sums is not None, "one segment at least was looked at"
     facts = sums.facts(length)
@@ -98,7 +97,6 @@ def look_at_heads(
         column_width=shown.column_width,
         memory_columns=shown.memory_columns,
         notes=shown.notes,
-        seconds=clock.seconds,
     )
 
 

@@ -37,12 +37,14 @@ class Loss:
 @dataclass(frozen=True)
 class PositionLoss:
     """The loss of tokens that stand at the same places within their segment: position 0 is predicted with the first
-    token of a segment as the last one seen. `last` is included.
+    token of a segment as the last one seen. `last` is included. `without` is the loss of the same tokens with no memory
+    row, None where nothing can be left out.
     """
 
     first: int
     last: int
     loss: Loss
+    without: Loss | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class TextMeasures:
 
     Attributes:
         given: tokens in the text.
-        used: tokens that the model was fed or asked for; the rest was cut off to bound the time.
+        used: tokens that the model was fed or asked for; the rest was cut off to bound the work.
         warm_up: tokens at the start of each of `sequences` pieces that only filled the memory and count nowhere.
         sequences: pieces of the text that ran side by side.
         segment_length: L, the length of the segments that the text was cut into.
@@ -133,7 +135,7 @@ class TextMeasures:
         gain: the same over the whole text; None likewise.
         reasons: why something is None.
         notes: sentences that belong beside the numbers.
-        seconds: how long it took.
+        of_bytes: whether every token is a byte, so that bits per token are bits per byte.
     """
 
     given: int
@@ -149,7 +151,7 @@ class TextMeasures:
     gain: MemoryGain | None
     reasons: Reasons = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    of_bytes: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,28 +216,23 @@ class ContextMeasure:
 
     Attributes:
         given, used: tokens in the text, and from its start those that took part.
-        fed: tokens that the model was fed in all.
         compared: tokens whose loss was measured at every length.
         step: Δ, by how many tokens contexts differ.
         longest: the longest context c that was measured.
         lengths: for r = 0.1, 0.5 and 1; None where the text is too short.
         losses: for every c, shortest first; None likewise.
-        complete: False where the time ran out before all of the chosen text was measured.
-        reasons, notes, seconds: as in `TextMeasures`.
+        reasons, notes: as in `TextMeasures`.
     """
 
     given: int
     used: int
-    fed: int
     compared: int
     step: int
     longest: int
     lengths: tuple[EffectiveContext, ...] | None
     losses: tuple[ContextLoss, ...] | None
-    complete: bool
     reasons: Reasons = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -312,7 +309,7 @@ class HeadsLook:
         column_texts: of each column, the tokens that are looked at: M memory slots, oldest first, then the segment.
         column_width: how many slots one column of a picture stands for; a column shows their sum.
         memory_columns: how many columns are memory; the rest is the segment.
-        reasons, notes, seconds: as in `TextMeasures`.
+        reasons, notes: as in `TextMeasures`.
     """
 
     given: int
@@ -335,4 +332,3 @@ class HeadsLook:
     memory_columns: int
     reasons: Reasons = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    seconds: float = 0.0

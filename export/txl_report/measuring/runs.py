@@ -21,7 +21,6 @@ from txl_runtime.listener import Listener
 from txl_runtime.types import Ids
 
 from txl_report.measuring.averages import Values
-from txl_report.measuring.texts import Clock
 
 if TYPE_CHECKING:
     from txl_runtime.model import Model
@@ -47,48 +46,32 @@ class Plan:
         """Tokens of the text behind the first one; those before the compared ones are context alone."""
         return (self.lengths - 1 + self.blocks) * self.step
 
-    @property
-    def cost(self) -> int:
-        """Tokens that the runs feed."""
-        starts = range(0, self.targets, self.step)
-        return sum(min(self.lengths * self.step, self.targets - start) for start in starts)
 
-
-def contexts_of(model: Model, ids: Ids, plan: Plan, listener: Listener, clock: Clock) -> tuple[Values, int, bool]:
-    """Run a plan until it is done or the time is over.
+def contexts_of(model: Model, ids: Ids, plan: Plan, listener: Listener) -> Values:
+    """Run a plan.
 
     Args:
         model: a model whose sequences do not influence one another.
         ids: int32 [targets + 1 or more], the text.
         plan: which runs.
         listener: hears of the runs.
-        clock: says when the time is over.
 
     Returns:
-        Losses float64 [lengths, compared tokens], of the tokens that have one at every length; how many tokens were
-        fed; and whether all runs were done.
+        Losses float64 [lengths, compared tokens], of the tokens that have one at every length.
     """
     losses = np.zeros((plan.lengths, plan.targets))
-    runs = np.zeros(plan.targets // plan.step, np.int64)
-    starts = len(runs)
+    starts = plan.targets // plan.step
     stream = model.stream(min(model.batch_size, starts))
     listener.stage("measuring the context", starts)
-    fed, done = 0, True
     for group in _groups(plan, model.segment_lengths[0], stream.batch_size):
-        found = _run(stream, ids[: plan.targets + 1], group, plan, model.segment_lengths[0], clock)
-        if found is None:
-            done = False
-            break
+        found = _run(stream, ids[: plan.targets + 1], group, plan, model.segment_lengths[0])
         for start, nll in zip(group, found, strict=True):
             count = min(nll.size, plan.targets - start)
             for context, first in enumerate(range(0, count, plan.step)):
                 place = start + first
                 losses[context, place : place + plan.step] = nll[first : first + plan.step]
-                runs[place // plan.step] += 1
-            fed += count
         listener.advance(len(group))
-    full = np.repeat(runs == plan.lengths, plan.step)
-    return losses[:, full], fed, done
+    return losses[:, (plan.lengths - 1) * plan.step :]
 
 
 def _groups(plan: Plan, length: int, rows: int) -> Iterator[list[int]]:
@@ -102,8 +85,8 @@ def _groups(plan: Plan, length: int, rows: int) -> Iterator[list[int]]:
             yield from (members[index : index + rows] for index in range(0, len(members), rows))
 
 
-def _run(stream: Stream, ids: Ids, starts: list[int], plan: Plan, length: int, clock: Clock) -> Values | None:
-    """Losses [starts, positions] of runs side by side, zeros behind the text's end; None where the time was over."""
+def _run(stream: Stream, ids: Ids, starts: list[int], plan: Plan, length: int) -> Values:
+    """Losses [starts, positions] of runs side by side, zeros behind the text's end."""
     positions = min(plan.lengths * plan.step, len(ids) - 1 - min(starts))
     tokens = np.zeros((stream.batch_size, positions + 1), np.int32)
     for row in range(stream.batch_size):
@@ -114,8 +97,6 @@ def _run(stream: Stream, ids: Ids, starts: list[int], plan: Plan, length: int, c
     losses = np.empty((len(starts), positions))
     first, last = 0, min(length - starts[0] % length, positions)
     while first < positions:
-        if clock.over:
-            return None
         losses[:, first:last] = stream.score(tokens[:, first : last + 1])[: len(starts)]
         first, last = last, min(last + length, positions)
     return losses

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
-from txl_runtime.bundle.vocabulary import Words
+from txl_runtime.bundle.vocabulary import Bytes, Words
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.types import Ids
 
 from txl_report.measuring.averages import Values, error_of, loss_of
 from txl_report.measuring.gains import gain_of, passage_of
 from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
-from txl_report.measuring.texts import Clock, Pieces, checked_ids, cut_pieces, why_not
+from txl_report.measuring.texts import Pieces, checked_ids, cut_pieces, fewer, why_not
 from txl_report.numbers import counted
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from txl_runtime.model import Model
 
 MOST_TOKENS = 16_384
-"""Of a text, unless the memory is so long that this is little."""
+"""That are predicted, of a text that has so many; a large model's are `fewer`."""
+LEAST_SEGMENTS = 8
+"""That are read after those that fill the memory, however long it is."""
 MOST_BINS = 64
 """Of positions within a segment."""
 CAPPED = (
@@ -41,7 +43,6 @@ def measure_text(
     listener: Listener | None = None,
     *,
     most: int | None = None,
-    seconds: float | None = 20.0,
     passage: int = 256,
 ) -> TextMeasures:
     """Measure a model's losses on a text.
@@ -54,9 +55,7 @@ def measure_text(
         model: of any bundle.
         ids: int [T], the text as token ids.
         listener: hears how many segments were read.
-        most: tokens of the text that are used at most; 16,384 or 8 × (M + L) without it, whichever is more.
-        seconds: after so long no further segment is read, once the memory is full and some segments count. None for
-            no limit: then the result depends on the text alone.
+        most: tokens of the text that are used at most; `most_tokens` without it.
         passage: tokens of which each one's own gain is told.
 
     Returns:
@@ -65,26 +64,23 @@ def measure_text(
     Raises:
         UsageError: the ids are not of this model.
     """
-    clock, listener = Clock(seconds), listener or Silent()
-    given = checked_ids(model, ids)
+    listener, given = listener or Silent(), checked_ids(model, ids)
     length, rows = model.segment_lengths[0], model.memory_length
     reason, pieces = why_not(model.manifest), None
     if reason is None:
-        most = max(MOST_TOKENS, 8 * ((rows or 0) + length)) if most is None else most
-        pieces = cut_pieces(model, given[: max(most, 2)], -(-(rows or 0) // length))
+        used = most_tokens(model) if most is None else max(most, 2)
+        pieces = cut_pieces(model, given[:used], -(-(rows or 0) // length))
         if pieces is None:
             reason = _too_short(model, len(given))
     if pieces is None:
         reasons = dict.fromkeys(("loss", "by_position", "by_memory", "passage", "gain"), reason or "")
         return TextMeasures(len(given), 0, 0, 0, length, rows, None, None, None, None, None, reasons)
     lengths, why = _memory_lengths(model, pieces)
-    losses = _read(model, pieces, lengths, listener, clock)
+    losses = _read(model, pieces, lengths, listener)
     whole = losses[-1]
-    read = (pieces.warm_up + whole.shape[1]) * pieces.length
-    used = whole.shape[0] * read + (1 if read == pieces.tokens.shape[1] - 1 else whole.shape[0])
     by_memory = passing = gain = None
     notes = [JOINT] if model.manifest.joint else []
-    notes += _unknown(model.vocabulary, pieces.tokens[:, pieces.warm_up * pieces.length + 1 : read + 1])
+    notes += _unknown(model.vocabulary, pieces.tokens[:, pieces.warm_up * pieces.length + 1 :])
     if len(lengths) > 1:
         notes += [CAPPED, FRAGMENTS]
         by_memory = tuple(_memory_loss(rows, loss, whole) for rows, loss in zip(lengths, losses, strict=True))
@@ -94,20 +90,28 @@ def measure_text(
         notes += ["The memory was still filling while the losses were measured, because the text is short."]
     return TextMeasures(
         given=len(given),
-        used=used,
+        used=len(pieces.tokens) * pieces.segments * pieces.length + 1,
         warm_up=pieces.warm_up * pieces.length,
         sequences=len(pieces.tokens),
         segment_length=pieces.length,
         memory_length=rows,
         loss=loss_of(whole),
-        by_position=_by_position(whole),
+        by_position=_by_position(whole, losses[0] if len(lengths) > 1 else None),
         by_memory=by_memory,
         passage=passing,
         gain=gain,
         reasons=dict.fromkeys(("by_memory", "passage", "gain"), why) if why else {},
         notes=tuple(notes),
-        seconds=clock.seconds,
+        of_bytes=isinstance(model.vocabulary, Bytes),
     )
+
+
+def most_tokens(model: Model) -> int:
+    """How many tokens of a text are used at most, which follows from the model's sizes alone."""
+    length = model.segment_lengths[0]
+    segments = -(-(model.memory_length or 0) // length) + LEAST_SEGMENTS
+    least = segments * length * (model.batch_size if model.manifest.joint else 1)
+    return max(fewer(model.manifest, MOST_TOKENS), least) + 1
 
 
 def _too_short(model: Model, given: int) -> str:
@@ -149,16 +153,13 @@ def _memory_lengths(model: Model, pieces: Pieces) -> tuple[list[int], str]:
     return sorted({0, rows // 4, rows // 2, rows}), ""
 
 
-def _read(model: Model, pieces: Pieces, lengths: list[int], listener: Listener, clock: Clock) -> list[Values]:
+def _read(model: Model, pieces: Pieces, lengths: list[int], listener: Listener) -> list[Values]:
     """Losses [sequences, segments after the warm-up, positions] with each memory length; the last one is the whole."""
     sequences, size = len(pieces.tokens), pieces.length
     streams = [model.stream(sequences, memory_length=rows) for rows in lengths[:-1]] + [model.stream(sequences)]
     listener.stage("measuring losses", pieces.segments)
     found: list[list[Values]] = [[] for _ in lengths]
-    least = pieces.warm_up + max(1, -(-8 // sequences))
     for segment in range(pieces.segments):
-        if segment >= least and clock.over:
-            break
         tokens = pieces.tokens[:, segment * size : (segment + 1) * size + 1]
         for stream, losses in zip(streams, found, strict=True):
             nll = stream.score(tokens)
@@ -168,11 +169,19 @@ def _read(model: Model, pieces: Pieces, lengths: list[int], listener: Listener, 
     return [np.stack(losses, axis=1) for losses in found]
 
 
-def _by_position(losses: Values) -> tuple[PositionLoss, ...]:
+def _by_position(losses: Values, without: Values | None) -> tuple[PositionLoss, ...]:
     size = losses.shape[2]
     width = -(-size // MOST_BINS)
     bins = [(first, min(first + width, size)) for first in range(0, size, width)]
-    return tuple(PositionLoss(first, last - 1, loss_of(losses[:, :, first:last], size)) for first, last in bins)
+    return tuple(
+        PositionLoss(
+            first,
+            last - 1,
+            loss_of(losses[:, :, first:last], size),
+            None if without is None else loss_of(without[:, :, first:last], size),
+        )
+        for first, last in bins
+    )
 
 
 def _memory_loss(rows: int, losses: Values, whole: Values) -> MemoryLoss:

@@ -53,29 +53,25 @@ def _looked_at(found: HeadsLook) -> str:
 
 
 def _seen(found: HeadsLook, facts: tuple[HeadFacts, ...]) -> list[Block]:
-    count = found.layers * found.heads
+    heads = counted(found.layers * found.heads, "head")
+    far_back = f"{counted(found.segment_length, 'token')} back (a segment) or further"
+    distances = {(f.layer, f.head): (f.distance, number(f.distance)) for f in facts}
+    beyond = {(f.layer, f.head): (f.beyond_share, share(f.beyond_share)) for f in facts}
     near, far = facts[0], facts[-1]
     blocks: list[Block] = [
         Pairs(
             [
                 ("Looked at", _looked_at(found)),
-                (
-                    "Reach beyond one segment",
-                    f"{whole(found.beyond)} of {whole(count)} heads, with a tenth of their attention or more; the "
-                    f"mean distance of {whole(found.mean_beyond)} is that long",
-                ),
-                ("Nearest", f"layer {near.layer + 1}, head {near.head + 1}: {number(near.distance)} tokens back"),
-                ("Furthest", f"layer {far.layer + 1}, head {far.head + 1}: {number(far.distance)} tokens back"),
+                ("Look beyond a segment", f"In {found.beyond} of {heads} a tenth of attention or more goes {far_back}"),
+                ("Do so on average", f"In {found.mean_beyond} of {heads} the mean distance is that long"),
+                ("Nearest", f"{_head(near)}: {number(near.distance)} tokens back on average"),
+                ("Furthest", f"{_head(far)}: {number(far.distance)} tokens back on average"),
             ]
         ),
         *(Paragraph(note, quiet=True) for note in found.notes),
         Heading("How far back, head by head"),
-        _grid("Mean distance in tokens", found, {(f.layer, f.head): (f.distance, number(f.distance)) for f in facts}),
-        _grid(
-            "Share of attention that goes back further than one segment",
-            found,
-            {(f.layer, f.head): (f.beyond_share, share(f.beyond_share)) for f in facts},
-        ),
+        _grid("How many tokens back each head looks on average", found, distances),
+        _grid(f"Share of each head's attention that goes {far_back}", found, beyond),
         _every(facts),
     ]
     if found.distance_shares is not None and found.distance_bins:
@@ -108,7 +104,7 @@ def _grid(caption: str, found: HeadsLook, values: dict[tuple[int, int], tuple[fl
 def _every(facts: tuple[HeadFacts, ...]) -> Block:
     rows = [
         (
-            f"layer {fact.layer + 1}, head {fact.head + 1}",
+            _head(fact),
             number(fact.distance),
             number(fact.error, 2),
             share(fact.memory_share),
@@ -119,14 +115,15 @@ def _every(facts: tuple[HeadFacts, ...]) -> Block:
         for fact in facts
     ]
     names = ("Head", "Mean distance", "±", "To memory", "Beyond a segment", "90 % within", "Looks at about … tokens")
-    return table("Every head, the nearest first", names, range(1, 7), rows, folded=True)
+    caption = "Every head, the nearest first; distances in tokens, ± is one standard error"
+    return table(caption, names, range(1, 7), rows, folded=True)
 
 
 def _spread(found: HeadsLook, facts: tuple[HeadFacts, ...]) -> Figure:
     shares = np.asarray(found.distance_shares, np.float64)
     bins = found.distance_bins
     chosen = [("nearest head", facts[0]), ("furthest head", facts[-1])]
-    curves = [(f"{said} ({f.layer + 1}.{f.head + 1})", shares[f.layer, f.head]) for said, f in chosen]
+    curves = [(f"{said} ({_head(f)})", shares[f.layer, f.head]) for said, f in chosen]
     curves.insert(0, ("mean of all heads", shares.mean(axis=(0, 1))))
     series = [
         Series(said, [(index, float(value) * 100) for index, value in enumerate(curve)], [_bin(each) for each in bins])
@@ -149,8 +146,12 @@ def _spread(found: HeadsLook, facts: tuple[HeadFacts, ...]) -> Figure:
             up_label="share of attention, %",
         ),
         table("Share of attention by distance", ("Tokens back", *(said for said, _ in curves)), range(4), rows),
-        "A head that looks at recent tokens has its attention at the left; one that spreads over the memory does not.",
+        "A head that looks at the tokens just before is high at the left, one that looks far back at the right.",
     )
+
+
+def _head(fact: HeadFacts) -> str:
+    return f"layer {fact.layer + 1}, head {fact.head + 1}"
 
 
 def _bin(each: DistanceBin) -> str:
@@ -180,12 +181,12 @@ def _large(index: int, found: HeadsLook, picture: HeadPicture, fact: HeadFacts) 
         heat_map(
             f"head-{index}",
             title,
-            f"{share(fact.memory_share)} of its attention goes to memory, {share(fact.beyond_share)} further back than "
-            f"one segment; it looks at about {number(fact.looks_at)} tokens.",
+            f"{share(fact.memory_share)} of its attention goes to memory, {share(fact.beyond_share)} a segment back or "
+            f"further; it looks at about {number(fact.looks_at)} tokens.",
             picture.values,
             shifted_scale(0, slots, memory),
             up,
-            across_label="tokens before the segment (left of the line, memory) and in it",
+            across_label="token that is looked at: left of the dashed line in the memory, right of it in the segment",
             up_label="token of the segment that looks, from the first one down",
             divider=float(memory),
         ),
@@ -195,6 +196,7 @@ def _large(index: int, found: HeadsLook, picture: HeadPicture, fact: HeadFacts) 
             (0, 3, 4),
             rows,
         ),
+        "Each row is a token that looks back. Along the row, colour says how much of its attention goes where.",
         scale=(legend_address(), "0", share(picture.largest)),
     )
 
@@ -216,7 +218,7 @@ def _small(found: HeadsLook, facts: dict[tuple[int, int], HeadFacts]) -> Block:
                 below = f"{picture.head + 1}: {number(fact.distance)} back"
                 cells.append(Picture(map_address(picture.values, fine=FINE), words, below))
         rows.append([*cells, *[""] * (most + 1 - len(cells))])
-    caption = "Every head that was kept: the segment's tokens downwards, memory and segment to the right"
+    caption = "The same for every head that has a picture: tokens that look downwards, what they look at to the right"
     return table(
         caption, ("Layer", *[f"Head {n + 1}" if most == found.heads else "Head" for n in range(most)]), (), rows
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from txl_report.blocks import Cell, Column, Gap, Table
+from txl_report.charts.lines import BARS, Series
 from txl_report.facts.plain import Missing, quoted
+from txl_report.measuring.results import Loss
 
 NO_TOKENS = "The model reads no token ids, so a text has no losses that could be measured."
 
@@ -19,6 +22,24 @@ def gap(what: str, found: Missing, name: str = "BUNDLE") -> Gap:
 def titled(name: str) -> str:
     """A name as a heading begins: its first letter large, the others as they are."""
     return name[:1].upper() + name[1:]
+
+
+def perplexities(name: str, losses: Sequence[tuple[float, Loss]], places: Sequence[str] = ()) -> Series:
+    """Perplexities as a curve, with the ends of ± one standard error where all of those are known."""
+    known = all(loss.error is not None for _, loss in losses)
+    each = [math.exp(min(loss.error or 0.0, 700.0)) for _, loss in losses if known]
+    return Series(
+        name,
+        [(x, loss.perplexity) for x, loss in losses],
+        places,
+        [(loss.perplexity / times, loss.perplexity * times) for (_, loss), times in zip(losses, each, strict=False)],
+    )
+
+
+def spread_note(series: Series) -> str:
+    """What is drawn around a curve of perplexities, as a sentence after a space."""
+    drawn = "bar at each point" if len(series.points) <= BARS else "band"
+    return f" The {drawn} is ± one standard error." if series.ends else " The tokens are too few for a standard error."
 
 
 def report_command(name: str, *options: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
-from txl_report.charts.lines import Series, line_chart
+from txl_report.charts.lines import Series, heights, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale
 from txl_report.facts.model import Context, ModelFacts
 from txl_report.measuring.results import ContextMeasure, EffectiveContext
 from txl_report.numbers import counted, fixed, number, share, whole
-from txl_report.sections.common import NO_TOKENS, gap, report_command, table
+from txl_report.sections.common import NO_TOKENS, gap, perplexities, report_command, spread_note, table
 
 
 def context_section(name: str, model: ModelFacts, found: ContextMeasure | None, option: str | None) -> Section:
@@ -72,7 +70,6 @@ def _measured(found: ContextMeasure, lengths: tuple[EffectiveContext, ...]) -> l
                 ("Compared", f"{whole(found.compared)} tokens at every context, steps of {whole(found.step)}"),
                 ("Longest context", counted(found.longest, "token")),
                 ("A context of c", _meaning(found.step)),
-                *([] if found.complete else [("Note", "The time ran out before all of the chosen text was measured.")]),
             ]
         ),
         table(
@@ -120,7 +117,7 @@ def _gains(found: ContextMeasure, lengths: tuple[EffectiveContext, ...]) -> Figu
 
 def _losses(found: ContextMeasure) -> Figure:
     losses = found.losses or ()
-    values = [each.loss.perplexity if math.isfinite(each.loss.perplexity) else math.nan for each in losses]
+    series = [perplexities("perplexity", [(each.context, each.loss) for each in losses])]
     rows = [
         (whole(each.context), fixed(each.loss.nll, 4), number(each.loss.error, 2), number(each.loss.perplexity, 4))
         for each in losses
@@ -130,13 +127,14 @@ def _losses(found: ContextMeasure) -> Figure:
         line_chart(
             "context-loss",
             "Perplexity by length of context",
-            f"From {number(values[0])} with {losses[0].context} tokens to {number(values[-1])} with "
-            f"{losses[-1].context}.",
-            [Series("perplexity", [(each.context, value) for each, value in zip(losses, values, strict=True)])],
+            f"From {number(losses[0].loss.perplexity)} with {losses[0].context} tokens to "
+            f"{number(losses[-1].loss.perplexity)} with {losses[-1].context}.",
+            series,
             exact_scale(min(each.context for each in losses), max(each.context for each in losses)),
-            linear_scale(values),
+            linear_scale(heights(series)),
             across_label="context, tokens",
             up_label="perplexity",
         ),
         table("Loss by context", ("Context", "Loss, nats", "±", "Perplexity"), range(4), rows),
+        f"All points are of the same tokens.{spread_note(series[0])} Differences between points are surer than that.",
     )

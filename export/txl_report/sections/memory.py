@@ -6,12 +6,19 @@ import math
 from collections.abc import Sequence
 
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
-from txl_report.charts.lines import Series, line_chart
+from txl_report.charts.lines import heights, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale
+from txl_report.measuring.averages import BLOCK
 from txl_report.measuring.results import GainInContext, Loss, MemoryGain, MemoryLoss, PositionLoss, TextMeasures
-from txl_report.numbers import NONE, counted, fixed, number, share, signed, whole
-from txl_report.sections.common import NO_TOKENS, report_command, table
+from txl_report.numbers import counted, fixed, number, share, signed, whole
+from txl_report.sections.common import NO_TOKENS, perplexities, report_command, spread_note, table
 from txl_report.sections.passage import passage_block
+
+POSITIONS = (
+    "With no memory the first tokens of a segment have hardly anything before them, so that curve is expected to fall "
+    "from left to right. If the memory works, the other curve lies below it, most of all at the left, and stays level."
+)
+ALONE = "There is no second curve without memory to hold this one against, so a level line proves little."
 
 
 def memory_section(name: str, found: TextMeasures | None, source: str, option: str | None) -> Section:
@@ -44,6 +51,8 @@ def _measured(found: TextMeasures, source: str) -> list[Block]:
                 ("Tokens read", f"{whole(found.used)}{cut}"),
                 ("Tokens that count", f"{whole(found.loss.count)}{_after(found)}"),
                 ("Perplexity", f"{number(found.loss.perplexity, 4)} ({_nll(found.loss)})"),
+                *([("Bits per byte", bits_of(found.loss))] if found.of_bytes else []),
+                ("What ± means", f"one standard error, from blocks of {BLOCK} neighbouring tokens"),
             ]
         )
     )
@@ -82,68 +91,57 @@ def _nll(loss: Loss) -> str:
     return f"loss {fixed(loss.nll, 4)}{error} nats per token"
 
 
-def _by_position(losses: Sequence[PositionLoss], length: int) -> Figure:
-    def position(each: PositionLoss) -> str:
-        return whole(each.first) if each.first == each.last else f"{whole(each.first)} … {whole(each.last)}"
+def bits_of(loss: Loss) -> str:
+    """A loss in bits per token, which are bits per byte where tokens are bytes."""
+    error = "" if loss.error is None else f" ± {number(loss.error / math.log(2), 2)}"
+    return f"{fixed(loss.nll / math.log(2), 3)}{error}"
 
-    values = [_finite(each.loss.perplexity) for each in losses]
-    points = [((each.first + each.last) / 2, value) for each, value in zip(losses, values, strict=True)]
-    rows = [
-        (
-            position(each),
-            whole(each.loss.count),
-            fixed(each.loss.nll, 4),
-            _error(each.loss),
-            number(each.loss.perplexity),
-        )
-        for each in losses
+
+def _by_position(losses: Sequence[PositionLoss], length: int) -> Figure:
+    curves = {"with the whole memory": [each.loss for each in losses]}
+    if without := [each.without for each in losses if each.without is not None]:
+        curves["with no memory"] = without
+    middles = [(each.first + each.last) / 2 for each in losses]
+    places = [
+        whole(each.first) if each.first == each.last else f"{whole(each.first)} … {whole(each.last)}" for each in losses
     ]
+    series = [perplexities(said, list(zip(middles, curve, strict=True)), places) for said, curve in curves.items()]
+    rows = [
+        (place, whole(found[0].count), *(said for loss in found for said in _told(loss)))
+        for place, *found in zip(places, *curves.values(), strict=True)
+    ]
+    names = ("Loss, nats", "±", "Perplexity", "Loss without memory", "± of it", "Perplexity without")
+    seen = [f"{said} from {number(c[0].perplexity)} to {number(c[-1].perplexity)}" for said, c in curves.items()]
     return Figure(
-        "Perplexity by position in the segment",
+        "Perplexity with and without memory" if without else "Perplexity",
         line_chart(
             "position",
             "Perplexity by position in the segment",
-            f"From {number(values[0])} at the first position to {number(values[-1])} at the last of {length}.",
-            [Series("perplexity", points, [position(each) for each in losses])],
+            f"From the first position to the last of {length}: {', '.join(seen)}.",
+            series,
             exact_scale(0, max(length - 1, 1)),
-            linear_scale(values, zero=True),
+            linear_scale(heights(series), zero=True),
             across_label="position in the segment",
             up_label="perplexity",
         ),
-        table(
-            "Loss by position in the segment",
-            ("Position", "Tokens", "Loss, nats", "±", "Perplexity"),
-            (0, 1, 2, 3, 4),
-            rows,
-        ),
-        "A model without memory is lost at the beginning of every segment. A level line says that the memory works.",
+        table("Loss by position in the segment", ("Position", "Tokens", *names[: 3 * len(curves)]), range(8), rows),
+        (POSITIONS if without else ALONE) + spread_note(series[0]),
     )
 
 
 def _by_memory(losses: Sequence[MemoryLoss]) -> Figure:
-    points = [(each.rows, _finite(each.loss.perplexity)) for each in losses]
-    values = [value for _, value in points]
-    rows = [
-        (
-            whole(each.rows),
-            fixed(each.loss.nll, 4),
-            _error(each.loss),
-            number(each.loss.perplexity, 4),
-            signed(each.more),
-            number(each.more_error, 2),
-        )
-        for each in losses
-    ]
+    series = [perplexities("perplexity", [(each.rows, each.loss) for each in losses])]
+    rows = [(whole(each.rows), *_told(each.loss, 4), signed(each.more), number(each.more_error, 2)) for each in losses]
     return Figure(
-        "Perplexity by memory length, over the same tokens",
+        "Perplexity with fewer memory rows",
         line_chart(
             "memory-length",
             "Perplexity by memory length",
-            f"From {number(values[0])} with {counted(losses[0].rows, 'row')} to {number(values[-1])} with "
-            f"{whole(losses[-1].rows)}.",
-            [Series("perplexity", points)],
+            f"From {number(losses[0].loss.perplexity)} with {counted(losses[0].rows, 'row')} to "
+            f"{number(losses[-1].loss.perplexity)} with {whole(losses[-1].rows)}.",
+            series,
             exact_scale(0, max(each.rows for each in losses)),
-            linear_scale(values),
+            linear_scale(heights(series)),
             across_label="memory rows that may be filled",
             up_label="perplexity",
         ),
@@ -153,7 +151,9 @@ def _by_memory(losses: Sequence[MemoryLoss]) -> Figure:
             range(6),
             rows,
         ),
-        "Measured by capping how many memory rows may be filled, with the same weights and the same tokens.",
+        "Measured by capping how many memory rows may be filled, with the same weights and the same tokens."
+        + spread_note(series[0])
+        + " Differences between points are surer than that, because their tokens are the same; the table has them.",
     )
 
 
@@ -183,9 +183,5 @@ def _standing_out(caption: str, found: Sequence[GainInContext]) -> Block:
     return table(caption, ("Token", "Gain", "Loss", "without", "Before it", "After it"), (1, 2, 3), rows, folded=True)
 
 
-def _error(loss: Loss) -> str:
-    return NONE if loss.error is None else number(loss.error, 2)
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else math.nan
+def _told(loss: Loss, digits: int = 3) -> tuple[str, str, str]:
+    return fixed(loss.nll, 4), number(loss.error, 2), number(loss.perplexity, digits)

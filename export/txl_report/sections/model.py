@@ -59,7 +59,7 @@ def _parts(parts: Parts) -> Figure:
         for part in parts.parts
     ]
     return Figure(
-        f"The weight file by part, {size(parts.bytes)} in all",
+        f"{size(parts.bytes)} in all",
         named_bars("parts", "Bytes by part of the model", seen, bars),
         table("Bytes by part of the weight file", ("Part", "Tensors", "Bytes", "Share"), (1, 2, 3), rows),
         parts.note,

@@ -14,10 +14,12 @@ from txl_report.charts.scales import exact_scale, linear_scale, log_scale
 from txl_report.facts.evidence import Chain, Curve, Evidence, Gate, Histogram, Ranks, Text
 from txl_report.facts.gathering import Facts
 from txl_report.facts.plain import Missing
-from txl_report.numbers import fixed, number, power_of_ten, share, whole
+from txl_report.numbers import counted, fixed, number, power_of_ten, share, whole
 from txl_report.sections.common import gap, table
 
 MOST_HISTOGRAMS = 8
+MOST_CHAINS = 4 * STYLES
+"""That are drawn, so many in a chart as can be told apart; a stranger's file may have any number of them."""
 STATES: dict[str, State] = {"passed": "passed", "failed": "failed", "not judged": "none"}
 
 
@@ -132,18 +134,26 @@ def _drift(name: str, found: Evidence) -> list[Block]:
         first = longest.curves[0]
         several = len(longest.curves) > 1
         curves = (
-            [(f"{curve.name}, largest", curve.most) for curve in longest.curves[:STYLES]]
+            [(f"{curve.name}, largest", curve.most) for curve in longest.curves]
             if several
             else [("largest of a segment", first.most), ("mean of a segment", first.mean)]
         )
-        blocks.append(_curves(f"{name}-drift", f"Drift: {longest.name}", longest, first, curves, _limit(found.gates)))
+        for some, of in _charts(len(curves)):
+            part, title = f"{name}-drift-{some.start}", f"Drift: {longest.name}{of}"
+            blocks.append(_curves(part, title, longest, first, curves[some], _limit(found.gates)))
     others = [chain for chain in found.chains if chain.curves]
     if len(others) > 1:
-        width = max((len(chain.curves[0].most) for chain in others), default=0)
-        curves = [(chain.name, chain.curves[0].most) for chain in others[:STYLES]]
-        per = [chain.curves[0].segments for chain in others[:STYLES]]
-        blocks.append(_chains_beside(f"{name}-chains", others[0].curves[0], curves, per, width))
+        for some, of in _charts(min(len(others), MOST_CHAINS)):
+            blocks.append(_chains_beside(f"{name}-chains-{some.start}", others[some], others, of))
     return blocks
+
+
+def _charts(curves: int) -> list[tuple[slice, str]]:
+    """Which curves stand in each chart, in as few as can tell them apart, and what tells the charts' titles apart."""
+    charts = -(-curves // STYLES)
+    size = -(-curves // charts)
+    said = [f", chart {index + 1} of {charts}" if charts > 1 else "" for index in range(charts)]
+    return [(slice(index * size, min((index + 1) * size, curves)), of) for index, of in enumerate(said)]
 
 
 def _limit(gates: Sequence[Gate]) -> tuple[float, str] | None:
@@ -188,29 +198,33 @@ def _curves(
     )
 
 
-def _chains_beside(
-    name: str, first: Curve, curves: Sequence[tuple[str, Sequence[float | None]]], per: Sequence[int], count: int
-) -> Figure:
-    values = [value for _, curve in curves for value in curve if value is not None]
+def _chains_beside(name: str, chains: Sequence[Chain], every: Sequence[Chain], of: str) -> Figure:
+    """Some chains in one chart, with the axes that all of them have; `of` tells the chart from the others."""
+    curves = [chain.curves[0] for chain in chains]
+    unit = every[0].curves[0].unit
     series = [
-        Series(said, [(1 + i * step, _placed(y)) for i, y in enumerate(curve)])
-        for (said, curve), step in zip(curves, per, strict=True)
+        Series(chain.name, [(1 + i * curve.segments, _placed(y)) for i, y in enumerate(curve.most)])
+        for chain, curve in zip(chains, curves, strict=True)
     ]
-    last = max(1 + (len(curve) - 1) * step for (_, curve), step in zip(curves, per, strict=True))
-    rows = [(whole(i + 1), *(number(_at(curve, i), 2) for _, curve in curves)) for i in range(count)]
+    last = max(1 + (len(chain.curves[0].most) - 1) * chain.curves[0].segments for chain in every)
+    largest = max((value for curve in curves for value in curve.most if value is not None), default=0.0)
+    points = range(max(len(curve.most) for curve in curves))
+    rows = [(whole(i + 1), *(number(_at(curve.most, i), 2) for curve in curves)) for i in points]
+    names = [chain.name for chain in chains]
+    title = f"Chains side by side{of}"
     return Figure(
-        "Every kind of chain",
+        title,
         line_chart(
             name,
-            "Largest error by segment of every kind of chain",
-            f"{len(curves)} chains, the largest error {number(max(values, default=0.0))} {first.unit}.",
+            f"Largest error by segment. {title}",
+            f"{len(chains)} of {len(every)} chains: {'; '.join(names)}. The largest error {number(largest)} {unit}.",
             series,
             exact_scale(1, max(last, 2)),
-            log_scale(values),
+            log_scale(value for chain in every for value in chain.curves[0].most if value is not None),
             across_label="segment",
-            up_label=f"largest |Δ|, {first.unit}, logarithmic",
+            up_label=f"largest |Δ|, {unit}, logarithmic",
         ),
-        table("Largest |Δ| by point of each curve", ("Point", *(said for said, _ in curves)), range(9), rows),
+        table(f"Largest |Δ| by point of each curve{of}", ("Point", *names), range(9), rows),
     )
 
 
@@ -271,7 +285,7 @@ def _text(text: Text) -> Pairs:
 
     return Pairs(
         [
-            ("Text", f"{whole(text.tokens)} tokens"),
+            ("Text", f"{counted(text.tokens, 'token')} from its start; other perplexities on this page are of others"),
             ("Loss of the bundle", f"{fixed(text.bundle_nll, 7)} nats, perplexity {perplexity(text.bundle_nll)}"),
             ("Loss of the reference", f"{fixed(text.reference_nll, 7)} nats"),
             ("Perplexity differs by", share(text.relative)),

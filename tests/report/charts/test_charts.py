@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from txl_report.charts.bars import Bar, histogram, named_bars
+from txl_report.charts.figure import STYLES
 from txl_report.charts.heat import LEVELS, data_address, heat_map, map_address, png, to_levels
 from txl_report.charts.lines import Series, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale, log_scale, shifted_scale, thinned
@@ -153,3 +154,34 @@ def test_a_point_says_what_its_place_stands_for():
     assert titles[-3:] == ["a: 0, 1.00", "a: 1, 2.00", "a: 1.50, 3.00"]
     named = Series("a", points, ["0", "1", "2 … 3"])
     assert [title.text for title in fromstring(drawn(named)).iter("title")][-1] == "a: 2 … 3, 3.00"
+
+
+def test_what_lies_between_the_ends_of_points_is_drawn_once_along_the_curve():
+    points = [(float(x), 2.0) for x in range(10)]
+    ends = [(1.0, 3.0)] * 9 + [(0.0, 4.0)]
+    root = fromstring(drawn(Series("a", points, ends=ends)))
+    (band,) = root.iter("polygon")
+    corners = [tuple(map(float, corner.split(","))) for corner in band.attrib["points"].split()]
+    scale = linear_scale([2.0])
+    lower, upper = (1000 - 1000 * scale.at(value) for value in (1.0, 3.0))
+    assert corners[:9] == [(x * 100, lower) for x in range(9)], "there along the lower ends"
+    assert corners[11:] == [(x * 100, upper) for x in reversed(range(9))], "and back along the upper ones"
+    broken = [*points[:4], (4.0, math.nan), *points[5:]]
+    assert len(list(fromstring(drawn(Series("a", broken, ends=ends))).iter("polygon"))) == 2
+
+
+def test_more_curves_than_can_be_told_apart_are_refused():
+    curves = [Series(str(n), [(0, 1.0)]) for n in range(STYLES + 1)]
+    assert drawn(*curves[:STYLES])
+    with pytest.raises(ValueError, match="7 curves in one chart, expected at most 6; draw several charts"):
+        drawn(*curves)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"), [([4.6, 5.1], "perplexity; the axis begins at 4.6, not at 0"), ([0.0, 5.0], "perplexity")]
+)
+def test_an_axis_that_does_not_begin_at_zero_says_so(values: list[float], told: str):
+    points = list(enumerate(values))
+    scales = exact_scale(0, 1), linear_scale(values)
+    chart = line_chart("n", "t", "d", [Series("a", points)], *scales, across_label="x", up_label="perplexity")
+    assert chart.up == told

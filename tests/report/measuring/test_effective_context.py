@@ -12,11 +12,10 @@ import pytest
 import txl_runtime
 from copying import copying, loss, repeating
 from step_models import VOCABULARY, counting, recurrent
-from txl_report.measuring import effective, measure_context
+from txl_report.measuring import effective, measure_context, texts
 from txl_report.measuring.effective import effective_contexts
 from txl_report.measuring.runs import Plan, contexts_of
-from txl_report.measuring.texts import Clock
-from txl_runtime import Stream, UsageError
+from txl_runtime import UsageError
 from txl_runtime.listener import Silent
 
 
@@ -69,10 +68,8 @@ def plain_rule(losses: np.ndarray, step: int, share: float) -> tuple[int, int]:
 def test_losses_are_those_of_every_context_read_alone(model: txl_runtime.Model, step: int) -> None:
     """Steps that divide a segment, that do not, and that hold several; a text that ends within a run."""
     ids, plan = text(100), Plan(step, 4, 24 // step)
-    found, fed, done = contexts_of(model, ids, plan, Silent(), Clock(None))
+    found = contexts_of(model, ids, plan, Silent())
     expected = plain_losses(model, ids, plan)
-    assert done
-    assert fed == plan.cost
     assert np.abs(found - expected).max() < 1e-5
     assert np.abs(expected[1:] - expected[:-1]).max() > 0.01  # context matters to this model
 
@@ -105,8 +102,8 @@ def test_a_token_that_is_drawn_twice_counts_twice() -> None:
 def test_a_model_of_known_context_has_that_one(tmp_path: Path, back: int, expected: int) -> None:
     """The last token of the context that helps is `back` places away: contexts of more than c = `length` have it."""
     model = txl_runtime.load(copying(back).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_context(model, repeating(2_000), seconds=None, step=8, longest=80, most=1_200)
-    assert (found.compared, found.longest, found.complete) == (1_200, 72, True)
+    found = measure_context(model, repeating(2_000), step=8, longest=80, most=1_200)
+    assert (found.compared, found.longest) == (1_200, 72)
     assert found.lengths is not None
     assert found.losses is not None
     for length in found.lengths:
@@ -119,7 +116,7 @@ def test_a_model_of_known_context_has_that_one(tmp_path: Path, back: int, expect
 
 def test_a_context_that_never_ends_is_a_lower_bound(tmp_path: Path) -> None:
     model = txl_runtime.load(copying(37).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_context(model, repeating(1_200), seconds=None, step=8, longest=36)
+    found = measure_context(model, repeating(1_200), step=8, longest=36)
     assert found.lengths is not None
     assert [(length.length, length.at_least, length.high_at_least) for length in found.lengths[:1]] == [
         (32, True, True)
@@ -128,7 +125,7 @@ def test_a_context_that_never_ends_is_a_lower_bound(tmp_path: Path) -> None:
 
 def test_whole_segments_in_lockstep(tmp_path: Path) -> None:
     model = txl_runtime.load(copying(11, lengths=(8,), exact=True).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_context(model, repeating(1_500), seconds=None, longest=48)
+    found = measure_context(model, repeating(1_500), longest=48)
     assert found.lengths is not None
     assert (found.step, [length.length for length in found.lengths]) == (8, [16, 16, 16])
     with pytest.raises(UsageError, match="multiples of 8"):
@@ -136,25 +133,21 @@ def test_whole_segments_in_lockstep(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_too_short_says_how_long_it_has_to_be(model: txl_runtime.Model) -> None:
-    found = measure_context(model, text(500), seconds=None)
+    found = measure_context(model, text(500))
     assert found.lengths is found.losses is None
     assert found.step == 1
     assert found.reasons["lengths"] == "A text of 1,019 tokens or more is needed, this one has 500."
-    assert measure_context(model, text(1_019), seconds=None, most=0).compared == 1_000
-    assert measure_context(model, [], seconds=None).lengths is None
+    assert measure_context(model, text(1_019), most=0).compared == 1_000
+    assert measure_context(model, []).lengths is None
 
 
-def test_time_bounds_what_is_measured(model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    hurried = measure_context(model, text(5_000), seconds=1e-9)
-    assert (hurried.lengths, hurried.complete, hurried.compared) == (None, False, 0)
-    assert "give `measure_context` more seconds" in hurried.reasons["lengths"]
-    spent = iter(range(10**6))
-    monkeypatch.setattr(Clock, "over", property(lambda clock: next(spent) > 2_000))
-    some = measure_context(model, text(5_000), seconds=None, step=4, longest=16)
-    assert some.lengths is not None
-    assert not some.complete
-    assert 1_000 <= some.compared < 4_000
-    assert some.compared % 4 == 0
+def test_of_a_large_model_a_quarter_as_many_tokens_are_compared(
+    model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = text(9_000)
+    assert measure_context(model, ids, step=8, longest=8).compared == 8_192
+    monkeypatch.setattr(texts, "LARGE", model.manifest.parameters - 1)
+    assert measure_context(model, ids, step=8, longest=8).compared == 2_048
 
 
 def test_models_that_have_no_context_to_measure(tmp_path: Path) -> None:
@@ -169,22 +162,5 @@ def test_models_that_have_no_context_to_measure(tmp_path: Path) -> None:
 
 def test_a_model_without_memory_rows_is_measured(tmp_path: Path) -> None:
     model = txl_runtime.load(counting().write(tmp_path / "counting"), threads=1)
-    found = measure_context(model, text(1_500, VOCABULARY), seconds=None, longest=32, step=4)
+    found = measure_context(model, text(1_500, VOCABULARY), longest=32, step=4)
     assert found.lengths is not None
-
-
-def test_the_time_that_a_model_takes_is_measured_on_tokens_also_in_a_text_without_a_whole_segment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns: list[int] = []
-    score = Stream.score
-
-    def counting_columns(stream: Stream, tokens: np.ndarray) -> np.ndarray:
-        columns.append(tokens.shape[1])
-        return score(stream, tokens)
-
-    monkeypatch.setattr(Stream, "score", counting_columns)
-    model = txl_runtime.load(copying(6, lengths=(2000, 1)).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_context(model, repeating(1200), step=4, longest=12)
-    assert found.lengths is not None
-    assert min(columns) > 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import txl_runtime
 from step_models import counting
-from txl_report.measuring import look_at_heads, pictures
+from txl_report.measuring import heads, look_at_heads, pictures
 from txl_report.measuring.pictures import pictures_of
 from txl_report.measuring.results import HeadFacts
 
@@ -29,7 +29,7 @@ def text(tokens: int) -> np.ndarray:
 
 def test_heads_are_averaged_as_plain_loops_do(model: txl_runtime.Model) -> None:
     ids = text(55)
-    found = look_at_heads(model, ids, seconds=None)
+    found = look_at_heads(model, ids)
     assert (found.segments, found.queries, found.used) == (11, 44, 52)
     assert (found.layers, found.heads, found.memory_length, found.reasons) == (LAYERS, HEADS, M, {})
     assert found.facts is not None
@@ -65,7 +65,7 @@ def test_heads_are_averaged_as_plain_loops_do(model: txl_runtime.Model) -> None:
 
 def test_pictures_show_the_last_segment(model: txl_runtime.Model) -> None:
     ids = text(55)
-    found = look_at_heads(model, ids, seconds=None)
+    found = look_at_heads(model, ids)
     stream = model.stream(1)
     stream.feed(ids[None, :48])
     looked = stream.attention(ids[None, 48:52])[:, 0]
@@ -103,6 +103,13 @@ def test_what_is_missing_is_said(model: txl_runtime.Model, tmp_path: Path) -> No
         "The memory and a segment need a text of at least 12 tokens, this one has 11"
     )
     assert look_at_heads(model, text(12)).segments == 1
-    assert look_at_heads(model, text(500), seconds=0.0).segments == 1
     without = txl_runtime.load(counting().write(tmp_path / "counting.txl"), threads=1)
     assert "--attention" in look_at_heads(without, [1, 2, 3]).reasons["facts"]
+
+
+@pytest.mark.parametrize(("queries", "segments"), [(2_048, 32), (40, 10), (4, 8)])
+def test_how_many_segments_are_looked_at_follows_from_their_length(
+    model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch, queries: int, segments: int
+) -> None:
+    monkeypatch.setattr(heads, "QUERIES", queries)
+    assert look_at_heads(model, text(500)).segments == segments

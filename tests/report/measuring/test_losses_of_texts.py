@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from copying import copying, loss, repeating
 from step_models import VOCABULARY, counting, growing, recurrent
 from txl_report.measuring import TextMeasures, measure_text
 from txl_report.measuring.gains import AFTER
+from txl_report.measuring.text import most_tokens
+from txl_report.measuring.texts import LARGE
 from txl_runtime import UsageError
 from txl_runtime.bundle.vocabulary import Words
 from txl_runtime.listener import Listener
@@ -53,7 +56,7 @@ def pieces(model: txl_runtime.Model, ids: np.ndarray, rows: int | None) -> np.nd
 
 def test_losses_are_those_of_a_plain_loop(model: txl_runtime.Model) -> None:
     ids = text(203)
-    found = measure_text(model, ids, seconds=None)
+    found = measure_text(model, ids)
     whole = pieces(model, ids, None)
     assert (found.given, found.used, found.warm_up, found.sequences) == (203, 201, WARM_UP, 2)
     assert (found.segment_length, found.memory_length, found.reasons) == (L, M, {})
@@ -65,6 +68,9 @@ def test_losses_are_those_of_a_plain_loop(model: txl_runtime.Model) -> None:
     for place, entry in enumerate(found.by_position):
         assert (entry.first, entry.last, entry.loss.count) == (place, place, 46)
         assert entry.loss.nll == pytest.approx(whole[:, place::L].mean(), abs=1e-6)
+        assert entry.without is not None
+        assert entry.without.nll == pytest.approx(pieces(model, ids, 0)[:, place::L].mean(), abs=1e-6)
+    assert found.of_bytes
     assert found.by_memory is not None
     assert [entry.rows for entry in found.by_memory] == [0, 1, 3, 7]
     for entry in found.by_memory:
@@ -76,7 +82,7 @@ def test_losses_are_those_of_a_plain_loop(model: txl_runtime.Model) -> None:
 
 def test_gains_are_losses_without_memory_less_losses_with_it(model: txl_runtime.Model) -> None:
     ids = text(203)
-    found = measure_text(model, ids, seconds=None, passage=10)
+    found = measure_text(model, ids, passage=10)
     whole, without = pieces(model, ids, None), pieces(model, ids, 0)
     gains = (without - whole).ravel()
     assert found.passage is not None
@@ -106,7 +112,7 @@ def test_gains_are_losses_without_memory_less_losses_with_it(model: txl_runtime.
 
 def test_errors_come_from_blocks_of_the_text(model: txl_runtime.Model) -> None:
     ids = text(2 * 12 * 64 + 2 * WARM_UP + 1)
-    found = measure_text(model, ids, seconds=None)
+    found = measure_text(model, ids)
     means = pieces(model, ids, None).reshape(24, 64).mean(axis=1)
     assert found.loss is not None
     assert found.loss.error == pytest.approx(means.std(ddof=1) / math.sqrt(24), rel=1e-5)
@@ -114,7 +120,7 @@ def test_errors_come_from_blocks_of_the_text(model: txl_runtime.Model) -> None:
 
 def test_long_segments_have_positions_in_bins(tmp_path: Path) -> None:
     model = txl_runtime.load(counting(lengths=(150,)).write(tmp_path / "counting.txl"), threads=1)
-    found = measure_text(model, text(901, VOCABULARY), seconds=None)
+    found = measure_text(model, text(901, VOCABULARY))
     assert found.by_position is not None
     assert [(entry.first, entry.last) for entry in found.by_position] == [
         (first, first + 2) for first in range(0, 150, 3)
@@ -125,7 +131,7 @@ def test_long_segments_have_positions_in_bins(tmp_path: Path) -> None:
 def test_tokens_without_a_vocabulary_are_shown_as_ids(model: txl_runtime.Model) -> None:
     model.__dict__["vocabulary"] = None
     ids = text(203)
-    found = measure_text(model, ids, seconds=None)
+    found = measure_text(model, ids)
     assert found.passage is not None
     assert found.gain is not None
     assert found.passage[0].text is None
@@ -133,11 +139,27 @@ def test_tokens_without_a_vocabulary_are_shown_as_ids(model: txl_runtime.Model) 
     assert told.after == " ".join(str(token) for token in ids[told.token.place + 1 : told.token.place + 9])
 
 
-def test_no_more_tokens_than_asked_for_and_no_longer_than_allowed(model: txl_runtime.Model) -> None:
-    ids = text(4_001)
-    assert measure_text(model, ids, most=500, seconds=None).used == 2 * 4 * 62 + 1
-    hurried = measure_text(model, ids, seconds=0.0)
-    assert (hurried.used, hurried.loss and hurried.loss.count) == (2 * (WARM_UP + 16 + 1), 32)
+def test_no_more_tokens_than_asked_for(model: txl_runtime.Model) -> None:
+    assert measure_text(model, text(4_001), most=500).used == 2 * 4 * 62 + 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "length", "rows", "joint", "used"),
+    [
+        (LARGE, 512, 128, False, 16_385),
+        (LARGE + 1, 512, 128, False, 4_097 + 512),  # one segment fills the memory, eight are read after it
+        (LARGE + 1, 64, 128, False, 4_097),
+        (LARGE, 512, 16_000, False, 40 * 512 + 1),
+        (LARGE, 64, 8_192, True, 3 * 136 * 64 + 1),
+    ],
+)
+def test_how_many_tokens_count_follows_from_the_sizes_alone(
+    parameters: int, length: int, rows: int, joint: bool, used: int
+) -> None:
+    """16,384 tokens, a quarter of a large model's, and never fewer than eight segments with the memory full."""
+    manifest = SimpleNamespace(parameters=parameters, joint=joint)
+    sizes = SimpleNamespace(manifest=manifest, segment_lengths=(length, 1), memory_length=rows, batch_size=3)
+    assert most_tokens(sizes) == used
 
 
 def test_a_text_that_does_not_fill_the_memory_says_how_long_it_has_to_be(model: txl_runtime.Model) -> None:
@@ -164,7 +186,7 @@ def test_tokens_that_stand_for_unknown_words_are_told(model: txl_runtime.Model) 
     ids[::7] = 9
     symbols = tuple(f"w{index}" for index in range(256))
     vars(model)["vocabulary"] = Words(symbols=symbols, unknown=9, delimiter=" ")
-    found = measure_text(model, ids, seconds=None)
+    found = measure_text(model, ids)
     assert found.loss is not None
     size = (found.used - 1) // found.sequences
     places = [range(first + WARM_UP + 1, first + size + 1) for first in range(0, found.used - 1, size)]
@@ -173,12 +195,12 @@ def test_tokens_that_stand_for_unknown_words_are_told(model: txl_runtime.Model) 
     (note,) = (note for note in found.notes if "unknown" in note)
     assert note.startswith(f"{expected} of the {found.loss.count} tokens that count are")
     vars(model)["vocabulary"] = Words(symbols=symbols, unknown=None, delimiter=" ")
-    assert not any("unknown" in note for note in measure_text(model, ids, seconds=None).notes)
+    assert not any("unknown" in note for note in measure_text(model, ids).notes)
 
 
 def test_models_that_count_no_memory_rows(tmp_path: Path) -> None:
     model = txl_runtime.load(counting().write(tmp_path / "counting.txl"), threads=1)
-    found = measure_text(model, text(301, VOCABULARY), seconds=None)
+    found = measure_text(model, text(301, VOCABULARY))
     assert found.loss is not None
     assert (found.loss.count, found.memory_length, found.warm_up) == (300, None, 0)
     assert found.by_memory is None
@@ -187,7 +209,7 @@ def test_models_that_count_no_memory_rows(tmp_path: Path) -> None:
 
 def test_lockstep_and_whole_segments(tmp_path: Path) -> None:
     model = txl_runtime.load(copying(3, lengths=(8,), exact=True).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_text(model, repeating(245), seconds=None)
+    found = measure_text(model, repeating(245))
     assert found.loss is not None
     assert (found.sequences, found.loss.count) == (3, 240)
     assert found.loss.nll == pytest.approx(sum(loss(3, context) for context in range(1, 81)) / 80, abs=1e-6)
@@ -211,7 +233,7 @@ def test_sequences_that_influence_one_another_are_told(tmp_path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"joint": True, "streams": "lockstep"}))
     model = txl_runtime.load(path, threads=1)
-    found = measure_text(model, repeating(49), seconds=None)
+    found = measure_text(model, repeating(49))
     assert found.sequences == 3
     assert "influence one another" in found.notes[0]
     assert "at least 25" in measure_text(model, repeating(20)).reasons["loss"]
@@ -228,7 +250,7 @@ def test_progress_and_bad_ids(model: txl_runtime.Model) -> None:
             self.steps += steps
 
     heard = Heard()
-    measure_text(model, text(201), heard, seconds=None)
+    measure_text(model, text(201), heard)
     assert heard.total == heard.steps == 25
     for bad in ([[1, 2]], [0.5], [1, 256], [-1, 3]):
         with pytest.raises(UsageError, match="expected"):

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from xml.etree.ElementTree import fromstring
 
 import numpy as np
 import pytest
+from resealing import BASES
 from txl_report.blocks import Figure, Pairs
-from txl_report.measuring.results import HeadPicture
+from txl_report.facts.evidence import Evidence, Text
+from txl_report.facts.verification import evidence_of_bundle
+from txl_report.measuring.results import HeadPicture, Loss, MemoryLoss, PositionLoss, TextMeasures
 from txl_report.sections.attention import attention_section
 from txl_report.sections.memory import memory_section
 from txl_report.sections.passage import level_of
+from txl_report.sections.sameness import MOST_CHAINS, _drift, _verification
+from txl_runtime.bundle.reading import open_bundle
 
 from tests.report_pages import measures
+
+
+@pytest.fixture
+def verified() -> Evidence:
+    found = evidence_of_bundle(open_bundle(BASES / "transformer_xl"))
+    assert isinstance(found, Evidence)
+    return found
 
 
 @pytest.mark.parametrize("length", [8, 20])
@@ -72,3 +86,93 @@ def test_pieces_that_are_read_side_by_side_each_fill_their_own_memory():
     assert found is not None
     text = dataclasses.replace(found, sequences=3, warm_up=8, memory_length=7)
     assert ", after 8 in each of 3 pieces to fill the memory" in str(memory_section("b", text, "t", None).blocks)
+
+
+def test_every_chain_is_drawn_and_named(verified: Evidence):
+    """Of 8 chains, 4 in each of two charts with the same axes; of 3, all in one."""
+    for count, charts in ((3, [3]), (6, [6]), (8, [4, 4]), (13, [5, 5, 3])):
+        names = [f"chain {index}" for index in range(count)]
+        chains = tuple(dataclasses.replace(verified.chains[0], name=name) for name in names)
+        figures = chains_of(dataclasses.replace(verified, chains=chains))
+        assert [len(figure.chart.legend) for figure in figures] == charts
+        assert [name for figure in figures for _, name in figure.chart.legend] == names
+        for figure in figures:
+            drawn = [name for _, name in figure.chart.legend]
+            (told,) = re.findall("<desc [^>]*>([^<]*)</desc>", figure.chart.drawing)
+            assert told.startswith(f"{len(drawn)} of {count} chains: {'; '.join(drawn)}. ")
+            assert figure.chart.drawing.count("<polyline") == len(drawn)
+        assert len({figure.title for figure in figures}) == len(figures)
+        ticks = {tuple(re.findall('class="(?:up|across)"[^>]*>([^<]*)<', figure.chart.drawing)) for figure in figures}
+        assert len(ticks) == 1
+
+
+def test_a_strangers_thousand_chains_are_not_all_drawn_and_that_is_told(verified: Evidence):
+    chains = tuple(dataclasses.replace(verified.chains[0], name=f"chain {index}") for index in range(400))
+    figures = chains_of(dataclasses.replace(verified, chains=chains))
+    assert sum(len(figure.chart.legend) for figure in figures) == MOST_CHAINS
+    assert "6 of 400 chains: " in figures[0].chart.drawing
+
+
+def test_every_output_of_a_chain_has_its_curve(verified: Evidence):
+    """Of a step with many outputs, more than one chart can tell apart."""
+    chain = verified.chains[0]
+    curves = tuple(dataclasses.replace(chain.curves[0], name=f"output {index}") for index in range(9))
+    blocks = _drift("export", dataclasses.replace(verified, chains=(dataclasses.replace(chain, curves=curves),)))
+    assert [name for block in blocks for _, name in block.chart.legend] == [f"output {n}, largest" for n in range(9)]
+
+
+def test_the_perplexity_of_a_verification_says_that_it_is_of_other_tokens(verified: Evidence):
+    """It is read from the start of the text with an empty memory; nobody should hold it against the first screen's."""
+    found = dataclasses.replace(verified, text=Text(16_385, 1.5, 1.5, 0.0))
+    rows = [row for block in _verification("export", found) if isinstance(block, Pairs) for row in block.rows]
+    assert ("Text", "16,385 tokens from its start; other perplexities on this page are of others") in rows
+
+
+@pytest.mark.parametrize("error", [0.1, None])
+def test_the_curve_without_memory_stands_beside_the_one_with_it(error: float | None):
+    found = measures().text
+    assert found is not None
+    much, little = Loss(100, math.log(8), error, 8.0), Loss(100, math.log(4), error, 4.0)
+    positions = tuple(PositionLoss(at, at, little, much) for at in range(12))
+    (figure, *_) = charts_of(dataclasses.replace(found, by_position=positions))
+    assert [name for _, name in figure.chart.legend] == ["with the whole memory", "with no memory"]
+    assert "with the whole memory from 4.00 to 4.00, with no memory from 8.00 to 8.00" in figure.chart.drawing
+    assert figure.table.rows[0] == ("0", "100", *said("1.3863", error, "4.00"), *said("2.0794", error, "8.00"))
+    assert figure.chart.drawing.count('class="band') == (0 if error is None else 2)
+    assert ("± one standard error" in figure.note) == (error is not None)
+    alone = tuple(PositionLoss(at, at, little) for at in range(12))
+    (figure, *_) = charts_of(dataclasses.replace(found, by_position=alone))
+    assert figure.chart.legend == ()
+    assert "no second curve" in figure.note
+
+
+def test_perplexities_by_memory_length_have_bars_of_their_errors():
+    found = measures().text
+    assert found is not None
+    lengths = tuple(MemoryLoss(rows, Loss(100, 0, 0.1, 5.0 - rows / 8), 0.1, 0.01) for rows in (0, 2, 4, 8))
+    (_, figure) = charts_of(dataclasses.replace(found, by_memory=lengths))
+    drawing = fromstring(figure.chart.drawing)
+    bars = [line.attrib for line in drawing.iter("line") if line.attrib["class"] == "spread s1"]
+    low, high = (float(figure.chart.up.split("begins at ")[1].partition(",")[0]), max(ticks_of(figure)))
+    assert [100 - float(bars[0][end].rstrip("%")) for end in ("y1", "y2")] == pytest.approx(
+        [100 * (5 * math.exp(by) - low) / (high - low) for by in (-0.1, 0.1)], abs=0.1
+    )
+    assert len(bars) == 4
+    assert "bar at each point is ± one standard error" in figure.note
+
+
+def said(nll: str, error: float | None, perplexity: str) -> tuple[str, str, str]:
+    return nll, "–" if error is None else "0.10", perplexity
+
+
+def ticks_of(figure: Figure) -> list[float]:
+    return [float(found) for found in re.findall('class="up"[^>]*>([^<]*)<', figure.chart.drawing)]
+
+
+def charts_of(found: TextMeasures) -> list[Figure]:
+    blocks = memory_section("bundle", found, "a text", "--text FILE").blocks
+    return [block for block in blocks if isinstance(block, Figure)]
+
+
+def chains_of(found: Evidence) -> list[Figure]:
+    return [block for block in _drift("export", found) if block.title.startswith("Chains side by side")]
