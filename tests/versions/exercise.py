@@ -10,50 +10,94 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import txl_runtime
+from txl_runtime import Model
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.selftest import run_selftest
+from txl_runtime.streaming.stream import Stream
+from txl_runtime.update_rules import usable_updates
 
 PACKAGES = ("numpy", "msgspec", "safetensors", "onnxruntime")
 ROUNDING = 2e-5
+GIVEN = "given/"
 
 
-def exercise(bundle: Path, recorded: dict[str, np.ndarray]) -> str:
-    """Raise AssertionError where a bundle does not give what it gave; the update rule that ran."""
-    model = txl_runtime.load(bundle, "cpu", threads=1)
-    rule, tokens = model.update, recorded["tokens"]
-    half = model.manifest.precision != "fp32"
+def exercise(bundle: Path, recorded: Mapping[str, np.ndarray]) -> list[str]:
+    """Raise AssertionError where a bundle does not give what it gave; the update rules that ran."""
+    rules = usable_updates(open_bundle(bundle).manifest.updates)
+    for rule in rules:
+        _exercise(txl_runtime.load(bundle, "cpu", threads=1, update=rule), bundle, recorded)
+    return [f"{bundle.name} {rule}" for rule in rules]
+
+
+def _exercise(model: Model, bundle: Path, recorded: Mapping[str, np.ndarray]) -> None:
+    rule = model.update
+    assert any(name.startswith(f"{rule}/") for name in recorded), (bundle.name, rule, "is not recorded")
     replayed = run_selftest(model)
     replayed.require()
-    rounding = replayed.limits["logprobs"] if half else ROUNDING  # versions round half precision at other places
+    half = model.manifest.precision != "fp32"  # versions round these at other places
+    rounding = replayed.limits["logprobs"] if half else ROUNDING
     stream = model.stream()
-
-    def same(found: np.ndarray, name: str) -> None:
-        assert np.allclose(found, recorded[f"{rule}/{name}"], rtol=0, atol=rounding), (bundle.name, rule, name)
-
-    same(stream.feed(tokens), "feed")
-    for state, rows in stream.memory().items():
-        same(rows, f"memory/{state}")
-    same(stream.step(tokens[:, :3], np.array([3, 0][: model.batch_size])), "step")
-    same(stream.score(tokens[:, :9]), "score")
-    drawn = np.stack(list(stream.generate(tokens[:, :2], 6, seed=1)))
-    assert half or np.array_equal(drawn, recorded[f"{rule}/drawn"]), (bundle.name, rule, "drawn")
+    found = results(stream, recorded)
+    for name in recorded:
+        part, _, what = name.partition("/")
+        if part != rule or what.startswith("after") or (half and what == "drawn"):
+            continue
+        limit = 0 if what == "drawn" else rounding
+        assert np.allclose(found[what], recorded[name], rtol=0, atol=limit, equal_nan=True), (bundle.name, name)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "memory.safetensors"
         stream.snapshot().save(place)
-        after = stream.step(tokens[:, :1])
+        after = following(stream, recorded)
         stream.restore(txl_runtime.StreamState.load(place))
-    assert np.array_equal(stream.step(tokens[:, :1]), after), (bundle.name, rule, "snapshot")
-    return f"{bundle.name} {rule}"
+    again = following(stream, recorded)
+    assert all(np.array_equal(again[name], after[name]) for name in after), (bundle.name, rule, "snapshot")
+    stream = model.stream()
+    stream.restore(txl_runtime.StreamState.load(bundle.with_name(f"{bundle.name}.{rule}.state")))
+    restored = following(stream, recorded)
+    for name, array in restored.items():
+        expected = recorded.get(f"{rule}/{name}", after[name])  # the oldest bundles' are not recorded
+        assert np.allclose(array, expected, rtol=0, atol=rounding), (bundle.name, rule, "old snapshot", name)
+
+
+def results(stream: Stream, given: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What a fresh stream gives for recorded tokens, or for the recorded inputs of a model of one's own."""
+    if "tokens" not in given:
+        fed = stream.feed(_inputs(given))
+        states = {f"state/{name}": tensor for name, tensor in stream.state().items()}
+        return {f"feed/{name}": array for name, array in fed.items()} | states
+    tokens = given["tokens"]
+    found: dict[str, Any] = {"feed": stream.feed(tokens)}
+    found |= {f"memory/{state}": rows for state, rows in stream.memory().items()}
+    if any("attention" in name for name in given):
+        found["attention"] = stream.attention(tokens[:, :4])
+    found["step"] = stream.step(tokens[:, :3], np.array([3, 0, 2][: stream.batch_size]))
+    found["score"] = stream.score(tokens[:, :9])
+    found["drawn"] = np.stack(list(stream.generate(tokens[:, :2], 6, seed=1)))
+    return found
+
+
+def following(stream: Stream, given: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What it gives after that, or after the snapshot that was taken there."""
+    if "tokens" in given:
+        return {"after": stream.step(given["tokens"][:, :1])}
+    return {f"after/{name}": array for name, array in stream.feed(_inputs(given)).items()}
+
+
+def _inputs(given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(GIVEN): array for name, array in given.items() if name.startswith(GIVEN)}
 
 
 def main() -> None:
     """Every bundle that the arguments name."""
     pairs = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
-    done = [exercise(Path(bundle), dict(np.load(recorded))) for bundle, recorded in pairs]
+    done = [rule for bundle, recorded in pairs for rule in exercise(Path(bundle), dict(np.load(recorded)))]
     print(f"Python {sys.version.split()[0]}", *(f"{name} {version(name)}" for name in PACKAGES), sep=", ")
     print(*done, sep=", ")
 

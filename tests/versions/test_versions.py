@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MADE = Path(os.environ.get("TXL_VERSIONS", ROOT / ".versions"))
-OLD = ROOT / "tests" / "fixtures" / "format1"
-NAMES = sorted(path.name for path in OLD.iterdir() if path.is_dir())
+FIXTURES = ROOT / "tests" / "fixtures"
+OLD = FIXTURES / "format1"
+BUNDLES = sorted(path.parent for kept in (OLD, FIXTURES / "release_0_8") for path in kept.glob("*/manifest.json"))
 PLAIN = ("streaming/test_sampling.py", "streaming/test_parts.py", "bundle/test_weight_header.py", "test_ladder.py")
 """Tests of the runtime that need neither PyTorch nor a bundle made with it."""
 BUILD = """
@@ -63,10 +64,12 @@ def run(made: Path, *command: object, cwd: Path = ROOT) -> str:
 
 
 def test_old_bundles_give_what_they_gave(made: Path) -> None:
-    pairs = [place for name in NAMES for place in (OLD / name, OLD / f"{name}.npz")]
+    # ONNX Runtime 1.20 has MatMulNBits of 4 bits alone.
+    able = [bundle for bundle in BUNDLES if not (made.name.startswith("lowest") and bundle.name == "int8")]
+    pairs = [place for bundle in able for place in (bundle, bundle.with_name(f"{bundle.name}.npz"))]
     said = run(made, "python", Path(__file__).with_name("exercise.py"), *pairs)
     print(said)
-    assert all(f"{name} r" in said for name in NAMES)
+    assert all(f"{bundle.name} r" in said for bundle in able)
 
 
 def test_every_command_that_only_runs_a_bundle_does(made: Path, tmp_path: Path) -> None:
