@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
-
 
 def stable(exported: Any) -> Any:
     """What `torch.export` made, with the operators of `FORMS` taken apart; the same object where it has none."""
@@ -24,7 +22,7 @@ def stable(exported: Any) -> Any:
 
 def _log1p(x: Tensor) -> Tensor:
     """log(1 + x), multiplied by what rounding took from x when 1 was added."""
-    more = _floating(x) + 1
+    more = x + 1.0
     left = more - 1
     taken = torch.where(left == x, 1, x / left)  # a quotient of infinities would be NaN
     return torch.where(left == 0, x, more.log() * taken)
@@ -32,7 +30,7 @@ def _log1p(x: Tensor) -> Tensor:
 
 def _expm1(x: Tensor) -> Tensor:
     """exp(x) - 1 as tanh(x / 2) (exp(x) + 1), where nothing is subtracted."""
-    return torch.tanh(x / 2) * (_floating(x).exp() + 1)
+    return torch.tanh(x / 2) * (x.exp() + 1)
 
 
 def _log_sigmoid(x: Tensor) -> Tensor:
@@ -62,8 +60,8 @@ def _logcumsumexp(x: Tensor, dim: int) -> Any:
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
     """The angle in the first half of the first quadrant, turned to where the point is."""
-    kind = torch.result_type(y, x)
-    y, x = (_floating(side.to(kind)) for side in (y, x))
+    kind = (y / x).dtype
+    y, x = y.to(kind), x.to(kind)
     height, width = y.abs(), x.abs()
     steep = height > width
     less, more = torch.where(steep, width, height), torch.where(steep, height, width)
@@ -78,10 +76,7 @@ def _negative(x: Tensor) -> Tensor:
     return (x < 0) | (x.reciprocal() < 0)
 
 
-def _floating(x: Tensor) -> Tensor:
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
-
-
+aten = torch.ops.aten
 FORMS: Mapping[Any, Callable[..., Any]] = {
     aten.log1p.default: _log1p,
     aten.expm1.default: _expm1,

@@ -16,6 +16,7 @@ from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
+from txl_export.parity.steps.inputs import sample_count
 from txl_export.parity.steps.judging import drifting, judge
 from txl_export.parity.steps.large import far_inputs
 from txl_export.parity.steps.matters import idle_states
@@ -53,7 +54,8 @@ def verify_model(
     heard = listener or Silent()
     heard.stage("load the bundle")
     model = open_model()
-    manifest, backend, chains = model.manifest, model.backend, planned(model.manifest, segments)
+    manifest, backend, held = model.manifest, model.backend, sample_count(model.manifest, samples)
+    chains = planned(manifest, segments, held)
     precision: str = stand_in_for or manifest.precision
     described = f"{source}, {reference.described}"
 
@@ -93,6 +95,11 @@ def verify_model(
             apart = far_inputs(model, reference)
             if apart is not None:
                 gates += (Gate(FAR, apart, FAR_INPUTS, apart <= FAR_INPUTS),)
+    if len(trial.begun) < held:
+        heard.warn(
+            f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after "
+            f"{found[0].segments} segments; verify with more --segments to have them all read"
+        )
     for name in idle_states(model, samples):
         if name not in idle:
             heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
