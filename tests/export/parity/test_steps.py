@@ -182,7 +182,7 @@ def test_every_sample_of_a_policy_is_read_and_a_fault_in_one_of_a_thousand_is_fo
     samples, reference, heard = numbered(1000, 1), Reading(), Heard()
     right, wrong = without_length(), without_length(ElseInOneSample)
     verify_model(lambda: right, reference, "the test", samples, listener=heard).require()
-    assert reference.seen == set(range(1000))
+    assert reference.seen >= set(range(1000))
     assert not [line for line in heard.warnings if "samples" in line]
     assert OUTPUTS in failing(verify_model(lambda: wrong, NumpyReference(), "the test", samples))
 
@@ -190,7 +190,7 @@ def test_every_sample_of_a_policy_is_read_and_a_fault_in_one_of_a_thousand_is_fo
 def test_long_samples_are_read_to_their_end_and_of_many_each_is_begun():
     reference, model = Reading(), ArrayModel()
     verify_model(lambda: model, reference, "the test", numbered(2, 50), segments=40).require()
-    assert reference.seen == set(range(100))
+    assert reference.seen >= set(range(100))
     source = InputSource(MANIFEST, numbered(50, 40), np.random.default_rng(0), 20 * B)
     for _ in range(20):
         source.take(B, 4)
@@ -508,9 +508,14 @@ class NothingIfZero(ArrayStream):
 
 @pytest.mark.parametrize("stream", [ElseIfLarge, NothingIfZero])
 def test_what_shows_with_inputs_far_from_the_usual_alone_is_found(stream):
-    assert failing(verified(stream)) == {FAR}
     samples = {"x": np.random.default_rng(0).normal(size=(2, 50, 3)).astype(np.float32)}
-    assert not failing(verified(stream, samples=samples)), "samples say what inputs are like"
+    for given in (None, samples):
+        parity = verified(stream, samples=given)
+        assert failing(parity) == {FAR}
+        with pytest.raises(
+            ParityError, match=r"with x (100 times as large|all zero).* (output mean|state h) is .* where"
+        ):
+            parity.require()
 
 
 # ---- models in which rounding grows

@@ -90,10 +90,14 @@ def sample_count(manifest: Manifest, samples: Mapping[str, Any] | None) -> int:
     return _extent(manifest, samples, "B") if samples else 0
 
 
-def _extent(manifest: Manifest, samples: Mapping[str, Any] | None, axis: str) -> int:
+def _extent(manifest: Manifest, samples: Mapping[str, Any], axis: str) -> int:
     """How many sequences or positions samples have: the fewest of any input."""
-    read = [entry for entry in manifest.inputs if samples and entry.name in samples and axis in entry.shape]
-    return min((np.shape(samples[entry.name])[entry.shape.index(axis)] for entry in read), default=1)
+    sizes = [
+        np.shape(samples[entry.name])[entry.shape.index(axis)]
+        for entry in manifest.inputs
+        if entry.name in samples and axis in entry.shape
+    ]
+    return min(sizes, default=1)
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:

@@ -26,6 +26,7 @@ from txl_export.parity.steps.truth import Reference
 from txl_export.parity.threads import few_threads
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
+LARGE_ADVICE = "docs/own-models.md#large-numbers has a table of functions and what to write in their place"
 FAR = "large and zero inputs max abs (relative)"
 
 
@@ -57,7 +58,7 @@ def verify_model(
     manifest, backend, held = model.manifest, model.backend, sample_count(model.manifest, samples)
     chains = planned(manifest, segments, held)
     precision: str = stand_in_for or manifest.precision
-    described = f"{source}, {reference.described}"
+    described, advice = f"{source}, {reference.described}", ADVICE
 
     def run(trial: Trial) -> list[StepChain]:
         heard.stage("verify against PyTorch", sum(chain.segments for chain in chains))
@@ -90,11 +91,11 @@ def verify_model(
                 handed = run(replace(trial, bits=Bits(), handing_over=True))
                 found = [told_apart(manifest, *pair, growing) for pair in zip(found, handed, strict=True)]
                 gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
-        if precision == "fp32" and not samples and all(gate.passed is not False for gate in gates):
+        if precision == "fp32" and all(gate.passed is not False for gate in gates):
             heard.stage("try inputs far from the usual ones")
-            apart = far_inputs(model, reference)
-            if apart is not None:
-                gates += (Gate(FAR, apart, FAR_INPUTS, apart <= FAR_INPUTS),)
+            far = far_inputs(model, reference, samples)
+            gates += (Gate(FAR, far.apart, FAR_INPUTS, far.apart <= FAR_INPUTS),)
+            advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
     if len(trial.begun) < held:
         heard.warn(
             f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after "
@@ -124,7 +125,7 @@ def verify_model(
         tuple(found),
         None,
         gates,
-        advice=ADVICE,
+        advice=advice,
         model_id=manifest.model_id,
         ran_on=ran_on,
     )
