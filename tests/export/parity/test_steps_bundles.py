@@ -145,7 +145,7 @@ def test_with_real_tokens_distribution_and_perplexity_are_judged(tmp_path):
 
 
 def gates(features: bool) -> StepModel:
-    """A step whose gate is the logarithm of a sigmoid, which the graph has 0 where the logarithm is far from infinite."""
+    """A step whose gate is the logarithm of a sigmoid, which is 0 in the graph where it is small in PyTorch."""
     table = np.random.default_rng(0).normal(size=(VOCABULARY, 4)).astype(np.float32)
     given = Input(name="x", dtype="float32", shape=("B", 4), role="feature")
     tokens = Input(name="tokens", dtype="int32", shape=("B",), role="tokens", vocab=VOCABULARY)
