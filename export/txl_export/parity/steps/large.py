@@ -1,9 +1,9 @@
 """Inputs far from the usual ones: very large, all zero, and whole numbers beyond 0 and 1.
 
 A module may do something else there than what the chains show, and a graph may have lost it. A step that reads tokens
-alone begins with states that are very large or zero, and reads the first and the last id. Rounding of such numbers is
-large as well, so each segment begins with the module's state, is compared with the module in the bundle's own float32,
-and only where that is close to float64.
+alone begins with states that are very large or zero. Rounding of such numbers is large as well, so each segment begins
+with the module's state and is compared with the module in the bundle's own float32, only where that is close to
+float64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.ladder import COMPARABLE, FAR_INPUTS
 from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
-from txl_runtime.types import Array, Arrays, Ids
+from txl_runtime.types import Array, Arrays
 
 from txl_export.parity.steps.chains import live_sequences
 from txl_export.parity.steps.inputs import InputSource
@@ -29,6 +29,8 @@ FACTOR, NUMBERS = 100, 8
 """What usual inputs are multiplied by, and how many whole numbers are tried from 0 on."""
 TIMES = 3
 """Large inputs and zeros come so many times, each after a segment as usual."""
+
+TOLD = {FACTOR: f"{FACTOR} times as large as usual", 0: "all zero", 1: "as usual after such a segment"}
 
 Side = tuple[list[tuple[Indices, dict[str, Array]]], States]
 """What the reference returned for a segment, and its states."""
@@ -42,8 +44,8 @@ class Far:
     place: str = ""
 
 
-def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | None = None) -> Far:
-    """Run such segments, but for inputs that the module itself refuses."""
+def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | None = None) -> Far | None:
+    """Run such segments, but for inputs that the module itself refuses; None where no number can be large."""
     manifest = model.manifest
     count = manifest.batch_size if manifest.streams == "lockstep" else live_sequences(manifest)
     source = InputSource(manifest, samples, np.random.default_rng(13))
@@ -52,6 +54,8 @@ def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | 
     exact = ReferenceStreams(manifest, reference, count)
     features = [entry.name for entry in manifest.inputs if entry.role == "feature" and entry.dtype != "bool"]
     scaled = [] if features else [state.name for state in manifest.states if state.dtype == "float32"]
+    if not features and not scaled:
+        return None
     stream, worst = model.stream(count), Far()
     length = model.segment_lengths[0]
     counts = np.full(count, length, np.int32)
@@ -74,17 +78,18 @@ def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | 
                 found = stream.run(inputs, lengths=counts), stream.state()
             except BackendError as error:
                 return Far(np.inf, str(error))
-            for what, name, apart, said in _differences(manifest, sides, found):
+            for what, apart, said in _differences(manifest, sides, found):
                 if apart > worst.apart:
                     worst = Far(apart)
                     if apart > FAR_INPUTS:
-                        sizes = f"{factor} times as large as usual" if factor else "all zero"
-                        arguments = (
-                            _arguments(manifest, *given, counts) for given in ((usual, kept), (inputs, states))
-                        )
-                        operator = origin(model, length, name, *arguments)
-                        lost = f"; the first value that is lost comes out of {operator}" if operator else ""
-                        worst.place = f"with {', '.join(features or scaled)} {sizes}, {what} is {said}{lost}"
+                        held = {state.input: state.name for state in manifest.states if states[state.name] is not None}
+                        calls = [
+                            {**read, "valid": counts, **{name: of[key] for name, key in held.items()}}
+                            for read, of in ((usual, kept), (inputs, states))
+                        ]
+                        operator = origin(model, length, *calls)
+                        lost = f"; the first value that the graph loses is the result of {operator}" if operator else ""
+                        worst.place = f"with {', '.join(features or scaled)} {TOLD[factor]}, {what} is {said}{lost}"
             if scaled and factor != 1:
                 truth.restore(before)
             break
@@ -99,38 +104,21 @@ def _times(values: Array | None, factor: int) -> Array | None:
 def _tried(
     manifest: Manifest, usual: Arrays, factor: int, draws: np.random.Generator, ranged: bool
 ) -> Iterator[dict[str, Array]]:
-    """Inputs with numbers multiplied and whole numbers from a wider range; then the same with those as usual.
-
-    Whole numbers of samples stay as they are. Where all inputs are tokens, those become the first and the last id.
-    """
+    """Inputs with numbers multiplied and, if asked for, whole ones from a wider range; then with those as usual."""
+    roles = {entry.name: entry.role for entry in manifest.inputs}
     large = {
         name: values * np.float32(factor) if values.dtype == np.float32 else values for name, values in usual.items()
     }
-    whole = [entry for entry in manifest.inputs if entry.name in usual and entry.dtype == "int32"]
-    only_tokens = len(whole) == len(usual) and all(entry.role == "tokens" for entry in whole)
-    if factor == FACTOR:
-        wide = {}
-        for entry in whole:
-            drawn = draws.integers(0, 2 if entry.role == "tokens" else NUMBERS, usual[entry.name].shape)
-            if entry.role == "tokens" and only_tokens:
-                wide[entry.name] = (drawn * ((entry.vocab or 2) - 1)).astype(np.int32)
-            elif entry.role == "feature" and ranged:
-                wide[entry.name] = drawn.astype(np.int32)
-        if wide:
-            yield large | wide
+    whole = [name for name, values in usual.items() if values.dtype == np.int32 and roles[name] == "feature"]
+    if ranged and whole and factor == FACTOR:
+        yield large | {name: draws.integers(0, NUMBERS, usual[name].shape).astype(np.int32) for name in whole}
     yield large
-
-
-def _arguments(manifest: Manifest, inputs: Arrays, states: States, counts: Ids) -> dict[str, Array]:
-    """What a graph is given, by its names."""
-    held = {state.input: states[state.name] for state in manifest.states}
-    return {**inputs, "valid": counts, **{name: values for name, values in held.items() if values is not None}}
 
 
 def _differences(
     manifest: Manifest, sides: list[Side], found: tuple[Mapping[str, Array], Mapping[str, Array]]
-) -> Iterator[tuple[str, str, float, str]]:
-    """Of every output and state of one segment what it is, its name in the graph, and what `_apart` says."""
+) -> Iterator[tuple[str, float, str]]:
+    """Of every output and state of one segment what it is, and what `_apart` says."""
     truth, exact = sides
     for output in manifest.outputs:
         batch = output.shape.index("B") if "B" in output.shape else None
@@ -138,11 +126,11 @@ def _differences(
             values = found[0][output.name]
             values = values if batch is None else np.take(values, rows, axis=batch)
             apart = _apart(values, ours[output.name], theirs[output.name], output.role == "logprobs")
-            yield f"output {output.name}", output.name, *apart
+            yield f"output {output.name}", *apart
     for state in manifest.states:
         held, other = truth[1][state.name], exact[1][state.name]
         if held is not None and other is not None:
-            yield f"state {state.name}", state.output, *_apart(found[1][state.name], held, other, False)
+            yield f"state {state.name}", *_apart(found[1][state.name], held, other, False)
 
 
 def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[float, str]:

@@ -94,8 +94,9 @@ def verify_model(
         if precision == "fp32" and all(gate.passed is not False for gate in gates):
             heard.stage("try inputs far from the usual ones")
             far = far_inputs(model, reference, samples)
-            gates += (Gate(FAR, far.apart, FAR_INPUTS, far.apart <= FAR_INPUTS),)
-            advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
+            if far is not None:
+                gates += (Gate(FAR, far.apart, FAR_INPUTS, far.apart <= FAR_INPUTS),)
+                advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
     if len(trial.begun) < held:
         heard.warn(
             f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after "
