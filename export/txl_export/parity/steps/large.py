@@ -18,7 +18,7 @@ from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.ladder import COMPARABLE, FAR_INPUTS
 from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
-from txl_runtime.types import Array, Arrays
+from txl_runtime.types import Array, Arrays, Ids
 
 from txl_export.parity.steps.chains import live_sequences
 from txl_export.parity.steps.inputs import InputSource
@@ -82,11 +82,7 @@ def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | 
                 if apart > worst.apart:
                     worst = Far(apart)
                     if apart > FAR_INPUTS:
-                        held = {state.input: state.name for state in manifest.states if states[state.name] is not None}
-                        calls = [
-                            {**read, "valid": counts, **{name: of[key] for name, key in held.items()}}
-                            for read, of in ((usual, kept), (inputs, states))
-                        ]
+                        calls = [_call(manifest, *given, counts) for given in ((usual, kept), (inputs, states))]
                         operator = origin(model, length, *calls)
                         lost = f"; the first value that the graph loses is the result of {operator}" if operator else ""
                         worst.place = f"with {', '.join(features or scaled)} {TOLD[factor]}, {what} is {said}{lost}"
@@ -99,6 +95,12 @@ def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | 
 def _times(values: Array | None, factor: int) -> Array | None:
     with np.errstate(all="ignore"):  # 0 times infinite
         return None if values is None else values * factor
+
+
+def _call(manifest: Manifest, inputs: Arrays, states: States, counts: Ids) -> Arrays:
+    """What a graph is given, by its own names."""
+    held = ((state.input, states[state.name]) for state in manifest.states)
+    return {**inputs, "valid": counts, **{name: values for name, values in held if values is not None}}
 
 
 def _tried(
