@@ -38,8 +38,12 @@ Side = tuple[list[tuple[Indices, dict[str, Array]]], States]
 
 @dataclass
 class Far:
-    """The largest difference in such segments, see `relative_difference`; beyond the limit also where it is."""
+    """The largest difference in such segments, see `relative_difference`; beyond the limit also where it is.
 
+    Of states it is no failure, because a module may never hold such ones.
+    """
+
+    of_states: bool
     apart: float = 0.0
     place: str = ""
 
@@ -56,7 +60,7 @@ def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | 
     scaled = [] if features else [state.name for state in manifest.states if state.dtype == "float32"]
     if not features and not scaled:
         return None
-    stream, worst = model.stream(count), Far()
+    stream, worst = model.stream(count), Far(bool(scaled))
     length = model.segment_lengths[0]
     counts = np.full(count, length, np.int32)
     draws = np.random.default_rng(17)
@@ -77,10 +81,10 @@ def far_inputs(model: Model, reference: Reference, samples: Mapping[str, Any] | 
             try:
                 found = stream.run(inputs, lengths=counts), stream.state()
             except BackendError as error:
-                return Far(np.inf, str(error))
+                return Far(bool(scaled), np.inf, str(error))
             for what, apart, said in _differences(manifest, sides, found):
                 if apart > worst.apart:
-                    worst = Far(apart)
+                    worst = Far(bool(scaled), apart)
                     if apart > FAR_INPUTS:
                         calls = [_call(manifest, *given, counts) for given in ((usual, kept), (inputs, states))]
                         operator = origin(model, length, *calls)

@@ -95,8 +95,11 @@ def verify_model(
             heard.stage("try inputs far from the usual ones")
             far = far_inputs(model, reference, samples)
             if far is not None:
-                gates += (Gate(FAR, far.apart, FAR_INPUTS, far.apart <= FAR_INPUTS),)
+                close = far.apart <= FAR_INPUTS
+                gates += (Gate(FAR, far.apart, FAR_INPUTS, close or (None if far.of_states else False)),)
                 advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
+                if far.of_states and not close:
+                    heard.warn(advice)
     if len(trial.begun) < held:
         heard.warn(
             f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after "
