@@ -10,13 +10,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from step_models import MODELS, ROWS, VOCABULARY
-from txl_export.parity.report import Parity
+from step_models import MODELS, ROWS, VOCABULARY, B, Graph, StepModel
+from txl_export.parity.report import Parity, ParityError
 from txl_export.parity.steps.judging import STATES
 from txl_export.parity.steps.vectors import selftest_vectors
-from txl_export.parity.steps.verification import verify_model
+from txl_export.parity.steps.verification import FAR, verify_model
 from txl_runtime import load
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.bundle.tables import Input, Output, StateTensor
+from txl_runtime.listener import Silent
 from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
 
@@ -141,3 +143,69 @@ def test_with_real_tokens_distribution_and_perplexity_are_judged(tmp_path):
     assert judged["KL mean"].verdict == random["KL mean"].verdict == "passed", "whatever the tokens are"
     assert judged["perplexity (relative)"].verdict == "passed"
     assert random["perplexity (relative)"].verdict == "not judged"
+
+
+def gates(features: bool) -> StepModel:
+    """A step whose gate is the logarithm of a sigmoid, which is 0 in the graph where it is small in PyTorch."""
+    table = np.random.default_rng(0).normal(size=(VOCABULARY, 4)).astype(np.float32)
+    given = Input(name="x", dtype="float32", shape=("B", 4), role="feature")
+    tokens = Input(name="tokens", dtype="int32", shape=("B",), role="tokens", vocab=VOCABULARY)
+    held = StateTensor(
+        name="held", input="state.held.in", output="state.held.out", dtype="float32", shape=(B, 4), batch_axis=0,
+        update="replace",
+    )  # fmt: skip
+    valid = Input(name="valid", dtype="int32", shape=("B",), role="valid")
+    outputs = (Output(name="y", dtype="float32", shape=("B", 4)),)
+    model, graph = StepModel((given if features else tokens, valid), outputs, (held,)), Graph()
+    read = "x" if features else graph.add("Gather", [graph.constant(table), "tokens"])
+    total = graph.add("Add", [read, graph.add("Mul", ["state.held.in", graph.constant(0.5, np.float32)])])
+    graph.add("Log", [graph.add("Sigmoid", [total])], "y")
+    live = graph.add("Greater", ["valid", graph.constant(0, np.int32)])
+    live = graph.add("Unsqueeze", [live, graph.constant([1], np.int64)])
+    graph.add("Where", [live, total, "state.held.in"], "state.held.out")
+    model.add("step-1", 1, graph)
+    return model
+
+
+class Gates:
+    """`gates` in float64."""
+
+    described, small = "computed in float64", True
+
+    def __init__(self) -> None:
+        self.table = np.random.default_rng(0).normal(size=(VOCABULARY, 4)).astype(np.float32).astype(np.float64)
+
+    def fresh(self, count: int) -> dict[str, Any]:
+        return {"held": np.zeros((count, 4))}
+
+    def step(self, inputs: Any, states: Any, valid: Any) -> Any:
+        read = inputs["x"].astype(np.float64) if "x" in inputs else self.table[inputs["tokens"]]
+        total = read + states["held"] / 2
+        return {"y": -np.logaddexp(0, -total)}, {"held": total}
+
+    def in_single(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("features", [False, True], ids=["tokens", "samples"])
+def test_where_a_graph_overflows_tensor_operator_and_input_are_named(features, tmp_path, monkeypatch):
+    monkeypatch.setattr("txl_export.parity.steps.chains.LIVE", 2)  # fewer than the graph has
+    path = gates(features).write(tmp_path / "gates.txl")
+    samples = {"x": np.random.default_rng(1).normal(size=(40, 4)).astype(np.float32)} if features else None
+    warned: list[str] = []
+    heard = Silent()
+    monkeypatch.setattr(heard, "warn", warned.append)
+    parity = verify_model(partial(load, path, "cpu"), Gates(), "the test", samples, segments=24, listener=heard)
+    verdict = next(gate.verdict for gate in parity.gates if gate.name == FAR)
+    far = "x" if features else "held"
+    if features:
+        assert failing(parity) == {FAR}
+        with pytest.raises(ParityError) as refused:
+            parity.require()
+        message = str(refused.value)
+    else:
+        parity.require()
+        assert verdict == "not judged", "the module may never hold such states"
+        message = next(line for line in warned if "large" in line)
+    assert f"with {far} 100 times as large as usual, output y is -inf where the module's is -" in message
+    assert "; the first value that the graph loses is the result of Log of Sigmoid; docs/own-models.md#large" in message

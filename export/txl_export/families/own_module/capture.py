@@ -28,6 +28,7 @@ from txl_export.families.own_module.tracer_worker import TracerError, trace
 from txl_export.families.own_module.trial import Example, TrialError, try_graph
 from txl_export.families.own_module.value_reads import Reads, value_reads
 from txl_export.graphs.settling import OPSET, UnsettledError, settle
+from txl_export.graphs.stable import stable
 from txl_export.graphs.tracing import quiet
 
 Route = Literal["export", "decomposed", "tracer"]
@@ -174,7 +175,7 @@ def _exported(network: StepNetwork, example: Example) -> Any:
 
 
 def _to_onnx(exported: Any, network: StepNetwork) -> ir.Model:
-    program = torch.onnx.export(exported, dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
+    program = torch.onnx.export(stable(exported), dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
     if program is None:
         raise UnsettledError("torch.onnx.export returned nothing")
     model: ir.Model = program.model

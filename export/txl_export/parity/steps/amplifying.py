@@ -95,7 +95,7 @@ def own_rounding(
         if single is None or not chain.length:
             continue
         beside = OwnRounding(manifest, reference, single, chain.streams)
-        source = InputSource(manifest, samples, np.random.default_rng(0))
+        source = InputSource(manifest, samples, np.random.default_rng(0), chain.segments * chain.streams)
         counts = np.full(chain.streams, chain.length, np.int32)
         for _ in range(ran.segments):
             beside.segment(source.take(chain.streams, chain.length), counts)

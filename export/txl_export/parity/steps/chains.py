@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ PATIENCE = 4
 LONGER, TRIES = 4, 2
 """In half precision a chain that shows drift is run again so many times as long, at most so often."""
 
+SAMPLED = 2000
+"""The longest chain becomes at most so long for every sample to be read, and no longer than `WORK` allows."""
+
 LIVE = 8
 """As many sequences of a segment run through the reference at most: those that are independent run one by one."""
 
@@ -63,8 +66,8 @@ class Planned:
     most: int
 
 
-def planned(manifest: Manifest, segments: int | None) -> list[Planned]:
-    """The chains of a bundle; the longest chain first."""
+def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[Planned]:
+    """The chains of a bundle, which reads so many samples; the longest chain first."""
     lengths, live = manifest.segment_lengths, live_sequences(manifest)
     together = manifest.streams == "lockstep"
     many = manifest.batch_size if together else live
@@ -75,14 +78,20 @@ def planned(manifest: Manifest, segments: int | None) -> list[Planned]:
         rest.append(Planned("one sequence alone", 1, lengths[0], ALONE, ALONE))
     to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
-    first = Planned(f"segments of {lengths[0]}", many, lengths[0], segments or longest, segments or PATIENCE * longest)
+    sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
+    most = max(sampled, PATIENCE * longest)
+    first = Planned(f"segments of {lengths[0]}", many, lengths[0], segments or sampled, segments or most)
     return [first, *rest]
 
 
 def live_sequences(manifest: Manifest) -> int:
     """How many independent sequences of a segment run."""
-    affordable = WORK / (max(manifest.parameters, 1) * manifest.segment_lengths[0] * SEGMENTS)
-    return max(1, min(manifest.batch_size, LIVE, int(affordable)))
+    return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
+
+
+def _affordable(manifest: Manifest) -> float:
+    """How many segments the reference may take, of all sequences together."""
+    return WORK / (max(manifest.parameters, 1) * manifest.segment_lengths[0])
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class Trial:
         folder: for snapshots.
         listener: hears of progress.
         handing_over: whether the bundle goes on from the reference's state after every segment.
+        begun: numbers of the samples that chains of whole segments read.
     """
 
     model: Model
@@ -106,13 +116,15 @@ class Trial:
     folder: Path
     listener: Listener
     handing_over: bool = False
+    begun: set[int] = field(default_factory=set)
 
 
 def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
     """Run one chain on both sides and compare them after every segment."""
     result, draws = StepChain(chain.name, chain.streams), np.random.default_rng(seed)
     side = SideBySide(trial.model, trial.reference, result, trial.bits, trial.folder, trial.handing_over)
-    source, listener = InputSource(trial.model.manifest, trial.samples, draws), trial.listener
+    source = InputSource(trial.model.manifest, trial.samples, draws, chain.segments * chain.streams)
+    listener = trial.listener
     if not chain.length:
         _operations(trial.model.manifest, side, source, draws, chain.segments, listener)
     else:
@@ -123,6 +135,7 @@ def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
                 listener.advance()
     side.finish()
     if chain.length:
+        trial.begun.update(source.begun)
         result.full_from, result.filling, result.counting = side.full_from(), side.filling(), side.counting()
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +17,30 @@ POISON = np.nan
 
 
 class InputSource:
-    """Inputs of one segment after the other; a sequence that reads samples goes on where it was."""
+    """Inputs of one segment after the other. A sequence that reads samples goes on where it was, to the end of its
+    sample, and then with the next one.
 
-    def __init__(self, manifest: Manifest, samples: Mapping[str, Any] | None, draws: np.random.Generator) -> None:
+    Args:
+        manifest: of the bundle.
+        samples: real inputs by name; random ones without.
+        draws: draws those, or the order of the samples.
+        segments: so many of all sequences have to be enough to begin every sample; 0 where that does not matter.
+
+    Attributes:
+        begun: numbers of the samples that were read.
+    """
+
+    def __init__(
+        self, manifest: Manifest, samples: Mapping[str, Any] | None, draws: np.random.Generator, segments: int = 0
+    ) -> None:
         self._read = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
         self._draws = draws
-        self._places: dict[int, tuple[int, int]] = {}
+        self._held = [_extent(manifest, self._samples, axis) for axis in ("B", "L")]
+        self._stay = max(1, segments // self._held[0]) if segments else math.inf
+        self._places: dict[int, tuple[int, int, int, int]] = {}
+        self._waiting: list[int] = []
+        self.begun: set[int] = set()
 
     def take(self, count: int, length: int) -> dict[str, Array]:
         """The next segment of `length` positions, and what lies ahead of it, for `count` sequences."""
@@ -49,10 +67,12 @@ class InputSource:
         return found
 
     def _sequence(self, row: int, length: int) -> dict[str, Array]:
-        held = self._extent("B"), self._extent("L")
-        begun = (int(self._draws.integers(held[0])), int(self._draws.integers(held[1])))
-        sample, place = self._places.get(row, begun)
-        self._places[row] = sample, (place + length) % held[1]
+        sample, place, read, segments = self._places.get(row, (0, 0, self._held[1], 0))
+        if read >= self._held[1] or segments >= self._stay:
+            self._waiting = self._waiting or self._draws.permutation(self._held[0]).tolist()
+            sample, place, read, segments = self._waiting.pop(), int(self._draws.integers(self._held[1])), 0, 0
+            self.begun.add(sample)
+        self._places[row] = sample, (place + length) % self._held[1], read + length, segments + 1
         found = {}
         for entry in self._read:
             values = self._samples[entry.name]
@@ -64,12 +84,20 @@ class InputSource:
             found[entry.name] = values
         return found
 
-    def _extent(self, axis: str) -> int:
-        """How many sequences or positions the samples have: the fewest of any input."""
-        sizes = [
-            self._samples[entry.name].shape[entry.shape.index(axis)] for entry in self._read if axis in entry.shape
-        ]
-        return int(min(sizes, default=1))
+
+def sample_count(manifest: Manifest, samples: Mapping[str, Any] | None) -> int:
+    """How many samples there are."""
+    return _extent(manifest, samples, "B") if samples else 0
+
+
+def _extent(manifest: Manifest, samples: Mapping[str, Any], axis: str) -> int:
+    """How many sequences or positions samples have: the fewest of any input."""
+    sizes = [
+        np.shape(samples[entry.name])[entry.shape.index(axis)]
+        for entry in manifest.inputs
+        if entry.name in samples and axis in entry.shape
+    ]
+    return min(sizes, default=1)
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:

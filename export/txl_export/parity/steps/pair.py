@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from txl_export.parity.distributions import Distributions
 from txl_export.parity.steps.bits import IDLE, KEPT, Bits, state_rows
 from txl_export.parity.steps.inputs import poisoned
 from txl_export.parity.steps.results import StepChain, TensorErrors
-from txl_export.parity.steps.truth import Indices, Reference, ReferenceStreams, segment_length
+from txl_export.parity.steps.truth import Indices, Reference, ReferenceStreams, hand_over, segment_length
 
 FULL = 0.99
 """A state is full when this share has changed of all values that ever change."""
@@ -101,7 +100,7 @@ class SideBySide:
         if self.chain.segments % self.chain.every == 0:
             self._compare_state(after)
         if self._handing_over and commit:
-            self._hand_over()
+            hand_over(self.stream, self._manifest, self._truth.state())
 
     def finish(self) -> None:
         """Compare the states that the last segment left, where that was not done yet."""
@@ -164,15 +163,6 @@ class SideBySide:
         """Give one sequence the state of another."""
         self.stream.put(target, self.stream.take(source))
         self._truth.copy(source, target)
-
-    def _hand_over(self) -> None:
-        """Let the bundle go on from the reference's state, as close as its types hold it."""
-        types = {state.name: state.dtype for state in self._manifest.states}
-        with np.errstate(over="ignore"):  # what is too large is infinite
-            states = {
-                name: values.astype(types[name]) for name, values in self._truth.state().items() if values is not None
-            }
-        self.stream.restore(replace(self.stream.snapshot(), states=states))
 
     def _compare(
         self,

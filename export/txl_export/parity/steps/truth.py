@@ -7,12 +7,14 @@ here. Sequences in lockstep run together, as the model has them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input, StateTensor
+from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
 
 States: TypeAlias = dict[str, Array | None]
@@ -143,6 +145,14 @@ class ReferenceStreams:
         axis = entry.shape.index("L")
         behind = length + entry.lookahead - values.shape[axis]
         return np.pad(values, [(0, behind if place == axis else 0) for place in range(values.ndim)])
+
+
+def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
+    """Let a bundle's stream go on from the reference's states, as close as its types hold them."""
+    types = {state.name: state.dtype for state in manifest.states}
+    with np.errstate(over="ignore"):  # what is too large is infinite
+        held = {name: values.astype(types[name]) for name, values in states.items() if values is not None}
+    stream.restore(replace(stream.snapshot(), states=held))
 
 
 def segment_length(manifest: Manifest, inputs: Arrays) -> int:

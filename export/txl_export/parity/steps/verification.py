@@ -16,6 +16,7 @@ from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
+from txl_export.parity.steps.inputs import sample_count
 from txl_export.parity.steps.judging import drifting, judge
 from txl_export.parity.steps.large import far_inputs
 from txl_export.parity.steps.matters import idle_states
@@ -25,6 +26,7 @@ from txl_export.parity.steps.truth import Reference
 from txl_export.parity.threads import few_threads
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
+LARGE_ADVICE = "docs/own-models.md#large-numbers has a table of functions and what to write in their place"
 FAR = "large and zero inputs max abs (relative)"
 
 
@@ -53,9 +55,10 @@ def verify_model(
     heard = listener or Silent()
     heard.stage("load the bundle")
     model = open_model()
-    manifest, backend, chains = model.manifest, model.backend, planned(model.manifest, segments)
+    manifest, backend, held = model.manifest, model.backend, sample_count(model.manifest, samples)
+    chains = planned(manifest, segments, held)
     precision: str = stand_in_for or manifest.precision
-    described = f"{source}, {reference.described}"
+    described, advice = f"{source}, {reference.described}", ADVICE
 
     def run(trial: Trial) -> list[StepChain]:
         heard.stage("verify against PyTorch", sum(chain.segments for chain in chains))
@@ -88,11 +91,20 @@ def verify_model(
                 handed = run(replace(trial, bits=Bits(), handing_over=True))
                 found = [told_apart(manifest, *pair, growing) for pair in zip(found, handed, strict=True)]
                 gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
-        if precision == "fp32" and not samples and all(gate.passed is not False for gate in gates):
+        if precision == "fp32" and all(gate.passed is not False for gate in gates):
             heard.stage("try inputs far from the usual ones")
-            apart = far_inputs(model, reference)
-            if apart is not None:
-                gates += (Gate(FAR, apart, FAR_INPUTS, apart <= FAR_INPUTS),)
+            far = far_inputs(model, reference, samples)
+            if far is not None:
+                close = far.apart <= FAR_INPUTS
+                gates += (Gate(FAR, far.apart, FAR_INPUTS, close or (None if far.of_states else False)),)
+                advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
+                if far.of_states and not close:
+                    heard.warn(advice)
+    if len(trial.begun) < held:
+        heard.warn(
+            f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after "
+            f"{found[0].segments} segments; verify with more --segments to have them all read"
+        )
     for name in idle_states(model, samples):
         if name not in idle:
             heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
@@ -117,7 +129,7 @@ def verify_model(
         tuple(found),
         None,
         gates,
-        advice=ADVICE,
+        advice=advice,
         model_id=manifest.model_id,
         ran_on=ran_on,
     )

@@ -1,0 +1,90 @@
+"""Functions whose plain formula overflows or loses digits, in forms that do neither.
+
+PyTorch computes log(exp(a) + exp(b)) without forming exp(a). Its ONNX exporter writes the plain formula, which is
+infinite wherever exp leaves the range of float32. So these operators are taken apart before the exporter sees them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def stable(exported: Any) -> Any:
+    """What `torch.export` made, with the operators of `FORMS` taken apart; the same object where it has none."""
+    found = any(node.target in FORMS for node in exported.graph.nodes)
+    return exported.run_decompositions(dict(FORMS)) if found else exported
+
+
+def _log1p(x: Tensor) -> Tensor:
+    """log(1 + x), multiplied by what rounding took from x when 1 was added."""
+    more = x + 1.0
+    left = more - 1
+    taken = torch.where(left == x, 1, x / left)  # a quotient of infinities would be NaN
+    return torch.where(left == 0, x, more.log() * taken)
+
+
+def _expm1(x: Tensor) -> Tensor:
+    """exp(x) - 1 as tanh(x / 2) (exp(x) + 1), where nothing is subtracted."""
+    return torch.tanh(x / 2) * (x.exp() + 1)
+
+
+def _log_sigmoid(x: Tensor) -> Tensor:
+    return x.clamp(max=0) - _log1p((-x.abs()).exp())
+
+
+def _logaddexp(one: Tensor, other: Tensor) -> Tensor:
+    apart = torch.where(one == other, 0, one - other)  # equal infinities would differ by NaN
+    return torch.maximum(one, other) + _log1p((-apart.abs()).exp())
+
+
+def _logaddexp2(one: Tensor, other: Tensor) -> Tensor:
+    return _logaddexp(one * math.log(2), other * math.log(2)) / math.log(2)
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Any:
+    """Sums over 1, 2, 4, … values in turn, each made of two of those before; as it is where the size is open."""
+    size, reach = x.shape[dim] if x.ndim else 1, 1
+    if not isinstance(size, int):
+        return NotImplemented
+    while reach < size:
+        later, earlier = x.narrow(dim, reach, size - reach), x.narrow(dim, 0, size - reach)
+        x = torch.cat([x.narrow(dim, 0, reach), _logaddexp(later, earlier)], dim)
+        reach *= 2
+    return x.clone()
+
+
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle in the first half of the first quadrant, turned to where the point is."""
+    kind = (y / x).dtype
+    y, x = y.to(kind), x.to(kind)
+    height, width = y.abs(), x.abs()
+    steep = height > width
+    less, more = torch.where(steep, width, height), torch.where(steep, height, width)
+    angle = torch.where(less == more, more.sign(), less / more).atan()  # of two zeros and two infinities as well
+    angle = torch.where(steep, math.pi / 2 - angle, angle)
+    angle = torch.where(_negative(x), math.pi - angle, angle)
+    return angle * torch.where(_negative(y), -1, 1)  # a choice of -angle would be 0 where that is -0
+
+
+def _negative(x: Tensor) -> Tensor:
+    """Whether a number has the sign -, which -0 has too."""
+    return (x < 0) | (x.reciprocal() < 0)
+
+
+aten = torch.ops.aten
+FORMS: Mapping[Any, Callable[..., Any]] = {
+    aten.log1p.default: _log1p,
+    aten.expm1.default: _expm1,
+    aten.special_expm1.default: _expm1,
+    aten.log_sigmoid.default: _log_sigmoid,
+    aten.logaddexp.default: _logaddexp,
+    aten.logaddexp2.default: _logaddexp2,
+    aten.logcumsumexp.default: _logcumsumexp,
+    aten.atan2.default: _atan2,
+}
+"""Operators of PyTorch, and what is written in their place."""
