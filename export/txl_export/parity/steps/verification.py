@@ -16,6 +16,7 @@ from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
+from txl_export.parity.steps.hidden_nan import nan_gates
 from txl_export.parity.steps.judging import drifting, judge
 from txl_export.parity.steps.large import far_inputs
 from txl_export.parity.steps.matters import idle_states
@@ -93,6 +94,7 @@ def verify_model(
             apart = far_inputs(model, reference)
             if apart is not None:
                 gates += (Gate(FAR, apart, FAR_INPUTS, apart <= FAR_INPUTS),)
+        gates += tuple(nan_gates(model, reference, samples))
     for name in idle_states(model, samples):
         if name not in idle:
             heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
