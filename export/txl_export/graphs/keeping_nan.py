@@ -30,7 +30,7 @@ def keep_nan(model: ir.Model) -> None:
         elif node.op_type == "TopK":  # which of a row's values are NaN is not known, so all of them are
             along = _axes(graph, node.attributes.get_int("axis", -1))
             marks = [_mark(tape, graph, tape.op("ReduceSum", [node.inputs[0], along]))]
-        elif node.op_type in SUMS and not _in_gelu(node):
+        elif node.op_type in SUMS and not _in_gelu(node) and set(node.attributes.get_ints("dilations", [])) <= {1}:
             attributes = {name: one for name, one in node.attributes.items() if name not in OF_MAXPOOL_ALONE}
             kind = SUMS[node.op_type]
             total = tape.op(kind, node.inputs, attributes) if kind else node.inputs[0]

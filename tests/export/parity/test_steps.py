@@ -13,6 +13,7 @@ from stand_ins.step_stream import AXES, MANIFEST, ArrayModel, ArrayStream, B, Nu
 from txl_export.parity.report import Parity, ParityError
 from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits, differing_values
 from txl_export.parity.steps.chains import LONGER, SEGMENTS, TRIES, Planned, Trial, live_sequences, planned, run_chain
+from txl_export.parity.steps.hidden_nan import NAN
 from txl_export.parity.steps.judging import OUTPUTS, STATES, judge
 from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
 from txl_export.parity.steps.verification import FAR, verify_model
@@ -61,7 +62,7 @@ def test_a_right_bundle_passes_every_gate():
     assert set(verdicts.values()) == {"passed"}
     drifts = {f"drift of {name}" for name in ("words", "mean", "h", "rows")}
     assert set(verdicts) == {
-        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing", "KL mean", FAR),
+        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing", "KL mean", FAR, NAN),
         *(IDLE, KEPT, RESTORED, REPEATED, INDEPENDENT),
         *drifts,
     }

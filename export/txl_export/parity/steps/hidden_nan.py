@@ -52,9 +52,10 @@ def nan_gates(model: Model, reference: Reference, samples: Mapping[str, Any] | N
             continue
         for what, shown, ours in (("output", outputs, found), ("state", truth.state(), stream.state())):
             for name, expected in shown.items():
-                if expected is not None and expected.dtype.kind == "f" and ours[name].shape == expected.shape:
+                value = ours.get(name)
+                if expected is not None and expected.dtype.kind == "f" and np.shape(value) == expected.shape:
                     key = f"{NAN} in {what} {name}, given in {kind} {entry.name}"
-                    hidden[key] = hidden.get(key, 0) + int((np.isnan(expected) & ~np.isnan(ours[name])).sum())
+                    hidden[key] = hidden.get(key, 0) + int((np.isnan(expected) & ~np.isnan(value)).sum())
     if not hidden:
         return []
     worst = max(hidden, key=lambda key: hidden[key])
