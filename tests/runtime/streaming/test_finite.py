@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import step_models
 import txl_runtime
-from step_models import B, FEATURES, Graph, StepModel
+from step_models import FEATURES, B, Graph, StepModel
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.errors import BackendError, UsageError
 
@@ -28,25 +30,27 @@ def _sums(hide: bool) -> StepModel:
 
 
 @pytest.fixture(params=[False, True], ids=["shown", "in a state alone"])
-def stream(request, tmp_path):
+def case(request, tmp_path):
+    """A stream after one segment, and whether its state is hidden."""
     stream = txl_runtime.load(_sums(request.param).write(tmp_path / "b.txl"), threads=1).stream()
     stream.run({"by": np.full((B, 2), 2, np.float32)})
-    stream.hidden = request.param
-    return stream
+    return stream, request.param
 
 
-def test_what_is_finite_runs_as_without(stream):
-    usual, other = np.full((B, 2), 2, np.float32), stream.snapshot()
+def test_what_is_finite_runs_as_without(case):
+    stream, usual = case[0], np.full((B, 2), 2, np.float32)
+    before = stream.snapshot()
     expected = stream.run({"by": usual})["y"]
     after = stream.state()["s"]
-    stream.restore(other)
+    stream.restore(before)
     np.testing.assert_array_equal(stream.run({"by": usual}, require_finite=True, commit=False)["y"], expected)
     np.testing.assert_array_equal(stream.run({"by": usual}, require_finite=True)["y"], expected)
     np.testing.assert_array_equal(stream.state()["s"], after)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_an_input_is_refused_before_anything_runs(stream, value):
+def test_an_input_is_refused_before_anything_runs(case, value):
+    stream, _ = case
     given, before = np.ones((B, 2), np.float32), stream.state()["s"]
     given[2, 1] = value
     with pytest.raises(UsageError, match=rf"input by of sequence 2 holds {value} at \[2, 1\], expected a finite"):
@@ -55,21 +59,19 @@ def test_an_input_is_refused_before_anything_runs(stream, value):
     stream.run({"by": given})  # as ever without it
 
 
-def test_an_output_or_a_state_is_refused_and_the_state_is_what_it_was(stream):
-    given, zero = np.full((B, 2), 2, np.float32), np.zeros((B, 2), np.float32)
-    stream.put_zero = stream.snapshot()
-    held = {"s": stream.state()["s"]}
+def test_an_output_or_a_state_is_refused_and_the_state_is_what_it_was(case):
+    stream, hidden = case
+    usual, held = np.full((B, 2), 2, np.float32), stream.state()
     held["s"][1, 2] = 0
-    stream.restore(type(stream.put_zero)(stream.put_zero.model_id, stream.put_zero.fill, {}, None, held))
+    stream.restore(replace(stream.snapshot(), states=held))
+    given = usual.copy()
     given[2, 1] = 0  # 0 / 0
-    what, place = (r"state s", r"\[1, 2\]") if stream.hidden else (r"output y", r"\[2, 1\]")
+    what, place = (r"state s", r"\[1, 2\]") if hidden else (r"output y", r"\[2, 1\]")
     with pytest.raises(BackendError, match=rf"{what} of sequence 2 holds nan at {place}, expected a finite number"):
         stream.run({"by": given}, require_finite=True)
     np.testing.assert_array_equal(stream.state()["s"], held["s"])
-    after = stream.run({"by": np.full((B, 2), 2, np.float32)}, require_finite=True)
-    assert np.isfinite(after["y"]).all()
+    assert np.isfinite(stream.run({"by": usual}, require_finite=True)["y"]).all()
     np.testing.assert_array_equal(stream.state()["s"], held["s"] / 2)
-    assert zero.shape == given.shape
 
 
 def test_an_idle_sequence_is_not_looked_at(tmp_path):
@@ -82,3 +84,22 @@ def test_an_idle_sequence_is_not_looked_at(tmp_path):
     assert np.isfinite(found["best"]).all()
     with pytest.raises(UsageError, match="require_finite is 'yes', expected True or False"):
         stream.run(inputs, require_finite="yes")
+
+
+def test_memory_rows_are_changed_once_and_only_if_all_is_finite(make_bundle):
+    model = txl_runtime.load(make_bundle(batch_size=B, config={}), threads=1)
+    plain, careful = model.stream(), model.stream()
+    tokens = np.arange(4 * B, dtype=np.int32).reshape(B, 4)
+    for _ in range(2):
+        (expected,) = plain.run({"tokens": tokens}).values()
+        (found,) = careful.run({"tokens": tokens}, require_finite=True).values()
+        np.testing.assert_array_equal(found, expected)
+    assert careful.fill.tolist() == plain.fill.tolist()
+    state = careful.take(0)
+    for rows in state.tensors.values():
+        rows[:] = np.nan
+    careful.put(0, state)
+    before = careful.fill.tolist()
+    with pytest.raises(BackendError, match=r"output \w+ of sequence 0 holds nan at \[0, 0, 0\]"):
+        careful.run({"tokens": tokens}, require_finite=True)
+    assert careful.fill.tolist() == before

@@ -28,7 +28,8 @@ def nan_gates(model: Model, reference: Reference, samples: Mapping[str, Any] | N
     count = 1 if manifest.streams == "independent" else manifest.batch_size
     source, stream, lengths = InputSource(manifest, samples, draws), model.stream(count), model.segment_lengths
     truth = ReferenceStreams(manifest, reference, count)
-    tries = [("input", one, length) for one in manifest.inputs for length in sorted({lengths[0], lengths[-1]})]
+    tries: list[tuple[str, Any, int]] = []
+    tries += [("input", one, length) for one in manifest.inputs for length in sorted({lengths[0], lengths[-1]})]
     tries += [("state", one, lengths[-1]) for one in manifest.states]
     inputs, counts = source.take(count, lengths[0]), np.full(count, lengths[0], np.int32)
     truth.run(inputs, counts)
@@ -52,8 +53,8 @@ def nan_gates(model: Model, reference: Reference, samples: Mapping[str, Any] | N
             continue
         for what, shown, ours in (("output", outputs, found), ("state", truth.state(), stream.state())):
             for name, expected in shown.items():
-                value = ours.get(name)
-                if expected is not None and expected.dtype.kind == "f" and np.shape(value) == expected.shape:
+                value = np.asarray(ours.get(name, ()))
+                if expected is not None and expected.dtype.kind == "f" and value.shape == expected.shape:
                     key = f"{NAN} in {what} {name}, given in {kind} {entry.name}"
                     hidden[key] = hidden.get(key, 0) + int((np.isnan(expected) & ~np.isnan(value)).sum())
     if not hidden:
