@@ -45,8 +45,8 @@ ONE = {
     "ReduceMax": (node("ReduceMax", "x", "axes", keepdims=0), (1, 2)),
     "ReduceMin": (node("ReduceMin", "x", "axes"), (1, 2)),
     "MaxPool": (node("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2]), (1, 2, 0, 1)),
-    "Erf": (node("Erf", "x"), (1, 2, 1, 3)),
-    "Shrink": (node("Shrink", "x", lambd=0.5), (1, 2, 1, 3)),
+    "Erf": (node("Erf", "x"), (1, 2, 1, 2)),
+    "Shrink": (node("Shrink", "x", lambd=0.5), (1, 2, 1, 2)),
     "TopK": (node("TopK", "x", "two", axis=-1, outputs=("y", "which")), (1, 2, 1)),
 }
 
@@ -57,7 +57,7 @@ def test_one_nan_is_in_the_results_that_depend_on_it_and_in_no_other(name):
     constants = {"axes": np.array([2, 3]), "two": np.array([2])}
     constants = {key: values for key, values in constants.items() if key in made.input}
     broken = X.copy()
-    broken[1, 2, 1, 3] = np.nan
+    broken[1, 2, 1, 2] = np.nan
     plain = results([made], {"x": X}, {"y": TensorProto.FLOAT}, constants, guarded=False)["y"]
     assert results([made], {"x": X}, {"y": TensorProto.FLOAT}, constants)["y"].tobytes() == plain.tobytes()
     found = results([made], {"x": broken}, {"y": TensorProto.FLOAT}, constants)["y"]
@@ -71,9 +71,9 @@ def layer(kind, length, direction="forward"):
     gates, ways = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 2 if direction == "bidirectional" else 1
     states = ["h", "c"] if kind == "LSTM" else ["h"]
     outputs = ["y", "yh", "yc"][: len(states) + 1]
-    made = node(kind, "x", "w", "r", "", "", *states, outputs=outputs, hidden_size=H, direction=direction)
+    made = node(kind, "x", "w", "r", "b", "", *states, outputs=outputs, hidden_size=H, direction=direction)
     given = {"x": drawn(length, 2, 3)} | {name: drawn(ways, 2, H) for name in states}
-    constants = {"w": drawn(ways, gates * H, 3), "r": drawn(ways, gates * H, H)}
+    constants = {"w": drawn(ways, gates * H, 3), "r": drawn(ways, gates * H, H), "b": drawn(ways, 2 * gates * H)}
     return made, given, dict.fromkeys(outputs, TensorProto.FLOAT), constants
 
 
