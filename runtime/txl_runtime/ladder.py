@@ -50,6 +50,9 @@ COMPARABLE = 1e-3
 """Of such inputs nothing can be said where the module in float32 is further from its float64, relative to max(1,
 value)."""
 
+HIDDEN_NAN = 0.0
+"""So many values of a bundle on the CPU may be numbers where its module shows NaN, after one NaN in what it reads."""
+
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
 more."""

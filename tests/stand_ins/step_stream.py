@@ -112,8 +112,10 @@ class NumpyReference:
 
     def step(self, inputs: Mapping[str, Any], states: Mapping[str, Any], valid: Any) -> Any:
         assert valid is None
-        assert np.isfinite(inputs["x"]).all(), "nobody shows the reference what does not count"
-        return step(inputs["x"].astype(np.float64), states)
+        wrong = int((~np.isfinite(inputs["x"])).sum())
+        assert wrong <= 1, "nobody shows the reference what does not count, and what counts holds one NaN at most"
+        with np.errstate(invalid="ignore"):
+            return step(inputs["x"].astype(np.float64), states)
 
     def in_single(self) -> Any:
         return None

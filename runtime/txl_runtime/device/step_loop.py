@@ -214,11 +214,13 @@ class DeviceStepLoop(StepState, OnDevice):
             self.memory.put(self._now.side, row, self._now.shapes, state.tensors)
 
     def held(self) -> list[Array | None]:
-        return self.memory.read(self._now.side, self._now.shapes)
+        with self._lock:
+            return self.memory.read(self._now.side, self._now.shapes)
 
     def hold(self, arrays: Sequence[Array | None]) -> None:
-        self.memory.write(self._now.side, arrays)
-        self._now = self._kind(self._now.side, tuple(None if array is None else array.shape for array in arrays))
+        with self._lock:
+            self.memory.write(self._now.side, arrays)
+            self._now = self._kind(self._now.side, tuple(None if array is None else array.shape for array in arrays))
 
     def _kind(self, side: int, shapes: Shapes) -> _Held:
         """The one object that says so, so that it can be compared by what it is."""

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import as_array, check_columns, check_lengths, shown
+from txl_runtime.streaming.checks import as_array, check_columns, check_flag, check_lengths, shown
+from txl_runtime.streaming.loop import Loop
 from txl_runtime.types import Array, Ids
 
 ORDERS = (("B", "L"), ("L", "B"), ("B",))
@@ -61,6 +62,26 @@ def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
     if "L" not in tokens.shape:
         ids = ids[:, 0]
     return {tokens.name: ids if tokens.shape[0] == "B" else ids.T}
+
+
+def run_segment(
+    loop: Loop,
+    manifest: Manifest,
+    batch_size: int,
+    inputs: object,
+    lengths: ArrayLike | None,
+    commit: bool,
+    require_finite: bool,
+) -> dict[str, Array]:
+    """See `Stream.run`."""
+    commit, finite = check_flag(commit, "commit"), check_flag(require_finite, "require_finite")
+    arrays, counts, columns = check_inputs(inputs, lengths, manifest, batch_size)
+    check_segment(columns, counts, manifest, "inputs")
+    if not finite:
+        return dict(loop.run(arrays, counts, "rows", commit).outputs())
+    from txl_runtime.streaming.finite import run_finite
+
+    return dict(run_finite(loop, manifest, arrays, counts, commit))
 
 
 def check_inputs(

@@ -57,16 +57,19 @@ class Stream(CarriedState):
         self.draws = DrawCount()
 
     def run(
-        self, inputs: Mapping[str, ArrayLike], lengths: ArrayLike | None = None, commit: bool = True
+        self,
+        inputs: Mapping[str, ArrayLike],
+        lengths: ArrayLike | None = None,
+        commit: bool = True,
+        require_finite: bool = False,
     ) -> dict[str, Array]:
         """Run ONE segment of named arrays.
 
         Args:
-            inputs: all inputs of the bundle's table by name, with b sequences for "B" and T positions for "L". An input
-                with look-ahead has as many positions more. Where lengths are exact, T is an exported segment length.
-            lengths: int [b], positions that count per sequence, 0 for one that stays idle; all without it. Where
-                lengths are exact, each is 0 or T.
+            inputs: all inputs of the bundle's table by name, with b for "B", and T for "L" with the look-ahead besides.
+            lengths: as in `step`; where they are exact, T is an exported segment length, and each is 0 or T.
             commit: whether the segment becomes part of the state; else the next one continues where this one did.
+            require_finite: refuse NaN and infinity, in what the model returns by a BackendError; no state changes then.
 
         Returns:
             All outputs by name, in the table's order of axes, with b and T; 0 beyond `lengths`.
@@ -74,12 +77,9 @@ class Stream(CarriedState):
         Raises:
             UsageError: an input is missing, unknown, or of another kind or shape; or this is no segment of the model.
         """
-        from txl_runtime.streaming.inputs import check_inputs, check_segment  # whoever feeds tokens needs none of it
+        from txl_runtime.streaming.inputs import run_segment  # whoever feeds tokens needs none of it
 
-        commit = check_flag(commit, "commit")
-        arrays, counts, columns = check_inputs(inputs, lengths, self._manifest, self._b)
-        check_segment(columns, counts, self._manifest, "inputs")
-        return dict(self._ready().run(arrays, counts, "rows", commit).outputs())
+        return run_segment(self._ready(), self._manifest, self._b, inputs, lengths, commit, require_finite)
 
     def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
         """Run ONE segment in the smallest program that holds it.

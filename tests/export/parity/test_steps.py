@@ -23,6 +23,7 @@ from txl_export.parity.steps.chains import (
     planned,
     run_chain,
 )
+from txl_export.parity.steps.hidden_nan import NAN
 from txl_export.parity.steps.inputs import InputSource
 from txl_export.parity.steps.judging import OUTPUTS, STATES, judge
 from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
@@ -72,7 +73,7 @@ def test_a_right_bundle_passes_every_gate():
     assert set(verdicts.values()) == {"passed"}
     drifts = {f"drift of {name}" for name in ("words", "mean", "h", "rows")}
     assert set(verdicts) == {
-        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing", "KL mean", FAR),
+        *(OUTPUTS, STATES, "whole numbers differing", "shapes differing", "KL mean", FAR, NAN),
         *(IDLE, KEPT, RESTORED, REPEATED, INDEPENDENT),
         *drifts,
     }

@@ -318,3 +318,18 @@ def test_rows_put_with_another_number_than_are_held_go_through_the_host(opened):
     too_many = {**kept[3].tensors, "rows": np.zeros((900, 4), np.float32)}
     with pytest.raises(AssertionError, match="more rows than the state has"):
         ours.put(0, RowState(0, 0, too_many))
+
+
+def test_a_segment_whose_state_is_nan_did_not_happen_where_that_is_required(opened):
+    stream = opened("recurrent")[0].stream()
+    inputs = draw_inputs("recurrent", np.random.default_rng(3), B, 4) | {"starts": np.zeros(B, np.bool_)}
+    stream.run(inputs, require_finite=True)
+    state = stream.take(1)
+    state.tensors["c"][:] = np.nan
+    stream.put(1, state)
+    before = stream.state()
+    with pytest.raises(BackendError, match="of sequence 1 holds nan at"):
+        stream.run(inputs, require_finite=True)
+    assert_same(stream.state(), before)
+    stream.reset([1])
+    stream.run(inputs, require_finite=True)

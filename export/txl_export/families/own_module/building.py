@@ -25,6 +25,7 @@ from txl_export.families.own_module.stages import Transition
 from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
+from txl_export.graphs.keeping_nan import keep_nan
 from txl_export.graphs.settling import OPSET
 from txl_export.graphs.shared_weights import SharedWeights
 
@@ -116,6 +117,8 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     graphs, chosen, note = _captured(plan, growth, heard)
     inputs, outputs = input_table(plan), output_table(plan)
     identity = model_id(plan.spec, inputs, outputs, [model.graph for model in graphs.models])
+    for model in graphs.models:  # behind the identity, which bundles of older versions have without it
+        keep_nan(model)
     initial = dict(_initial_tensors(plan))
     for name, tensor in initial.items():
         graphs.weights.add(name, tensor)

@@ -16,6 +16,7 @@ from txl_export.parity.report import Gate, Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
+from txl_export.parity.steps.hidden_nan import nan_gates
 from txl_export.parity.steps.inputs import sample_count
 from txl_export.parity.steps.judging import drifting, judge
 from txl_export.parity.steps.large import far_inputs
@@ -100,6 +101,7 @@ def verify_model(
                 advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
                 if far.of_states and not close:
                     heard.warn(advice)
+        gates += tuple(nan_gates(model, reference, samples))
     if len(trial.begun) < held:
         heard.warn(
             f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after "

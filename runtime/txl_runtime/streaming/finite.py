@@ -1,0 +1,51 @@
+"""Segments that refuse NaN and infinity by name instead of handing them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import BackendError, TxlError, UsageError
+from txl_runtime.streaming.loop import Loop
+from txl_runtime.streaming.steps import StepState
+from txl_runtime.types import Array, Arrays, Ids
+
+
+def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, commit: bool) -> Mapping[str, Array]:
+    """The outputs of a segment, which did not happen if it is refused: see `Stream.run`."""
+    for entry in manifest.inputs:
+        if entry.name in inputs:
+            _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.shape, counts)
+    steps = loop if commit and isinstance(loop, StepState) else None
+    before = [] if steps is None else steps.held()
+    found = loop.run(inputs, counts, "rows", steps is not None).outputs()
+    try:
+        for output in manifest.outputs:
+            _refuse(BackendError, f"output {output.name}", found[output.name], output.shape, counts)
+        for state, held in zip(steps.states, steps.held(), strict=True) if steps is not None else ():
+            if held is not None:  # one that is infinite may have begun so
+                shape = ["B" if axis == state.batch_axis else size for axis, size in enumerate(held.shape)]
+                _refuse(BackendError, f"state {state.name}", np.where(np.isinf(held), 0, held), shape, counts)
+    except BaseException:
+        if steps is not None:
+            steps.hold(before)
+        raise
+    if commit and steps is None:  # memory rows: nothing of the first run was kept
+        loop.run(inputs, counts)
+    return found
+
+
+def _refuse(kind: type[TxlError], what: str, array: Array, shape: Sequence[int | str], counts: Ids) -> None:
+    """Name the first value that is not finite, of a sequence that runs."""
+    if np.isfinite(array).all():
+        return
+    for place in np.argwhere(~np.isfinite(array)).tolist():
+        row = place[shape.index("B")] if "B" in shape else None
+        if row is None or (row < len(counts) and counts[row]):
+            whose = "" if row is None else f" of sequence {row}"
+            raise kind(
+                f"{what}{whose} holds {array[tuple(place)]} at {place}, expected a finite number; the segment did not "
+                "happen: give other inputs, or reset the sequence"
+            )
