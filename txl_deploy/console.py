@@ -12,13 +12,21 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 from txl_runtime.bundle.encoding import escaped, utf8
 
 from txl_deploy import stopping
-from txl_deploy.terminal import Messages
+from txl_deploy.terminal import messages
 
 _NARROW = 7
 """Columns of a terminal for each of a table, below which names would be cut."""
@@ -43,9 +51,33 @@ class _Plain(Console):
         """Print on this stream."""
         super().print(*(plain(each, "\n") if isinstance(each, str) else each for each in objects), **options)
 
+    def show_cursor(self, show: bool = True) -> bool:
+        """Leave the cursor as it is: a run that is killed or suspended could not bring it back."""
+        return False
 
-stderr = _Plain(file=Messages())
+
+stderr = _Plain(file=messages)
 stdout = _Plain()
+
+
+class Bar(Progress):
+    """A bar on standard error, drawn where that is a terminal whose cursor moves.
+
+    What is printed to standard error meanwhile appears above it. Standard output is left alone, for results.
+    """
+
+    def __init__(self, *columns: ProgressColumn) -> None:
+        first = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+        draws = stderr.is_terminal and not stderr.is_dumb_terminal
+        super().__init__(*first, *columns, console=stderr, disable=not draws, redirect_stdout=False)
+
+    def start(self) -> None:
+        """Begin to draw; an interrupt while it begins ends it again."""
+        try:
+            super().start()
+        except BaseException:
+            self.stop()
+            raise
 
 
 class Display:
@@ -55,9 +87,7 @@ class Display:
     """
 
     def __init__(self) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        draws = stderr.is_terminal and not stderr.is_dumb_terminal
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=stderr, disable=not draws)
+        self._progress = Bar(MofNCompleteColumn(), TimeElapsedColumn())
         self._task: Any = None
 
     def __enter__(self) -> Display:

@@ -30,6 +30,7 @@ def settle() -> None:
                 os.dup2(found, number)
                 os.close(found)
             setattr(sys, name, io.open(number, mode, encoding="utf-8", closefd=False))  # noqa: UP020, SIM115
+    messages.stream = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks
@@ -65,32 +66,42 @@ def silence(stream: TextIO) -> None:
 
 
 class Messages(io.TextIOBase):
-    """Standard error for messages: where they cannot be written any more, the work goes on without them."""
+    """Standard error for messages: where they cannot be written any more, the work goes on without them.
+
+    It keeps the stream that the run began with. While rich draws a bar, what it puts in the place of sys.stderr prints
+    on the bar's console, and so ends here: looked up anew, it would be written to without end.
+    """
+
+    def __init__(self) -> None:
+        self.stream = sys.stderr
 
     def write(self, text: str) -> int:
         """Write what can be written."""
         try:
-            return sys.stderr.write(text)
+            return self.stream.write(text)
         except (OSError, ValueError):
-            silence(sys.stderr)
+            silence(self.stream)
             return len(text)
 
     def flush(self) -> None:
         """Send it off."""
         try:
-            sys.stderr.flush()
+            self.stream.flush()
         except (OSError, ValueError):
-            silence(sys.stderr)
+            silence(self.stream)
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
-        return sys.stderr.isatty()
+        return self.stream.isatty()
 
     def fileno(self) -> int:
         """The descriptor of standard error."""
-        return sys.stderr.fileno()
+        return self.stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
         """That of standard error."""
-        return sys.stderr.encoding
+        return self.stream.encoding
+
+
+messages = Messages()
