@@ -28,20 +28,22 @@ import sys, time
 from txl_deploy.main import main
 
 def hold(event, arguments):
-    if event == "open" and not held and str(arguments[0]).endswith("manifest.json"):
+    if event == "open" and not held and str(arguments[0]).endswith(end):
         held.append(True)
         print("held", file=sys.stderr, flush=True)
         while True:
             time.sleep(0.01)
 
-held = []
+held, end = [], sys.argv.pop(1)
 sys.addaudithook(hold)
 main()
 """
-HELD = (sys.executable, "-c", _HELD)
-"""The command, which says "held" where it first opens a manifest and waits for Ctrl-C: else it is done too soon."""
-
 _PIECES = re.compile(r"\x1b\[([?\d;]*)([a-zA-Z])|([\r\n])|([^\x00-\x1f\x7f]+)")
+
+
+def held_at(end: str) -> tuple[str, ...]:
+    """The command, which says "held" and waits for Ctrl-C where it opens a file of such a name: it is done too soon."""
+    return (sys.executable, "-c", _HELD, end)
 
 
 @dataclass(frozen=True)
