@@ -11,22 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 from txl_runtime.bundle.encoding import escaped, utf8
 
 from txl_deploy import stopping
-from txl_deploy.terminal import messages
+from txl_deploy.terminal import Messages
 
 _NARROW = 7
 """Columns of a terminal for each of a table, below which names would be cut."""
@@ -56,20 +48,18 @@ class _Plain(Console):
         return False
 
 
-stderr = _Plain(file=messages)
+stderr = _Plain(file=Messages())
 stdout = _Plain()
 
 
-class Bar(Progress):
-    """A bar on standard error, drawn where that is a terminal whose cursor moves.
+class Bar(progress.Progress):
+    """A bar on standard error, drawn where its cursor moves; what is said meanwhile stands above it. Results pass by."""
 
-    What is printed to standard error meanwhile appears above it. Standard output is left alone, for results.
-    """
-
-    def __init__(self, *columns: ProgressColumn) -> None:
-        first = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+    def __init__(self, *columns: progress.ProgressColumn) -> None:
+        title = progress.TextColumn("{task.description}", markup=False)
         draws = stderr.is_terminal and not stderr.is_dumb_terminal
-        super().__init__(*first, *columns, console=stderr, disable=not draws, redirect_stdout=False)
+        columns = (progress.SpinnerColumn(), title, progress.BarColumn(), *columns)
+        super().__init__(*columns, console=stderr, disable=not draws, redirect_stdout=False)
 
     def start(self) -> None:
         """Begin to draw; an interrupt while it begins ends it again."""
@@ -87,7 +77,7 @@ class Display:
     """
 
     def __init__(self) -> None:
-        self._progress = Bar(MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Bar(progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
         self._task: Any = None
 
     def __enter__(self) -> Display:

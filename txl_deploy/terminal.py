@@ -9,7 +9,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 LEAST, MOST = 20, 1000
 """Columns that anything is laid out for: fewer would cut names to nothing, more only cost memory."""
@@ -30,7 +30,7 @@ def settle() -> None:
                 os.dup2(found, number)
                 os.close(found)
             setattr(sys, name, io.open(number, mode, encoding="utf-8", closefd=False))  # noqa: UP020, SIM115
-    messages.stream = sys.stderr
+    Messages.stream = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks
@@ -65,15 +65,14 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-class Messages(io.TextIOBase):
+class Messages:
     """Standard error for messages: where they cannot be written any more, the work goes on without them.
 
-    It keeps the stream that the run began with. While rich draws a bar, what it puts in the place of sys.stderr prints
-    on the bar's console, and so ends here: looked up anew, it would be written to without end.
+    They go to the stream that the run began with. What rich puts in the place of sys.stderr while it draws a bar prints
+    on the bar's console, and so ends here again.
     """
 
-    def __init__(self) -> None:
-        self.stream = sys.stderr
+    stream = sys.stderr
 
     def write(self, text: str) -> int:
         """Write what can be written."""
@@ -90,18 +89,5 @@ class Messages(io.TextIOBase):
         except (OSError, ValueError):
             silence(self.stream)
 
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return self.stream.isatty()
-
-    def fileno(self) -> int:
-        """The descriptor of standard error."""
-        return self.stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """That of standard error."""
-        return self.stream.encoding
-
-
-messages = Messages()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

@@ -43,9 +43,9 @@ def test_messages_that_nobody_takes_end_nothing(monkeypatch: pytest.MonkeyPatch)
         def flush(self) -> None:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(terminal.messages, "stream", Full())
+    monkeypatch.setattr(terminal.Messages, "stream", Full())
     console.stderr.print("a note")
-    terminal.messages.flush()
+    terminal.Messages().flush()
 
 
 @pytest.mark.parametrize(

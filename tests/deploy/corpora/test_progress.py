@@ -43,7 +43,7 @@ def test_without_a_total_nothing_is_told(clock: list[float]) -> None:
 def test_lines_come_less_and_less_often_where_there_is_no_terminal(
     clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal.messages, "stream", sys.stderr)
+    monkeypatch.setattr(terminal.Messages, "stream", sys.stderr)
     with Advance("score corpus", 1000) as shown:
         for _ in range(200):
             clock[0] += 1
