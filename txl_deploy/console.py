@@ -53,7 +53,7 @@ stdout = _Plain()
 
 
 class Bar(progress.Progress):
-    """A bar on standard error, drawn where its cursor moves; what is said meanwhile stands above it. Results pass by."""
+    """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by."""
 
     def __init__(self, *columns: progress.ProgressColumn) -> None:
         title = progress.TextColumn("{task.description}", markup=False)
