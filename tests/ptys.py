@@ -118,9 +118,10 @@ def in_a_terminal(
                 os.write(ours, press) if isinstance(press, bytes) else os.kill(process.pid, press)
                 press, drawn = b"", len(output)
         assert not press, f"it ended without {at!r}: {output.decode(errors='replace')[-2000:]!r}"
-        lines, _, hidden = seen(output.decode().replace("^C", ""), columns)
+        text = output.decode(errors="replace")  # as terminals show what is no text
+        lines, _, hidden = seen(text.replace("^C", ""), columns)
         _, torn, _ = seen(output[:drawn].decode(errors="ignore"), columns)
-        return Left(process.wait(), output.decode(), lines, [line for line in torn if BAR in line], hidden, kept)
+        return Left(process.wait(), text, lines, [line for line in torn if BAR in line], hidden, kept)
 
 
 def _kill(group: int) -> None:
