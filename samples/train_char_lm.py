@@ -22,6 +22,7 @@ import hashlib
 import json
 import math
 import platform
+import signal
 import sys
 import sysconfig
 import time
@@ -235,8 +236,11 @@ def as_streams(text: bytes, streams: int) -> Tensor:
 
 
 @torch.inference_mode()
-def bits_per_byte(model: TransformerXL, text: bytes, memory_length: int) -> float:
-    """Give the mean cost of a held-out byte, in bits, when the model keeps memory_length rows between segments."""
+def bits_per_byte(model: TransformerXL, text: bytes, memory_length: int, advance: Callable[[int], None]) -> float:
+    """Give the mean cost of a held-out byte, in bits, when the model keeps memory_length rows between segments.
+
+    ``advance`` is told after each segment how many bytes it had.
+    """
     data = as_streams(text, EVALUATION_STREAMS)
     memory, total, count = model.empty_memory(EVALUATION_STREAMS), 0.0, 0
     for start in range(0, data.shape[1] - 1, EVALUATION_SEGMENT):
@@ -244,6 +248,7 @@ def bits_per_byte(model: TransformerXL, text: bytes, memory_length: int) -> floa
         logits, memory = model(window[:, :-1], memory, memory_length)
         total += functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten(), reduction="sum").item()
         count += window[:, 1:].numel()
+        advance(window[:, 1:].numel())
     return total / count / math.log(2)
 
 
@@ -336,22 +341,29 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     model = TransformerXL(options)
 
     columns = (
-        TextColumn("step {task.fields[step]}"),
+        TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[bits]:.3f} bits per byte, {task.fields[speed]:,.0f} bytes/s"),
+        TextColumn("{task.fields[said]}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("train", total=1.0, step=0, bits=math.nan, speed=math.nan)
+        task = progress.add_task("step 0", total=1.0, said="")
 
         def report(share: float, step: int, bits: float, speed: float) -> None:
-            progress.update(task, completed=min(share, 1.0), step=step, bits=bits, speed=speed)
+            said = f"{bits:.3f} bits per byte, {speed:,.0f} bytes/s"
+            progress.update(task, completed=min(share, 1.0), description=f"step {step}", said=said)
 
         steps, seconds = fit(model, text, options, report)
 
-    memories = (0, options.memory, 4 * options.memory)
-    started = time.monotonic()
-    bits = {str(length): bits_per_byte(model, heldout[: options.eval_bytes], length) for length in memories}
+        started, evaluated = time.monotonic(), heldout[: options.eval_bytes]
+        memories, bits = (0, options.memory, 4 * options.memory), {}
+        targets = as_streams(evaluated, EVALUATION_STREAMS)[:, 1:].numel()
+        evaluating = progress.add_task("evaluate", total=len(memories) * targets, said="")
+        for length in memories:
+            progress.update(evaluating, said=f"memory {length}")
+            bits[str(length)] = bits_per_byte(
+                model, evaluated, length, lambda count: progress.advance(evaluating, count)
+            )
     training = {
         **dataclasses.asdict(options),
         "steps": steps,
@@ -423,4 +435,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the cursor stays hidden, and half a file lies there
     sys.exit(main())

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 from txl_runtime.bundle.encoding import escaped, utf8
@@ -43,9 +43,31 @@ class _Plain(Console):
         """Print on this stream."""
         super().print(*(plain(each, "\n") if isinstance(each, str) else each for each in objects), **options)
 
+    def show_cursor(self, show: bool = True) -> bool:
+        """Leave the cursor as it is: a run that is killed or suspended could not bring it back."""
+        return False
+
 
 stderr = _Plain(file=Messages())
 stdout = _Plain()
+
+
+class Bar(progress.Progress):
+    """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by."""
+
+    def __init__(self, *columns: progress.ProgressColumn) -> None:
+        title = progress.TextColumn("{task.description}", markup=False)
+        draws = stderr.is_terminal and not stderr.is_dumb_terminal
+        columns = (progress.SpinnerColumn(), title, progress.BarColumn(), *columns)
+        super().__init__(*columns, console=stderr, disable=not draws, redirect_stdout=False)
+
+    def start(self) -> None:
+        """Begin to draw; an interrupt while it begins ends it again."""
+        try:
+            super().start()
+        except BaseException:
+            self.stop()
+            raise
 
 
 class Display:
@@ -55,9 +77,7 @@ class Display:
     """
 
     def __init__(self) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        draws = stderr.is_terminal and not stderr.is_dumb_terminal
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=stderr, disable=not draws)
+        self._progress = Bar(progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
         self._task: Any = None
 
     def __enter__(self) -> Display:

@@ -9,7 +9,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 LEAST, MOST = 20, 1000
 """Columns that anything is laid out for: fewer would cut names to nothing, more only cost memory."""
@@ -30,6 +30,7 @@ def settle() -> None:
                 os.dup2(found, number)
                 os.close(found)
             setattr(sys, name, io.open(number, mode, encoding="utf-8", closefd=False))  # noqa: UP020, SIM115
+    Messages.stream = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks
@@ -64,33 +65,29 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-class Messages(io.TextIOBase):
-    """Standard error for messages: where they cannot be written any more, the work goes on without them."""
+class Messages:
+    """Standard error for messages: where they cannot be written any more, the work goes on without them.
+
+    They go to the stream that the run began with. What rich puts in the place of sys.stderr while it draws a bar prints
+    on the bar's console, and so ends here again.
+    """
+
+    stream = sys.stderr
 
     def write(self, text: str) -> int:
         """Write what can be written."""
         try:
-            return sys.stderr.write(text)
+            return self.stream.write(text)
         except (OSError, ValueError):
-            silence(sys.stderr)
+            silence(self.stream)
             return len(text)
 
     def flush(self) -> None:
         """Send it off."""
         try:
-            sys.stderr.flush()
+            self.stream.flush()
         except (OSError, ValueError):
-            silence(sys.stderr)
+            silence(self.stream)
 
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return sys.stderr.isatty()
-
-    def fileno(self) -> int:
-        """The descriptor of standard error."""
-        return sys.stderr.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """That of standard error."""
-        return sys.stderr.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

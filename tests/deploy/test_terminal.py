@@ -8,6 +8,7 @@ import os
 import sys
 
 import pytest
+from rich.live import Live
 
 from txl_deploy import console, terminal
 from txl_deploy.console import facts_table, number, plain, rows_table, text_writer
@@ -42,7 +43,7 @@ def test_messages_that_nobody_takes_end_nothing(monkeypatch: pytest.MonkeyPatch)
         def flush(self) -> None:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys, "stderr", Full())
+    monkeypatch.setattr(terminal.Messages, "stream", Full())
     console.stderr.print("a note")
     terminal.Messages().flush()
 
@@ -143,3 +144,21 @@ def test_progress_is_drawn_only_where_the_cursor_moves(monkeypatch: pytest.Monke
         display.stage("trace")
     assert said.getvalue().endswith(" s\n")
     assert said.getvalue().startswith("trace: ")
+
+
+def test_an_interrupt_while_a_bar_begins_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else would: what a `with` did not begin it does not end."""
+    said, before = io.StringIO(), sys.stderr
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "stderr", console._Plain(file=said, force_terminal=True))
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        assert sys.stderr is not before
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Live, "refresh", interrupted)
+    with pytest.raises(KeyboardInterrupt), console.Display():
+        pass
+    assert sys.stderr is before
+    assert "\x1b[?25" not in said.getvalue()

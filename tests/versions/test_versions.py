@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ptys import BAR, CTRL_C, in_a_terminal
 
 ROOT = Path(__file__).parents[2]
 MADE = Path(os.environ.get("TXL_VERSIONS", ROOT / ".versions"))
@@ -101,6 +102,19 @@ def test_no_process_runs_what_a_bundle_holds(made: Path, plant: Callable[[Path],
         run(made, "python", tmp_path / "build.py", place, cwd=folder)
         scored = run(made, "txl-deploy", "score", place, texts, "--workers", 2, "--json", cwd=folder)
         assert json.loads(scored)["documents"] == 1
+
+
+@pytest.mark.parametrize("line", ["score kv ids.npy", "score kv documents", "bench kv --against none --seconds 100"])
+def test_ctrl_c_ends_what_draws_a_bar(line: str, made: Path, tmp_path: Path) -> None:
+    """The bar is rich's, and each of its versions writes to streams in a way of its own."""
+    ids = "import numpy, sys; numpy.save(sys.argv[1], numpy.arange(1_000_000) % 60)"
+    (tmp_path / "documents").mkdir()
+    for file in (tmp_path / "ids.npy", tmp_path / "documents" / "0.npy"):
+        run(made, "python", "-c", ids, file)
+    shutil.copytree(OLD / "kv", tmp_path / "kv")
+    left = in_a_terminal([made / "bin" / "txl-deploy", *line.split()], at=BAR, press=CTRL_C, folder=tmp_path)
+    assert (left.code, left.hidden, left.torn, left.settings_kept) == (130, False, [], True)
+    assert left.lines[-2:] == ["error: interrupted", ""]
 
 
 def test_the_runtimes_own_tests_pass(made: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
-from txl_deploy.console import plain, quantity, stderr
+from txl_deploy.console import Bar, plain, quantity, stderr
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 60.0
 """Between lines where there is no terminal: at first, and at most."""
@@ -27,17 +27,8 @@ class Advance:
         self._before = self._done = self._documents = self._tokens = 0
         self._began = self._told = time.monotonic()
         self._pause = FIRST_SECONDS
-        draws = stderr.is_terminal and not stderr.is_dumb_terminal
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[said]}", markup=False),
-            console=stderr,
-            disable=not draws,
-        )
+        share = TextColumn("{task.percentage:>3.0f}%", markup=False)
+        self._bar = Bar(share, TimeElapsedColumn(), TextColumn("{task.fields[said]}", markup=False))
         self._task = self._bar.add_task(self._title, total=total or None, said="")
 
     def __enter__(self) -> Advance:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from txl_deploy import terminal
 from txl_deploy.corpora import progress
 from txl_deploy.corpora.progress import Advance, lasting
 
@@ -38,8 +41,9 @@ def test_without_a_total_nothing_is_told(clock: list[float]) -> None:
 
 
 def test_lines_come_less_and_less_often_where_there_is_no_terminal(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
+    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(terminal.Messages, "stream", sys.stderr)
     with Advance("score corpus", 1000) as shown:
         for _ in range(200):
             clock[0] += 1
