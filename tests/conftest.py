@@ -17,6 +17,7 @@ import txl_export
 from filelock import FileLock
 from support import random_state, save_checkpoint, small_config
 
+pytest_plugins = ["sweeping"]
 torch.set_num_threads(1)  # models this small lose more to handing work around than they gain
 
 
