@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import hashlib
 import os
 from collections.abc import Callable
@@ -19,6 +20,13 @@ from support import random_state, save_checkpoint, small_config
 
 pytest_plugins = ["sweeping"]
 torch.set_num_threads(1)  # models this small lose more to handing work around than they gain
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage seldom, and never look through what is there by now: that was a third of the time of an export."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,7 @@
 `make sweep ALL=1` calls `pytest --sweep=all`, which runs every one.
 
 A slow test that fails is run once more, alone in a fresh process, and both results are printed. One that passes then is
-not steady: it has to be entered in `unsteady.md` with its cause. Fast tests are no part of a sweep and get no second run.
+not steady: it has to be entered in `unsteady.md` with its cause. Fast tests are in no sweep and have no second run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-KEEP = 3
+KEEP = 2
 """Variants of one slow test that a sample runs, where its marker says nothing else."""
 SEED = 1
 MOST = 5
@@ -56,8 +56,14 @@ def sample(name: str, variants: Sequence[dict[str, int]], keep: int) -> set[int]
     return chosen
 
 
+@pytest.fixture(scope="session")
+def whole_sweep(pytestconfig: pytest.Config) -> bool:
+    """Whether a test that goes through many seeds goes through all of them."""
+    return bool(pytestconfig.option.sweep == "all")
+
+
 class Sweep:
-    """What `--sweep` adds to a run. With xdist it is in every process: workers choose, and theirs is what is counted."""
+    """What `--sweep` adds to a run. With xdist it is in every process; the workers choose, and count."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -112,7 +118,7 @@ class Sweep:
         write, known = terminalreporter.write_line, dict(listed())
         if len(self.failed) > MOST:
             write(f"{len(self.failed)} tests failed; more than {MOST} are no accident, so none is run once more")
-        for name, (passed, printed) in self.again.items():
+        for name, (_, printed) in self.again.items():
             terminalreporter.section(f"second run of {name}")
             write(printed)
         for name, (passed, _) in self.again.items():

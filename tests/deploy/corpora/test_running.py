@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import txl_runtime
 from step_models import counting
-from support import FIXTURES, call_main, cli
+from support import FIXTURES, call_main, cli, until
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import FileRecord
 
@@ -302,6 +302,15 @@ def many(path: Path, count: int, most: int) -> Path:
     return path
 
 
+def runs(group: int) -> bool:
+    """Whether a process of a group has not ended."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "txl_deploy", "score", *map(str, arguments)]
     return subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -314,10 +323,9 @@ def test_a_run_that_is_killed_goes_on_with_every_document_once(tmp_path: Path, w
     corpus, out, draws = many(tmp_path / "many.jsonl", 400, 400), tmp_path / "out.jsonl", random.Random(KILLS)
     arguments = (KV, corpus, "-o", out, "--resume", "--workers", workers, "--threads", 1)
     for _ in range(KILLS):
-        before = out.stat().st_size if out.exists() else 0
+        more = max(out.stat().st_size if out.exists() else 0, 500)
         process = started(*arguments, cwd=tmp_path)
-        while process.poll() is None and (not out.exists() or out.stat().st_size <= max(before, 500)):
-            time.sleep(0.005)
+        until(lambda: process.poll() is not None or (out.exists() and out.stat().st_size > more))
         time.sleep(draws.random() * 0.05)
         process.kill()
         process.communicate()
@@ -333,18 +341,11 @@ def test_an_interrupt_ends_cleanly_and_keeps_what_is_done(tmp_path: Path) -> Non
     """Sent to all processes at once, as a terminal does."""
     corpus, out = many(tmp_path / "many.jsonl", 2000, 2000), tmp_path / "out.jsonl"
     process = started(KV, corpus, "-o", out, "--workers", 2, cwd=tmp_path)
-    while process.poll() is None and (not out.exists() or out.stat().st_size < 1000):
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None or (out.exists() and out.stat().st_size >= 1000))
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in said
     assert 1 <= len(results(out)) < 2000
-    for _ in range(200):  # Python's tracker of resources ends a moment later
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    raise AssertionError("a process outlives the run")
+    until(lambda: not runs(process.pid))  # Python's tracker of resources ends a moment later
