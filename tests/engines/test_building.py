@@ -212,7 +212,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow(keep=3)
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_kind_of_model_builds(make_bundle, tmp_path, shape: str, precision: str):
