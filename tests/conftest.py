@@ -23,7 +23,7 @@ torch.set_num_threads(1)  # models this small lose more to handing work around t
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage seldom, and never look through what is there by now: that was a third of the time of an export."""
+    """Collect garbage seldom, and never among what is there by now: that took a third of the time of an export."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)

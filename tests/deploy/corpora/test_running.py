@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -302,6 +303,11 @@ def many(path: Path, count: int, most: int) -> Path:
     return path
 
 
+def has_written(process: subprocess.Popen[str], out: Path, least: int) -> bool:
+    """Whether a run has come so far, or has ended."""
+    return process.poll() is not None or (out.exists() and out.stat().st_size >= least)
+
+
 def runs(group: int) -> bool:
     """Whether a process of a group has not ended."""
     try:
@@ -325,7 +331,7 @@ def test_a_run_that_is_killed_goes_on_with_every_document_once(tmp_path: Path, w
     for _ in range(KILLS):
         more = max(out.stat().st_size if out.exists() else 0, 500)
         process = started(*arguments, cwd=tmp_path)
-        until(lambda: process.poll() is not None or (out.exists() and out.stat().st_size > more))
+        until(partial(has_written, process, out, more + 1))
         time.sleep(draws.random() * 0.05)
         process.kill()
         process.communicate()
@@ -341,7 +347,7 @@ def test_an_interrupt_ends_cleanly_and_keeps_what_is_done(tmp_path: Path) -> Non
     """Sent to all processes at once, as a terminal does."""
     corpus, out = many(tmp_path / "many.jsonl", 2000, 2000), tmp_path / "out.jsonl"
     process = started(KV, corpus, "-o", out, "--workers", 2, cwd=tmp_path)
-    until(lambda: process.poll() is not None or (out.exists() and out.stat().st_size >= 1000))
+    until(partial(has_written, process, out, 1000))
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
