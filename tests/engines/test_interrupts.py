@@ -204,7 +204,7 @@ def test_an_interrupt_while_engines_get_their_names_waits(bundle: Path, monkeypa
     assert all(engine.reused for engine in again.engines), "the new engines are there and listed"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("last", range(1, 9))
 def test_a_bundle_loads_wherever_publishing_stops(bundle: Path, monkeypatch, last: int):
     """Killed between any two renames; simulated by an error at each."""
