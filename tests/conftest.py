@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import txl_export
@@ -19,6 +20,8 @@ from filelock import FileLock
 from support import random_state, save_checkpoint, small_config
 
 pytest_plugins = ["sweeping"]
+hypothesis.settings.register_profile("the same in every run", derandomize=True)
+hypothesis.settings.load_profile("the same in every run")
 torch.set_num_threads(1)  # models this small lose more to handing work around than they gain
 
 
