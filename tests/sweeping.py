@@ -36,18 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Sweep(config), "sweep")
 
 
-def sample(name: str, variants: Sequence[dict[str, int]], keep: int) -> set[int]:
+def sample(name: str, variants: Sequence[dict[str, str]], keep: int) -> set[int]:
     """Which variants of a test a sample runs: in random order, those first that bring most values not met before.
 
     Args:
         name: the test; the choice depends on it, on its variants and on nothing else.
-        variants: for each, the place of every parameter's value among all its values.
+        variants: each one's parameters, and how their values are written.
         keep: how many are chosen.
     """
     left = list(range(len(variants)))
     random.Random(f"{SEED} {name}").shuffle(left)
     chosen: set[int] = set()
-    met: set[tuple[str, int]] = set()
+    met: set[tuple[str, str]] = set()
     while left and len(chosen) < keep:
         best = max(left, key=lambda place: len(variants[place].items() - met))  # the first of several
         left.remove(best)
@@ -84,9 +84,10 @@ class Sweep:
         chosen: set[pytest.Item] = set()
         for (name, _), variants in tests.items():
             keep = variants[0].get_closest_marker("slow").kwargs.get("keep", KEEP)
-            places = [item.callspec.indices if hasattr(item, "callspec") else {} for item in variants]
+            given = [getattr(item, "callspec", None) for item in variants]
+            values = [{key: repr(value) for key, value in each.params.items()} if each else {} for each in given]
             keep = len(variants) if self.config.option.sweep == "all" else keep
-            chosen |= {variants[place] for place in sample(name, places, keep)}
+            chosen |= {variants[place] for place in sample(name, values, keep)}
         self.counted = len(chosen), sum(map(len, tests.values()))
         self.config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
