@@ -9,7 +9,7 @@ DEMO := demo
 BUNDLE ?= $(DEMO)/model.txl
 # A worker per core, each of one thread: an idle worker takes tests from the end of a busy one's, so that tests which
 # share what they made stay together. WORKERS=0 runs them in one process.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
 .PHONY: demo test sweep fuzz lint packages versions clients triton browser screenshots gpu-check wheel clean
 .DEFAULT_GOAL := help
@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses
 help:
 	@echo "make demo       train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
 	@echo "make test       lint, types and the tests (WORKERS=$(WORKERS): processes that share them)"
-	@echo "make sweep      the tests that take minutes: every oracle case exported, engines of every kind, benchmarks"
+	@echo "make sweep      a sample of the slow tests, always the same one; one that fails is run again alone (ALL=1: all)"
 	@echo "make fuzz       hostile bytes for every reader of files, guided by coverage (SECONDS=$(SECONDS) for each)"
 	@echo "make packages   the packages whose models some tests export, for these tests alone; they skip without"
 	@echo "make versions   the lowest declared and the newest versions, for the tests of these alone; they skip without"
@@ -55,7 +55,7 @@ test: lint
 	$(PYTEST) -m "not slow"
 
 sweep: $(VENV)/ready
-	$(PYTEST) -m slow
+	$(PYTEST) --sweep=$(if $(ALL),all,sample)
 
 # What fails is kept beside the log that it names; then `python -m fuzz.run --keep` puts it into the corpus for good.
 fuzz: $(VENV)/ready

@@ -119,7 +119,7 @@ def opened(
     """
     options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme} | options
     context = browser.new_context(service_workers="block", **options)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     try:
         window = Window(context.new_page())
         own = _origin(address)

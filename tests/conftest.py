@@ -5,19 +5,31 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import txl_export
 from filelock import FileLock
 from support import random_state, save_checkpoint, small_config
 
+pytest_plugins = ["sweeping"]
+hypothesis.settings.register_profile("the same in every run", derandomize=True)
+hypothesis.settings.load_profile("the same in every run")
 torch.set_num_threads(1)  # models this small lose more to handing work around than they gain
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage seldom, and never among what is there by now: that took a third of the time of an export."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,19 +71,21 @@ def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     """Export a small random model, once per set of options: `make_bundle(config={...}, batch_size=3)`.
 
     `config` changes fields of the model's config; `vocabulary` goes through a checkpoint file with a byte
-    vocabulary (256 ids); everything else goes to `txl_export.export`.
+    vocabulary (256 ids); everything else goes to `txl_export.export`. Runs of the same sources share their bundles
+    where TXL_BUNDLES names a folder, as `.ci/run` does.
     """
     made: dict[str, Path] = {}
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if worker else base) / "bundles"  # one folder for all workers
+    own = base.parent if worker else base  # one folder for all workers
+    shared = Path(os.environ.get("TXL_BUNDLES") or own / "bundles")
     shared.mkdir(exist_ok=True)
 
     def make(config: dict[str, Any] | None = None, seed: int = 0, vocabulary: bool = False, **options: Any) -> Path:
         key = repr((sorted((config or {}).items()), seed, vocabulary, sorted(options.items())))
         if key not in made:
             # An address means something in one process alone.
-            name = key + str(worker) if " at 0x" in key else key
+            name = key + str(base) if " at 0x" in key else key
             path = shared / hashlib.sha256(name.encode()).hexdigest()[:16] / "small.txl"
             path.parent.mkdir(exist_ok=True)
             with FileLock(path.with_suffix(".lock")):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,6 @@ class Served:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(30)
         self.loop.close()
-
-
-def until(what: Callable[[], Any]) -> None:
-    """Wait until something is so; not for longer than half a minute."""
-    for _ in range(3000):
-        if what():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

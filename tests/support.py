@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -188,6 +189,15 @@ def interrupted(call: Callable[[], Any], line: int, *places: str) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+def until(look: Callable[[], Any], seconds: float = 120) -> Any:
+    """What a look gives once it gives something; the seconds are those that the busiest machine may need."""
+    ends = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.01)
+    return found
 
 
 def clients() -> Path:

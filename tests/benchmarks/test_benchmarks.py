@@ -28,7 +28,7 @@ def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", ["faults", "loads_under_replacement", "soak"])
 def test_help_says_what_every_option_is_there(name: str) -> None:
     done = run(name, "--help")
@@ -39,7 +39,7 @@ def test_help_says_what_every_option_is_there(name: str) -> None:
     assert "competitor" not in options, "these have none"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_benchmark_runs_and_writes_its_tables(name: str, tmp_path: Path) -> None:
     done = run(name, "--quick", "--threads", 1, "--out", tmp_path, *QUICK[name])
@@ -53,7 +53,7 @@ def test_a_benchmark_runs_and_writes_its_tables(name: str, tmp_path: Path) -> No
     assert document["options"]["quick"] is True
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", OF_RTX)
 def test_a_benchmark_of_engines_builds_every_form(name: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
@@ -63,7 +63,7 @@ def test_a_benchmark_of_engines_builds_every_form(name: str, tmp_path: Path) -> 
     assert json.loads((tmp_path / f"{name}.json").read_text())["results"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", [*QUICK, "hf_transfo_xl"])
 def test_a_benchmark_says_what_it_measures(name: str) -> None:
     done = run(name, "--help")

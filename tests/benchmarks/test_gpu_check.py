@@ -106,7 +106,7 @@ def test_an_engine_that_crashes_ends_alone_and_its_steps_before_that_are_kept(ch
 def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> None:
     started = time.monotonic()
     code, document, page = check("cpu", "rtx", options=("--budget", "3"))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60, "the worker would sleep for so long"
     assert code == 0, "nothing failed"
     assert states(document, "cpu")["build"] == OK
     assert states(document, "cpu")["open"] == NOT_RUN

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "loads_under_replacement.py"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.skipif(sys.platform != "linux", reason="folders are exchanged in one step on Linux only")
 @pytest.mark.parametrize("way", ["exchange", "link", "in-place"])
 def test_loads_beside_a_writer_give_one_bundle_or_the_other(way, tmp_path):

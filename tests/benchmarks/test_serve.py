@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def bundle(make_bundle: Callable[..., Path]) -> Path:
-    return make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=4, segment_length=(16, 1))
+    return make_bundle(
+        config={"vocab_size": 256}, vocabulary=True, batch_size=3, boundary_token=10, verify=False, seed=3
+    )
 
 
 def test_clients_that_are_killed_slow_or_wrong_harm_no_other(bundle: Path, tmp_path: Path) -> None:

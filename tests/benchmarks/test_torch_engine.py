@@ -115,7 +115,7 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow(keep=1)) for name in SHAPES]
 )
 def test_every_composed_program_gives_what_onnx_runtime_gives(shape: str, make_bundle: Callable[..., Path]) -> None:
     bundle = open_bundle(make_bundle(verify=False, batch_size=B, **SHAPES[shape]))

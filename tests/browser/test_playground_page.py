@@ -23,6 +23,7 @@ from browsing import FLAGS, SCHEMES, WIDTHS, Window, accessibility, chromium, op
 from hostile import HOSTILE
 from playing import Playground, playing
 from serving import serving
+from support import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TEXT = "def main(arguments):\n    return arguments"
@@ -268,10 +269,7 @@ def test_a_browser_that_is_killed_leaves_no_sessions(chrome, server):
         window.page.locator("#text [role=option]").nth(20).wait_for()
         assert sessions_of(server) == 1
         os.killpg(process.pid, signal.SIGKILL)
-        until = time.monotonic() + 20
-        while sessions_of(server) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert sessions_of(server) == 0
+        until(lambda: sessions_of(server) == 0, 60)
     with at_desk(chrome, server) as window:
         assert window.faults() == []
 

@@ -166,7 +166,7 @@ def tried(cases: list[Any], fast: int, slow: int) -> list[Any]:
     """A sample of cases in an order that does not change, more for the sweep, all where they are asked for."""
     order = sorted(cases, key=lambda case: zlib.crc32(repr(case).encode("utf-8", "surrogateescape")))
     chosen = order if ALL else order[: fast + slow]
-    return [pytest.param(*case, marks=[] if at < fast else pytest.mark.slow) for at, case in enumerate(chosen)]
+    return [pytest.param(*case, marks=[] if at < fast else pytest.mark.slow(keep=4)) for at, case in enumerate(chosen)]
 
 
 SURROUNDED = [

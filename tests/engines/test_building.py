@@ -187,7 +187,7 @@ HALF: dict[str, tuple[str, int, str]] = {
 
 
 @pytest.mark.parametrize(
-    "half", [name if name == "fp16, ring, B 1" else pytest.param(name, marks=pytest.mark.slow) for name in HALF]
+    "half", [name if name == "fp16, ring, B 1" else pytest.param(name, marks=pytest.mark.slow(keep=1)) for name in HALF]
 )
 def test_attention_fuses_in_half_precision(make_bundle, tmp_path, half: str):
     precision, batch, update = HALF[half]
@@ -220,7 +220,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=2)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_kind_of_model_builds(make_bundle, tmp_path, shape: str, precision: str):
@@ -386,7 +386,7 @@ def test_an_engine_is_described_without_any_library(bundle: Path):
 
 
 @pytest.mark.parametrize(
-    "harm", ["truncated", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deleted", "all gone"))]
+    "harm", ["truncated", *(pytest.param(name, marks=pytest.mark.slow(keep=1)) for name in ("deleted", "all gone"))]
 )
 def test_a_bundle_whose_engines_are_harmed_still_runs_and_build_makes_them_again(bundle: Path, harm: str):
     made = build_bundle(bundle, "rtx").engines[0]

@@ -40,7 +40,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
 }
 QUICK = ("ring", "rolled", "ring, adaptive softmax", "rolled, adaptive softmax")
 shapes = pytest.mark.parametrize(
-    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow(keep=1)) for name in SHAPES]
 )
 
 

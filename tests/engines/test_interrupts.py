@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from support import until
 from txl_engines import building, publishing
 from txl_engines.bundles import build_bundle
 from txl_runtime.bundle.reading import open_bundle
@@ -77,16 +77,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def gone(process: int) -> bool:
-    """Whether a process has ended; a moment is given to it."""
-    for _ in range(100):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return True
-        if Path(f"/proc/{process}/stat").exists() and ") Z " in Path(f"/proc/{process}/stat").read_text():
-            return True
-        time.sleep(0.05)
-    return False
+    """Whether a process has ended."""
+    try:
+        os.kill(process, 0)
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+def started(note: Path, process: subprocess.Popen | None = None) -> int:
+    """The number of the build process, once it is told; whoever starts that one has to run."""
+
+    def told() -> str:
+        assert process is None or process.poll() is None
+        return note.read_text() if note.exists() else ""
+
+    return int(until(told))
 
 
 class Stops(Silent):
@@ -101,7 +107,7 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(bundle: Path, endless: P
     with pytest.raises(KeyboardInterrupt):
         build_bundle(bundle, "rtx", listener=Stops())
     assert contents(bundle) == before
-    assert gone(int(endless.read_text()))
+    until(lambda: gone(int(endless.read_text())))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -109,8 +115,7 @@ def test_a_signal_arrives_while_native_code_runs(bundle: Path, endless: Path):
     before = contents(bundle)
 
     def interrupt() -> None:
-        while not endless.exists() or not endless.read_text():
-            time.sleep(0.02)
+        started(endless)
         os.kill(os.getpid(), signal.SIGINT)
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -123,7 +128,7 @@ def test_a_signal_arrives_while_native_code_runs(bundle: Path, endless: Path):
         thread.join()
         signal.signal(signal.SIGINT, handler)
     assert contents(bundle) == before
-    assert gone(int(endless.read_text()))
+    until(lambda: gone(int(endless.read_text())))
 
 
 def test_an_interrupt_after_the_first_engine_leaves_none(bundle: Path, monkeypatch):
@@ -149,14 +154,12 @@ def test_a_killed_build_leaves_a_bundle_that_loads_and_no_process(bundle: Path, 
     before = contents(bundle)
     command = [sys.executable, "-c", DRIVER, str(bundle), ENDLESS]
     process = subprocess.Popen(command)
-    while not endless.exists() or not endless.read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
+    started(endless, process)
     process.kill()
     process.wait()
     assert before.items() <= contents(bundle).items(), "as it was, but for a hidden folder"
     open_bundle(bundle)
-    assert gone(int(endless.read_text())), "nobody waits for it any more"
+    until(lambda: gone(int(endless.read_text())))  # nobody waits for it any more
     build_bundle(bundle, "rtx")
     assert contents(bundle) == before, "the next build cleans up"
 
@@ -168,15 +171,13 @@ def test_the_command_stops_when_told_to(bundle: Path, endless: Path, number: int
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND_LINE, str(bundle), ENDLESS], stderr=subprocess.PIPE, text=True
     )
-    while not endless.exists() or not endless.read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
+    started(endless, process)
     process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
     assert told.splitlines()[-1] in ("error: interrupted", "error: terminated")
     assert contents(bundle) == before
-    assert gone(int(endless.read_text()))
+    until(lambda: gone(int(endless.read_text())))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -203,7 +204,7 @@ def test_an_interrupt_while_engines_get_their_names_waits(bundle: Path, monkeypa
     assert all(engine.reused for engine in again.engines), "the new engines are there and listed"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("last", range(1, 9))
 def test_a_bundle_loads_wherever_publishing_stops(bundle: Path, monkeypatch, last: int):
     """Killed between any two renames; simulated by an error at each."""

@@ -31,7 +31,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
 }
 QUICK = ("plain, ring", "three clusters, ring, one with few words")
 shapes = pytest.mark.parametrize(
-    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHAPES]
+    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow(keep=1)) for name in SHAPES]
 )
 TEMPERATURES = np.array([0, 0.3, 0.8, 1, 2, 1e30], np.float32)
 

@@ -44,7 +44,7 @@ FAMILY: dict[str, dict[str, Any]] = {
 }
 QUICK = {("adaptive", "bf16")}
 CASES = [
-    pytest.param(name, precision, marks=() if (name, precision) in QUICK else pytest.mark.slow)
+    pytest.param(name, precision, marks=() if (name, precision) in QUICK else pytest.mark.slow(keep=3))
     for name in FAMILY
     for precision in ("fp32", "fp16", "bf16")
 ]

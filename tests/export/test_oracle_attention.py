@@ -82,7 +82,7 @@ def test_a_bundle_looks_where_the_formulas_say(tmp_path: Path) -> None:
     assert farthest("hf/h01_base", "kv", tmp_path) <= LIMIT
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=4)
 @pytest.mark.parametrize("case", BUNDLES)
 def test_bundles_of_every_family_and_type_look_where_the_formulas_say(case: str, tmp_path: Path) -> None:
     assert farthest(case, "hidden" if refuses_kv(case) else "kv", tmp_path) <= LIMIT

@@ -197,7 +197,7 @@ def test_playing_ends_with_what_was_found(
         played("lstm.txl", "--against", "maze", "lstm.pt")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_half_trained_policy_meets_near_ties_and_plays_as_pytorch_does(
@@ -222,7 +222,7 @@ def test_a_half_trained_policy_meets_near_ties_and_plays_as_pytorch_does(
         assert counts.differ + counts.differ_at_near_tie >= differing, counts
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "updates"), [("lstm", 150), ("gtrxl", 100)])
 def test_a_trained_policy_needs_its_memory(name: str, updates: int, sample: Any) -> None:

@@ -35,8 +35,8 @@ def _small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(make_bundle: Callable[..., Path]) -> Model:
-    """A bundle on the stand-in of a device."""
-    opened = txl_runtime.load(make_bundle(batch_size=2), backend="cpu", threads=1)
+    """A bundle that many tests share, on the stand-in of a device."""
+    opened = txl_runtime.load(make_bundle(batch_size=3), backend="cpu", threads=1)
     opened.backend = open_stand_in(opened.bundle)
     return opened
 
@@ -88,7 +88,7 @@ def test_c8_programs_that_do_nothing_are_tied_like_the_real_ones(model: Model) -
         assert quiet.executables[name].recordable == real.recordable
     other = txl_runtime.load(model.bundle.path, backend="cpu", threads=1)
     other.backend = quiet
-    assert not other.stream().step(np.ones((2, 1), np.int32)).any(), "nobody has written a result"
+    assert not other.stream().step(np.ones((3, 1), np.int32)).any(), "nobody has written a result"
 
 
 def test_on_the_cpu_it_is_python_s_alone(make_bundle: Callable[..., Path]) -> None:

@@ -175,7 +175,7 @@ def test_what_is_compiled_is_the_step_of_a_full_state(
     assert len(rows) > agreed.segments / 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 @pytest.mark.parametrize("name", ["policy", "window", "cell"])
 def test_the_compiled_module_is_the_bundle_s(name: str, open_model: Callable[..., Model]) -> None:

@@ -543,7 +543,7 @@ def test_generate_refuses_what_it_cannot_use(run, bundle, options, parts):
 
 
 def test_an_empty_prompt_is_refused(run, make_bundle):
-    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, segment_length=1, verify=False)
+    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True)
     assert "--prompt is empty" in run("generate", bundle, "--prompt", "").error
 
 
@@ -580,7 +580,7 @@ def test_score_refuses_what_it_cannot_read(run, files, bundle, file, parts):
 @pytest.mark.parametrize("length", [0, 1])
 def test_a_text_too_short_to_score_is_refused(run, here, make_bundle, length):
     (here / "short.txt").write_bytes(b"a" * length)
-    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, segment_length=1, verify=False)
+    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True)
     assert f"holds {length} tokens, expected at least 2" in run("score", bundle, "short.txt").error
 
 

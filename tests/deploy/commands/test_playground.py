@@ -20,9 +20,8 @@ from urllib.request import url2pathname
 
 import httpx2
 import pytest
-from serving import until
 from step_models import recurrent
-from support import call_main
+from support import call_main, until
 
 from txl_deploy.commands import playground
 from txl_deploy.commands import serve as serve_command

@@ -7,15 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import txl_runtime
 from stand_ins import dying_worker
-from support import FIXTURES
+from support import FIXTURES, until
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BackendError
 
@@ -57,13 +56,8 @@ def scored(bundle: Path, units: list[Unit], many: int = 2) -> dict[int, Outcome]
 
 
 def ended(*numbers: int) -> bool:
-    """Whether these processes end within seconds; one that nobody waits for counts as ended."""
-    for _ in range(200):
-        states = [_state(number) for number in numbers]
-        if all(state in ("", "Z") for state in states):
-            return True
-        time.sleep(0.05)
-    return False
+    """Whether these processes have ended; one that nobody waits for counts as ended."""
+    return all(_state(number) in ("", "Z") for number in numbers)
 
 
 def _state(number: int) -> str:
@@ -71,15 +65,6 @@ def _state(number: int) -> str:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def waited(there: Callable[[], bool]) -> None:
-    """Until something is there, for as long as a busy machine may need."""
-    for _ in range(1200):
-        if there():
-            return
-        time.sleep(0.05)
-    raise AssertionError("nothing came")
 
 
 def test_processes_find_what_one_finds(
@@ -182,12 +167,12 @@ def test_a_parent_that_dies_takes_its_processes_along(bundle: Path) -> None:
     parent = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.PIPE, start_new_session=True)
     heard = bundle.parent / dying_worker.HEARD
     try:
-        waited(lambda: heard.is_dir() and len(list(heard.iterdir())) == 2)
+        until(lambda: heard.is_dir() and len(list(heard.iterdir())) == 2)
         workers = [int(each.name.rpartition(".")[2]) for each in heard.iterdir()]
         assert all(_state(worker) for worker in workers)
         parent.kill()
         parent.wait(30)
-        assert ended(*workers)
+        until(lambda: ended(*workers))
     finally:
         if parent.poll() is None:
             os.killpg(parent.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import pytest
 import txl_runtime
 from resealing import reseal
 from step_models import counting
-from support import FIXTURES, call_main, cli
+from support import FIXTURES, call_main, cli, until
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import FileRecord
 
@@ -326,6 +327,20 @@ def many(path: Path, count: int, most: int) -> Path:
     return path
 
 
+def has_written(process: subprocess.Popen[str], out: Path, least: int) -> bool:
+    """Whether a run has come so far, or has ended."""
+    return process.poll() is not None or (out.exists() and out.stat().st_size >= least)
+
+
+def runs(group: int) -> bool:
+    """Whether a process of a group has not ended."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "txl_deploy", "score", *map(str, arguments)]
     return subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -338,10 +353,9 @@ def test_a_run_that_is_killed_goes_on_with_every_document_once(tmp_path: Path, w
     corpus, out, draws = many(tmp_path / "many.jsonl", 400, 400), tmp_path / "out.jsonl", random.Random(KILLS)
     arguments = (KV, corpus, "-o", out, "--resume", "--workers", workers, "--threads", 1)
     for _ in range(KILLS):
-        before = out.stat().st_size if out.exists() else 0
+        more = max(out.stat().st_size if out.exists() else 0, 500)
         process = started(*arguments, cwd=tmp_path)
-        while process.poll() is None and (not out.exists() or out.stat().st_size <= max(before, 500)):
-            time.sleep(0.005)
+        until(partial(has_written, process, out, more + 1))
         time.sleep(draws.random() * 0.05)
         process.kill()
         process.communicate()
@@ -357,18 +371,11 @@ def test_an_interrupt_ends_cleanly_and_keeps_what_is_done(tmp_path: Path) -> Non
     """Sent to all processes at once, as a terminal does."""
     corpus, out = many(tmp_path / "many.jsonl", 2000, 2000), tmp_path / "out.jsonl"
     process = started(KV, corpus, "-o", out, "--workers", 2, cwd=tmp_path)
-    while process.poll() is None and (not out.exists() or out.stat().st_size < 1000):
-        time.sleep(0.01)
+    until(partial(has_written, process, out, 1000))
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in said
     assert 1 <= len(results(out)) < 2000
-    for _ in range(200):  # Python's tracker of resources ends a moment later
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    raise AssertionError("a process outlives the run")
+    until(lambda: not runs(process.pid))  # Python's tracker of resources ends a moment later

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
-from serving import until
 from step_models import counting
+from support import until
 
 from txl_deploy.serve.errors import ApiError
 from txl_deploy.serve.orders import read_order

@@ -16,7 +16,7 @@ import pytest
 import txl_runtime
 from safetensors.numpy import load
 from serving import Server, events_of, serving
-from support import call_main
+from support import call_main, until
 from txl_runtime.sessions import Request, Sessions
 
 PROMPT = {"prompt": "once upon a time", "max_tokens": 5, "temperature": 0}
@@ -179,7 +179,7 @@ def test_what_runs_is_finished_and_what_comes_is_sent_away(letters):
             lines = answer.iter_text()
             text = next(lines)
             server.process.send_signal(signal.SIGTERM)
-            late = wait_for(lambda: refused(server.url))
+            late = until(lambda: refused(server.url))
             text += "".join(lines)
         assert late.status_code == 503
         assert late.headers["retry-after"] == "5"
@@ -219,9 +219,9 @@ def test_a_killed_server_goes_on_with_its_sessions(letters, tmp_path):
         httpx2.post(f"{server.url}/v1/completions", json=asked)
         before = state(server, "ada")
         index = tmp_path / "kept" / "sessions.json"
-        wait_for(lambda: index.exists() and "ada" in index.read_text())
+        until(lambda: index.exists() and "ada" in index.read_text())
         with pytest.raises(AssertionError):
-            wait_for(lambda: Server(letters, *options), seconds=0.1)  # one server has the folder
+            Server(letters, *options)  # one server has the folder
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
     with serving(letters, *options) as server:
         after = state(server, "ada")
@@ -274,7 +274,7 @@ def test_a_second_interrupt_ends_it_at_once(letters):
         lines = answer.iter_text()  # which closes the connection when nobody has it any more
         next(lines)
         server.process.send_signal(signal.SIGINT)
-        wait_for(lambda: refused(server.url))
+        until(lambda: refused(server.url))
         assert server.end(signal.SIGINT) == 130
 
 
@@ -286,8 +286,8 @@ def test_a_client_that_goes_gives_its_row_back(quick):
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with connected(quick) as client:
             client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-            wait_for(lambda name=f"gone{number}": info(quick, name).get("running"))
-        wait_for(lambda name=f"gone{number}": not info(quick, name)["running"])
+            until(lambda name=f"gone{number}": info(quick, name).get("running"))
+        until(lambda name=f"gone{number}": not info(quick, name)["running"])
         assert info(quick, f"gone{number}")["seen"] < 16016
 
 
@@ -331,7 +331,7 @@ def test_a_client_that_reads_nothing_is_sent_away(quick):
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert client.recv(12) == b"HTTP/1.1 200"
-        wait_for(lambda: running(quick) == 1)
+        until(lambda: running(quick) == 1)
 
 
 @pytest.mark.slow
@@ -391,7 +391,7 @@ def test_connections_beyond_the_limit_are_told_so(quick):
         with connected(quick) as late:
             assert whole(late).startswith(b"HTTP/1.1 503")
         assert len(clients) == 10
-    wait_for(lambda: running(quick) == 1)
+    until(lambda: running(quick) == 1)
 
 
 @pytest.mark.slow
@@ -432,16 +432,6 @@ def whole(client: socket.socket) -> bytes:
     while part := client.recv(1 << 16):
         found += part
     return found
-
-
-def wait_for(look, seconds: float = 60):
-    """What a look gives once it gives something."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if found := look():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("nothing came of it")
 
 
 def refused(url: str) -> httpx2.Response | None:

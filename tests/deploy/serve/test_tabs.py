@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from serving import Served, until
+from serving import Served
+from support import until
 
 from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS, of_tab
 

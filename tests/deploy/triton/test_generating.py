@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import txl_runtime
 from stand_ins import triton_server
 from stand_ins.triton_server import Request
 from step_models import counting
+from support import until
 from txl_runtime.sessions import Limits, Sessions
 
 from txl_deploy.triton.inside.generating import Generating, open_model
@@ -55,13 +55,6 @@ def refused(served, request):
     served.execute([request])
     until(lambda: request.sender.ended)
     return request.sender.sent[-1].error
-
-
-def until(true):
-    ends = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager
@@ -187,8 +180,7 @@ def test_it_ends_at_a_stop_token_and_sends_only_what_is_asked_for(model, served)
     assert (found[0].tolist(), found[2]) == (expected[:end], b"stop")
     request = ask([5], 3, wanted=("tokens",))
     served.execute([request])
-    while not request.sender.ended:
-        time.sleep(0.005)
+    until(lambda: request.sender.ended)
     assert [*request.sender.sent[0].arrays] == ["tokens"]
 
 
@@ -210,13 +202,9 @@ def test_what_is_wrong_is_said_to_the_client_alone(served):
 def test_a_client_that_goes_ends_its_request(served):
     request = ask([1], 900_000)
     served.execute([request])
-    while not request.sender.sent:
-        time.sleep(0.005)
+    until(lambda: request.sender.sent)
     request.sender.cancelled = True
-    ends = time.monotonic() + 30
-    while not request.sender.ended:
-        assert time.monotonic() < ends
-        time.sleep(0.005)
+    until(lambda: request.sender.ended)
     assert request.sender.sent[-1].arrays["finish_reason"][0] == b"cancelled"
 
 

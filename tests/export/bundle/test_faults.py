@@ -29,7 +29,7 @@ def test_placing_survives_a_loss_of_power(tmp_path, scenario):
     checked(run_cases(tmp_path, scenario, "power"), 500)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("scenario", ["export, free name", "export, force"])
 def test_an_export_leaves_the_old_bundle_the_new_one_or_none(tmp_path, scenario):
     """Every tenth call; `benchmarks/faults.py` tries all of them."""

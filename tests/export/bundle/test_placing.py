@@ -421,7 +421,7 @@ class Run:
         return [path.name for path in self.target.parent.iterdir() if path != self.target]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=1)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 @pytest.mark.parametrize(
     ("number", "times"),

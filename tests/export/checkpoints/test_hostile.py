@@ -111,7 +111,7 @@ def little_memory():
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < BYTES
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=len(CASES) + 1)
 @pytest.mark.parametrize("name", [*CASES, "txl"])
 def test_any_value_in_a_config_is_taken_or_refused_at_once(name):
     family, values, state = model(name)
@@ -126,7 +126,7 @@ def test_any_value_in_a_config_is_taken_or_refused_at_once(name):
         json.dumps(found.notes).encode()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=len(CASES) + 1)
 @pytest.mark.parametrize("name", [*CASES, "txl"])
 def test_any_tensor_in_a_state_is_taken_or_refused_at_once(name):
     family, values, state = model(name)

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import until
 from txl_runtime.device import driver as module
 from txl_runtime.device.driver import ADVICE, REPORT, SIGNATURES, Driver, Memcpy2D, open_driver
 from txl_runtime.errors import BackendError
@@ -43,11 +43,18 @@ typedef struct {
     size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
 static char seen[4096];
-static int status, naps;
+static int status;
+static volatile int held, inside;
 const char *what_was_seen(void) { return seen; }
 void fail_with(int code) { status = code; }
-void sleep_for(int milliseconds) { naps = milliseconds; }
-static void nap(void) { struct timespec t = {0, naps * 1000000L}; nanosleep(&t, NULL); }
+void hold(int whether) { held = whether; }
+int is_inside(void) { return inside; }
+static void nap(void) {
+    struct timespec t = {0, 1000000L};
+    inside = 1;
+    for (int i = 0; held && i < 30000; i++) nanosleep(&t, NULL);
+    inside = 0;
+}
 """
 PROTOTYPES = """
 cuInit(unsigned int a)
@@ -151,7 +158,7 @@ class Compiled:
         self.library = ctypes.CDLL(str(path))
         self.library.what_was_seen.restype = ctypes.c_char_p
         self.library.fail_with(0)
-        self.library.sleep_for(0)
+        self.library.hold(0)
         self.driver = Driver(self.library)
 
     @property
@@ -193,17 +200,14 @@ def test_arguments_arrive_in_c_as_they_were_given_and_results_come_back(native, 
 
 
 def test_other_threads_run_while_a_function_waits(native):
-    native.library.sleep_for(999)
+    """It waits until another thread lets it go; half a minute at most, if it keeps all others from running."""
+    native.library.hold(1)
     waiting = threading.Thread(target=native.driver.cuEventSynchronize, args=(5,))
-    started = time.monotonic()
     waiting.start()
-    while not native.seen.startswith("cuEventSynchronize") and time.monotonic() - started < 5:
-        time.sleep(0.001)
-    between = time.monotonic() - started
-    alive = waiting.is_alive()
+    until(lambda: native.seen.startswith("cuEventSynchronize"))
+    assert native.library.is_inside()
+    native.library.hold(0)
     waiting.join()
-    assert alive
-    assert between < 0.8
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

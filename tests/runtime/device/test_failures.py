@@ -208,14 +208,14 @@ def test_whatever_an_engine_raises_while_it_is_recorded_the_stream_goes_on(cases
     assert try_everywhere(case, "a second segment, which is recorded", ("engine",), outcome, False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=5)
 @pytest.mark.parametrize(("name", "update"), KINDS[:3], ids=lambda value: value)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_interrupt_at_any_call_leaves_a_stream_that_goes_on(cases, name, update, operation):
     assert try_everywhere(cases(name, update), operation, CALLS, KeyboardInterrupt, None)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=5)
 @pytest.mark.parametrize(("name", "update"), KINDS[::3], ids=lambda value: value)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_failure_at_any_call_leaves_a_stream_that_goes_on(cases, name, update, operation):

@@ -30,7 +30,7 @@ from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.selftest import run_selftest
 
-B, V = 2, 60
+B, V = 3, 60
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
@@ -174,7 +174,7 @@ def test_a_graph_that_is_not_what_was_built_is_refused(built, tmp_path):
     vouch(path, graph.name, sidecar=True)
     with pytest.raises(
         BundleError,
-        match=r"logprobs-ring-1: one of its inputs is tokens int32\[2, 4\], expected tokens int32\[2, 1\].*build it",
+        match=r"logprobs-ring-1: one of its inputs is tokens int32\[3, 4\], expected tokens int32\[3, 1\].*build it",
     ):
         opened(path)
     graph.write_bytes(b"\xff" * 40)

@@ -62,7 +62,7 @@ def test_a_stream_of_a_device_is_as_before_or_as_after_or_says_that_it_is_broken
     assert found.go(1 + len(name) % FAST, FAST)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=6)
 @pytest.mark.timeout(0 if EVERY else 300)
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=str)
 def test_a_stream_of_a_device_is_so_at_very_many_opcodes(opened_case, kind, name):

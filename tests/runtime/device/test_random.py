@@ -5,26 +5,14 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 from random_operations import KINDS, play, threads
 
-SEEDS, LONGER = 126, 60
-"""Of the sweep: for each kind, and for those whose programs take longer; a thousand in all."""
+SEEDS, LONGER, SOME = 126, 60, 12
+"""Of the whole sweep: for each kind, and for those whose programs take longer; a thousand in all. And of a sample."""
 AT_ONCE = ("plain", "replace")
 """Kinds of which some seeds are part of the fast tests: their bundles are there, or are made in no time."""
 every = pytest.mark.parametrize(("name", "update"), KINDS, ids=lambda value: value)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _little_to_collect() -> Iterator[None]:
-    """What is there by now need not be looked through by every `gc.collect`."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(("name", "update"), [kind for kind in KINDS if set(kind) & set(AT_ONCE)], ids=lambda v: v)
@@ -33,10 +21,11 @@ def test_a_device_says_what_the_cpu_says(cases, name, update):
         play(cases(name, update), seed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=len(KINDS))
 @every
-def test_a_device_says_what_the_cpu_says_for_every_seed(cases, name, update):
-    for seed in range(100, 100 + (LONGER if name == "plain" else SEEDS)):
+def test_a_device_says_what_the_cpu_says_for_every_seed(cases, name, update, whole_sweep):
+    seeds = LONGER if name == "plain" else SEEDS
+    for seed in range(100, 100 + (seeds if whole_sweep else SOME)):
         play(cases(name, update), seed, turns=16)
 
 

@@ -274,7 +274,7 @@ def test_models_states_and_vocabularies_take_or_refuse_whatever_they_are_given(
     make_bundle, model, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    words = load(make_bundle(batch_size=B, config={"vocab_size": 256}, vocabulary=True, verify=False), "cpu").vocabulary
+    words = load(make_bundle(config={"vocab_size": 256}, vocabulary=True), "cpu").vocabulary
     assert words is not None
     state = model.stream().snapshot()
     calls: dict[str, Callable[[Any], Any]] = {

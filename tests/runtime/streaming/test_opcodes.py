@@ -77,7 +77,7 @@ def test_a_stream_is_as_before_or_as_after_or_says_that_it_is_broken(models, for
     assert found.go(first, 5 * FAST, fresh=True)[0] or first > FAST // 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=12)
 @pytest.mark.timeout(0 if EVERY else 300)
 @pytest.mark.parametrize(("form", "name"), CASES)
 def test_a_stream_is_so_at_very_many_opcodes(models, form, name):
