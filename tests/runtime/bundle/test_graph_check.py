@@ -22,7 +22,7 @@ import step_models
 import txl_runtime
 from onnx import TensorProto, helper, numpy_helper
 from support import FIXTURES
-from txl_runtime.bundle.graph_check import NODES, VALUES, WORK, Walk, check_graph
+from txl_runtime.bundle.graph_check import BASE, NODES, WORK, Budget, Walk, check_graph
 from txl_runtime.bundle.operators import OPERATORS, PLAIN
 from txl_runtime.bundle.protobuf import RefusedError, fields, table
 from txl_runtime.bundle.reading import open_bundle
@@ -594,7 +594,7 @@ def test_nesting_is_as_deep_as_a_graph_is():
         size = len(nested)
         nested = b"\x3a" + _varint(size) + nested
     with pytest.raises(RefusedError):
-        Walk(nested, "step", {}, "weights", 0)
+        Walk(nested, "step", {}, "weights", Budget(0))
 
 
 def _varint(value: int) -> bytes:
@@ -610,7 +610,7 @@ def test_more_nodes_than_any_graph_has_are_refused_at_once():
     body = (b"\x0a" + _varint(len(one)) + one) * (NODES + 1)
     data = b"\x42\x02\x10\x12\x3a" + _varint(len(body)) + body
     with pytest.raises(RefusedError, match=f"{NODES + 1} nodes"):
-        Walk(data, "step", {}, "weights", 0)
+        Walk(data, "step", {}, "weights", Budget(0))
 
 
 @pytest.mark.parametrize("many", ["nodes", "attributes", "values", "constants", "inputs"])
@@ -622,7 +622,7 @@ def test_time_and_memory_are_linear_in_the_file(many):
         tracemalloc.start()
         begun = time.process_time()
         try:
-            Walk(data, "step", {"x": (2,)}, "weights", 0)
+            Walk(data, "step", {"x": (2,)}, "weights", Budget(0))
         finally:
             seconds.append(time.process_time() - begun)
             least.append(tracemalloc.get_traced_memory()[1] / len(data))
@@ -689,7 +689,7 @@ def test_a_shape_that_is_false_is_refused_by_the_engine_too():
     with pytest.raises(Exception, match="dimension"):
         onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=False)
     with pytest.raises(RefusedError, match="declared as"):
-        Walk(data, "step", {"x": (2, 3)}, "weights", 0)
+        Walk(data, "step", {"x": (2, 3)}, "weights", Budget(0))
 
 
 def test_nothing_is_printed_of_a_graph_that_the_engine_refuses(bundle, tmp_path, monkeypatch, capfd):

@@ -12,7 +12,7 @@ import pytest
 import step_models
 from onnx import TensorProto, helper, numpy_helper
 from support import FIXTURES
-from txl_runtime.bundle.graph_check import Walk, check_graph
+from txl_runtime.bundle.graph_check import Budget, Walk, check_graph
 from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.bundle.reading import open_bundle
 
@@ -38,7 +38,7 @@ def _compare(path: Path, data: bytes, entry: Any) -> int:
     model = onnx.load_model_from_string(data)
     open_sizes = {"rows": 5}
     sizes = {spec.name: tuple(open_sizes.get(str(n), n) for n in spec.shape) for spec in entry.inputs}
-    walk = Walk(data, entry.kind, sizes, "weights.safetensors", (path / "weights.safetensors").stat().st_size)
+    walk = Walk(data, entry.kind, sizes, "weights.safetensors", Budget((path / "weights.safetensors").stat().st_size))
     named = {value.name for value in model.graph.output}
     for step in model.graph.node:
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in step.output if name and name not in named)
@@ -139,7 +139,7 @@ def test_sizes_behind_one_operator_are_those_that_the_engine_computes(operator):
             [onnx.TensorShapeProto.Dimension()] * found[names.index(output.name)].ndim
         )
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
-    walk = Walk(data, "step", {name: array.shape for name, array in feed.items()}, "weights", 0)
+    walk = Walk(data, "step", {name: array.shape for name, array in feed.items()}, "weights", Budget(0))
     for name, array in zip(names, found, strict=True):
         known = walk.values[name]
         assert len(known.dims) == array.ndim
@@ -162,7 +162,7 @@ def test_what_an_open_size_makes_smaller_is_refused(operator, second, message):
     graph = helper.make_graph([helper.make_node(operator, ["x", "y"], ["z"])], "g", given, [], [])
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
     with pytest.raises(RefusedError, match=message):
-        Walk(data, "step", {"x": (4, 1, 8), "y": (4, 1, 3)}, "weights", 0)
+        Walk(data, "step", {"x": (4, 1, 8), "y": (4, 1, 3)}, "weights", Budget(0))
 
 
 @pytest.mark.parametrize("by", ["roi", "policy", "data", "nan", "many"])
@@ -180,7 +180,7 @@ def test_a_resize_whose_size_is_not_said_is_refused(by):
     graph = helper.make_graph([made], "g", [given], [found], constants)
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
     with pytest.raises(RefusedError, match="at Resize"):
-        Walk(data, "step", {"x": (2, 3)}, "weights", 0)
+        Walk(data, "step", {"x": (2, 3)}, "weights", Budget(0))
 
 
 def test_pads_that_older_exporters_turn_around_are_known():
@@ -200,6 +200,6 @@ def test_pads_that_older_exporters_turn_around_are_known():
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
     feed = {"x": np.ones((2, 5), np.float32)}
     (array,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feed)
-    walk = Walk(data, "step", {"x": (2, 5)}, "weights", 0)
+    walk = Walk(data, "step", {"x": (2, 5)}, "weights", Budget(0))
     assert walk.values["e"].content == ((3, 3), (1, 1), (0, 0), (2, 2))
     assert walk.values["y"].dims == array.shape == (5, 8)
