@@ -174,7 +174,8 @@ def load(
     if budget is not None and (not is_whole(budget) or budget < 1):
         raise UsageError(f"budget is {shown(budget)}, expected bytes that a step may take, or None for the default")
     model = undisturbed(
-        bundle_path(path), lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean)
+        bundle_path(path),
+        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean),
     )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)

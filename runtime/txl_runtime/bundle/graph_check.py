@@ -37,8 +37,10 @@ RANGES = {2: (0, 2**8), 3: (-(2**7), 2**7), 4: (0, 2**16), 5: (-(2**15), 2**15),
 RANGES |= {10: (0, 2**16), 16: (0, 2**16), 7: (-(2**63), 2**63), 12: (0, 2**32), 13: (-(2**63), 2**63)}
 """From where to where the numbers of a type go that are written as whole ones of 64 bits; the rest is cut off by one
 reader and not by another. All 64 bits are a number of types 7 and 13."""
-WIDE, SOURCE = frozenset(("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK")), {"CastLike": 1, "OneHot": 2, "Where": 1}
-"""What returns numbers of 8 bytes; which input has the type of what is returned, where it is not the first."""
+WIDE = frozenset(("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"))
+"""What returns numbers of 8 bytes."""
+SOURCE = {"CastLike": 1, "OneHot": 2, "Where": 1}
+"""Which input has the type of what is returned, where it is not the first."""
 NODES, SIDES, OPENING = 2**14, 2**10, 2**25
 """Nodes, and a node's inputs or results; nodes times the values that there are at once and those of different sizes,
 which is what ONNX Runtime's opening takes time for."""
@@ -164,6 +166,7 @@ class Walk:
         self._pairs: dict[bytes, tuple[str, str]] = {}
         self._alike: dict[tuple[Any, ...], tuple[list[Value], int, int, bool]] = {}
         self._made: dict[str, int] = {}
+        self._images, self._shapes = False, set[bytes]()
         self._lives, self._size, self._known = Lives(), len(data), 0
         self._same: dict[bytes, Value] = {}
         self._names = Names()
@@ -232,9 +235,9 @@ class Walk:
         for name in returned:
             self._hold(name, self.values[name])
         size, many = self._lives.most()
-        if len(parts[1]) * (many + len(self._same)) > OPENING:
+        if len(parts[1]) * (many + len(self._shapes)) > OPENING:
             raise RefusedError(
-                f"{len(parts[1])} nodes, {many} values at once and {len(self._same)} that differ", "fewer of them"
+                f"{len(parts[1])} nodes, {many} values at once and {len(self._shapes)} sizes", "fewer of them"
             )
         budget.take(fixed + size, work)
 
@@ -260,7 +263,8 @@ class Walk:
         self._known += len(value.content or ())
         if self._known > 1024 + self._size // 8:
             known["content"] = None
-        if self._known > 2**16 + 4 * self._size:
+        self._shapes.add(marshal.dumps(value.dims, 2))  # bytes, for the same reason
+        if self._known > 2**16 + self._size:
             raise RefusedError("sizes that are computed of more numbers than the file has bytes", "a few of each")
         return self._one(value._replace(**known))
 
@@ -322,7 +326,9 @@ class Walk:
         if key not in self._alike:
             self._alike[key] = self._returned(domain, op, attributes, inputs, outputs)
         results, size, work, always = self._alike[key]
-        kept = size - sum(found.most * found.item for name, found in zip(outputs, results) if name in returned)
+        kept = size - sum(
+            found.most * found.item for name, found in zip(outputs, results, strict=True) if name in returned
+        )
         # What is always the same is there all the time. Sizes may be asked of another value that has the same.
         node = -1 if always else self._lives.add(tuple(reads), kept, len(outputs))
         for name, found in zip(outputs, results, strict=True):
@@ -370,9 +376,15 @@ class Walk:
         always = all(value is None or value.fixed for value in inputs) or (op in ("Shape", "Size") and node.exact)
         item = _item(node)
         results = [self._result(value, fixed=always, loose=node.loose, item=item) for value in results[: len(outputs)]]
-        numbers = node.memory + sum(value.most for value in results)
+        self._images = self._images or known[0] in ("conv", "pool")
+        numbers = node.memory + sum(self._laid_out(value) for value in results)
         work = node.work + SLOW * (numbers + sum(value.most for value in inputs if value is not None))
         return results, numbers * item, work, always
+
+    def _laid_out(self, value: Value) -> int:
+        """Numbers of a value as an engine lays it out: channels of images in blocks of 16."""
+        blocks = len(value.dims) == 4 and self._images and value.dims[1]
+        return value.most * -(-blocks // 16) * 16 // blocks if blocks else value.most
 
     def _agree(self, name: str, value: Value, declared: tuple[int | str, ...]) -> None:
         """A declared size has to be the one that was found, or at most the bound."""
@@ -442,7 +454,7 @@ class Walk:
         if not whole and not (outside or places or (raw is not None and numbers)):
             if raw is not None:
                 whole = len(raw) == length
-                if kind == 9 and raw.strip(b"\0\1"):  # a truth value that is neither is what an engine's code makes of it
+                if kind == 9 and raw.strip(b"\0\1"):  # of which an engine's code makes either, or both
                     raise RefusedError(f"the constant {name[:60]!a} with other truth values than 0 and 1", "those")
                 if kind in (6, 7) and found.most <= SMALL:
                     step = ITEMS[kind]
@@ -457,7 +469,9 @@ class Walk:
                     listed = [number for part in several for number in part]
                     low, high = RANGES[kind]
                     if any(not low <= number < high for number in listed):
-                        raise RefusedError(f"the constant {name[:60]!a} with numbers beyond its type", f"{low} to {high - 1}")
+                        raise RefusedError(
+                            f"the constant {name[:60]!a} with numbers beyond its type", f"{low} to {high - 1}"
+                        )
                     whole = len(listed) == found.most
                     content = tuple((n, n) for n in listed) if kind in (6, 7) and found.most <= SMALL else None
         if not whole:

@@ -58,6 +58,8 @@ def _broadcast(node: Node) -> Value:
     divisors = values[1].content if len(values) == 2 and node.op in ("Div", "Mod") else None
     if any(low == high and low in (0, -1) for low, high in divisors or ()):  # may end the engine's process
         raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
+    if node.op in ("Mish", "Swish", "HardSwish"):  # engines without them compute them in parts
+        node.memory = 2 * math.prod(dims)
     if node.op == "Mod" and node.attributes.get("fmod", 0):
         node.work = 32 * SLOW * math.prod(dims)  # a division bit by bit
     if len(values) == 1:
@@ -99,6 +101,8 @@ def _same(node: Node) -> Value | list[Value]:
         axis = node.axis(len(value.dims), -1)
         mean = node.like([*value.dims[:axis], *(1 for _ in value.dims[axis:])])
         return [result, mean, mean]
+    if node.op in ("GroupNormalization", "RMSNormalization"):  # likewise
+        node.memory = 4 * value.most
     return [result]
 
 

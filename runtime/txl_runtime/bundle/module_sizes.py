@@ -255,7 +255,8 @@ def _resize(node: Node) -> Value:
         if len(dims) != len(x.dims):
             raise RefusedError(f"{len(dims)} sizes for {len(x.dims)} axes", "one for each")
     result = node.like(dims, exact=exact)
-    node.work = 64 * (x.most + result.most)
+    slow = node.attributes.get("mode") == b"cubic" or node.attributes.get("antialias", 0)
+    node.work = (256 if slow else 2) * SLOW * (x.most + result.most)
     return result
 
 

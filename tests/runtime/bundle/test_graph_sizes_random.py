@@ -142,7 +142,7 @@ def reshaped(case: Case) -> Made:
 MADE: dict[str, Callable[[Case], Made]] = {
     **dict.fromkeys(("Div", "Mod", "Sub", "Mul", "Min"), whole_pair),
     **dict.fromkeys(("ReduceSum", "ReduceMax", "ReduceMean", "ReduceL2", "ReduceProd"), reduced),
-    **dict.fromkeys(("AveragePool", "MaxPool", "LpPool"), pooled),
+    **dict.fromkeys(("AveragePool", "MaxPool"), pooled),
     "LayerNormalization": normalized,
     "Conv": convolved,
     "ConvTranspose": lambda case: convolved(case, True),
