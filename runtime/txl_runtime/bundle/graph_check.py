@@ -41,7 +41,7 @@ WIDE = frozenset(("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"))
 """What returns numbers of 8 bytes."""
 SOURCE = {"CastLike": 1, "OneHot": 2, "Where": 1}
 """Which input has the type of what is returned, where it is not the first."""
-NODES, SIDES, OPENING = 2**14, 2**10, 2**25
+NODES, SIDES, OPENING = 2**14, 2**10, 2**24
 """Nodes, and a node's inputs or results; nodes times the values that there are at once and those of different sizes,
 which is what ONNX Runtime's opening takes time for."""
 BASE, EACH = 2**29, 64
@@ -502,7 +502,8 @@ class Walk:
 
 def _item(node: Node) -> int:
     """Bytes of one number of what a node returns."""
-    to, value = node.attributes.get("to", node.attributes.get("dtype")), node.attributes.get("value")
+    to: Any = node.attributes.get("to", node.attributes.get("dtype"))
+    value = node.attributes.get("value")
     if node.op in WIDE or "value_int" in node.attributes or "value_ints" in node.attributes:
         return 8
     if node.op == "MaxPool" and node.results > 1:  # the second are places

@@ -60,7 +60,7 @@ def sized(dims: Sequence[int], exact: bool = True, content: Ranges | None = None
 class Node:
     """An operator with what is known of its inputs; a rule says what it returns.
 
-    It sets `work` and `memory`, products to sum and numbers that an engine keeps meanwhile, beside what goes in and out.
+    It sets `work` and `memory`, products to sum and numbers that an engine keeps, beside what goes in and out.
     """
 
     def __init__(self, op: str, inputs: Sequence[Value | None], attributes: dict[str, Any], results: int) -> None:

@@ -95,8 +95,9 @@ def _recurrent(node: Node) -> list[Value]:
     x, w, r = (node.value(i) for i in range(3))
     if (len(x.dims), len(w.dims), len(r.dims)) != (3, 3, 3):
         raise RefusedError("a recurrent network of other than three axes", "three")
-    ways, hidden, gates = r.dims[0], r.dims[2], {"LSTM": 4, "GRU": 3}.get(node.op, 1)
-    if hidden < 1 or (w.dims[:2], r.dims[1]) != ((ways, gates * hidden), gates * hidden) or w.dims[2] != x.dims[2]:
+    ways, rows, hidden = r.dims
+    gates = rows // max(hidden, 1)
+    if not 1 <= gates * hidden == rows or w.dims != (ways, rows, x.dims[2]):
         raise RefusedError("weights of a recurrent network that do not fit each other", "those of one network")
     if node.attributes.get("layout", 0):
         batch, steps, _ = x.dims
@@ -256,7 +257,7 @@ def _resize(node: Node) -> Value:
             raise RefusedError(f"{len(dims)} sizes for {len(x.dims)} axes", "one for each")
     result = node.like(dims, exact=exact)
     slow = node.attributes.get("mode") == b"cubic" or node.attributes.get("antialias", 0)
-    node.work = (256 if slow else 2) * SLOW * (x.most + result.most)
+    node.work = (16 if slow else 2) * SLOW * (x.most + result.most)
     return result
 
 
