@@ -256,8 +256,8 @@ def _resize(node: Node) -> Value:
         if len(dims) != len(x.dims):
             raise RefusedError(f"{len(dims)} sizes for {len(x.dims)} axes", "one for each")
     result = node.like(dims, exact=exact)
-    slow = node.attributes.get("mode") == b"cubic" or node.attributes.get("antialias", 0)
-    node.work = (16 if slow else 2) * SLOW * (x.most + result.most)
+    slow = int(node.attributes.get("mode") == b"cubic" or node.attributes.get("antialias", 0))
+    node.memory, node.work = 3 * slow * result.most, (16 if slow else 2) * SLOW * (x.most + result.most)
     return result
 
 
