@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.bundle.graph_check import check_graph
+from txl_runtime.bundle.graph_check import Budget, check_graph
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.bundle.tables import FileRecord
@@ -26,6 +26,7 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
     sealed = msgspec.structs.replace(manifest, files=files)
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed)))
     bundle = open_bundle(folder)
+    budget = Budget(bundle.manifest.weight_bytes)
     for file, program in {program.file: program for program in bundle.manifest.programs}.items():
-        check_graph(bundle.read(file), file, program, bundle.manifest, "report this")
+        check_graph(bundle.read(file), file, program, bundle.manifest, "report this", budget)
     return bundle.manifest

@@ -8,18 +8,19 @@ is linear in the file's size and in the number of values, and so is memory. What
 from __future__ import annotations
 
 import marshal
-import math
+import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from txl_runtime.bundle import graph_sizes  # noqa: F401 - enters its rules
-from txl_runtime.bundle.graph_values import RULES, SMALL, Node, Value, sized
+from txl_runtime.bundle.graph_lives import Lives
+from txl_runtime.bundle.graph_values import ITEMS, RULES, SLOW, SMALL, Node, Value, sized
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.operators import IR_VERSIONS, MICROSOFT, OPERATORS, OPSETS, PLAIN
 from txl_runtime.bundle.protobuf import RefusedError, Table, fields, signed, table, varints
 from txl_runtime.bundle.tables import Program
-from txl_runtime.errors import BundleError
+from txl_runtime.errors import BundleError, UsageError
 
 MODEL = table("1v 2b 3b 4b 5v 6b 7b", "8b 14b")
 GRAPH = table("2b 10b", "1b 5b 11b 12b 13b")
@@ -30,18 +31,72 @@ VALUE, TYPE, TENSOR_TYPE, SHAPE = table("1b 2b 3b"), table("1b 6b"), table("1v 2
 SIZE, PAIR, OPSET = table("1v 2b 3b"), table("1b 2b"), table("1b 2v")
 KINDS = {"b": (2, 3), "f": (1, 2), "i": (2, 3), "s": (3, 4), "t": (4, 5), "F": (6, 7), "I": (7, 8)}
 """Of an attribute's type: ONNX's number, and the field that holds it."""
-ITEMS = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
-"""Bytes of one number of each type that a tensor may have, by ONNX's numbers."""
 FIELDS = {1: 4, 11: 10, 7: 7, 12: 11, 13: 11}
 """The field that holds a tensor's numbers where they are no raw bytes, of types whose numbers are not in field 5."""
-NODES = 2**17
-VALUES, VALUES_EACH, WORK, WORK_EACH = 2**27, 64, 2**34, 2**12
-"""All values of a step together have at most VALUES numbers and VALUES_EACH for each byte of weights and each number
-that goes in; sums have at most WORK terms, and WORK_EACH likewise for each position of the largest input."""
+RANGES = {2: (0, 2**8), 3: (-(2**7), 2**7), 4: (0, 2**16), 5: (-(2**15), 2**15), 6: (-(2**31), 2**31), 9: (0, 2)}
+RANGES |= {10: (0, 2**16), 16: (0, 2**16), 7: (-(2**63), 2**63), 12: (0, 2**32), 13: (-(2**63), 2**63)}
+"""From where to where the numbers of a type go that are written as whole ones of 64 bits; the rest is cut off by one
+reader and not by another. All 64 bits are a number of types 7 and 13."""
+WIDE = frozenset(("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"))
+"""What returns numbers of 8 bytes."""
+SOURCE = {"CastLike": 1, "OneHot": 2, "Where": 1}
+"""Which input has the type of what is returned, where it is not the first."""
+NODES, SIDES, OPENING = 2**14, 2**10, 2**24
+"""Nodes, and a node's inputs or results; nodes times the values that there are at once and those of different sizes,
+which is what ONNX Runtime's opening takes time for."""
+BASE, EACH = 2**29, 64
+"""Bytes that a step may take without a budget: BASE, and EACH for each byte of weights."""
+WORK, WORK_EACH = 2**34, 2**7
+"""Products that a step may sum: WORK, and WORK_EACH for each byte that it may take beside BASE."""
+
+
+class Budget:
+    """What a step of a bundle may take, all of its programs together.
+
+    Attributes:
+        weights: bytes of the weight file.
+        most: bytes; unless they are given, those that the environment says, or else BASE and EACH.
+        held: the arrays that a step is given and that it returns, by name and sizes: programs share what is alike.
+        taken: bytes of these, and of what there is at once within each graph.
+    """
+
+    def __init__(self, weights: int, most: int | None = None) -> None:
+        asked = os.environ.get("TXL_DEPLOY_BUDGET", "")
+        if most is None and asked and not (asked.isascii() and asked.isdecimal() and 0 < len(asked) < 20):
+            raise UsageError(f"TXL_DEPLOY_BUDGET is {asked[:40]!a}, expected the bytes that a step may take; unset it")
+        self.weights, self.most = weights, most or int(asked or BASE + EACH * weights)
+        self.held, self.taken = set[tuple[str, tuple[int, ...]]](), 0
+
+    @property
+    def work(self) -> int:
+        """Products that each graph may sum."""
+        return WORK + WORK_EACH * max(self.most - BASE, 0)
+
+    def take(self, size: int, work: int = 0) -> None:
+        """Enter what more a step takes.
+
+        Raises:
+            DearError: it is more than it may.
+        """
+        self.taken += size
+        needed = max(self.taken, BASE + -(-(work - WORK) // WORK_EACH) if work > self.work else 0)
+        if needed > self.most:
+            raise DearError(
+                f"steps of {self.taken} bytes and {work} products", f"at most {self.most} and {self.work}", needed
+            )
+
+
+class DearError(RefusedError):
+    """A step takes more than it may; the third part is the budget with which it may."""
 
 
 def check_graph(
-    data: bytes, where: str, program: Program, manifest: Manifest, advice: str = "export the model again"
+    data: bytes,
+    where: str,
+    program: Program,
+    manifest: Manifest,
+    advice: str = "export the model again",
+    budget: Budget | None = None,
 ) -> None:
     """Check a program's graph.
 
@@ -51,6 +106,7 @@ def check_graph(
         program: whose graph it is.
         manifest: of its bundle, which says how large inputs can be, and what file the parameters lie in.
         advice: what to do about a graph that is refused.
+        budget: what its bundle's steps may take; this graph's part is entered.
 
     Raises:
         BundleError: it may not be given to an engine.
@@ -59,11 +115,13 @@ def check_graph(
     for user in (program, *(other for other in manifest.programs if other.file == program.file)):
         for name, dims in _most(user, manifest).items():
             sizes[name] = tuple(map(max, dims, sizes.get(name, dims)))
-    weights = manifest.files[manifest.weights].size if manifest.weights in manifest.files else 0
+    budget = budget or Budget(manifest.weight_bytes)
     try:
-        Walk(data, program.kind, sizes, manifest.weights, weights)
+        Walk(data, program.kind, sizes, manifest.weights, budget)
     except RefusedError as refused:
-        found, expected = refused.args
+        found, expected, *needed = refused.args
+        if needed:
+            advice = f"if you trust it, load it with budget={needed[0]}, or with TXL_DEPLOY_BUDGET={needed[0]} set"
         raise BundleError(f"{where}: has {found}, expected {expected}; {advice}") from None
 
 
@@ -99,12 +157,17 @@ class Names(dict[bytes, str]):
 class Walk:
     """One pass over a file; `values` says of every value, by name, what is known of it."""
 
-    def __init__(self, data: bytes, kind: str, sizes: Mapping[str, tuple[int, ...]], weights: str, size: int) -> None:
-        self._kind, self._sizes, self._weights, self._weight_bytes = kind, sizes, weights, size
+    def __init__(
+        self, data: bytes, kind: str, sizes: Mapping[str, tuple[int, ...]], weights: str, budget: Budget
+    ) -> None:
+        self._kind, self._sizes, self._weights, self._budget = kind, sizes, weights, budget
         self._types: dict[bytes, tuple[int, tuple[int | str, ...]]] = {}
         self._attributes: dict[bytes, tuple[str, int, Any]] = {}
         self._pairs: dict[bytes, tuple[str, str]] = {}
         self._alike: dict[tuple[Any, ...], tuple[list[Value], int, int, bool]] = {}
+        self._made: dict[str, int] = {}
+        self._images, self._shapes = False, set[bytes]()
+        self._lives, self._size, self._known = Lives(), len(data), 0
         self._same: dict[bytes, Value] = {}
         self._names = Names()
         self._operators = dict[str, dict[str, tuple[str, dict[str, str]]]]()
@@ -139,36 +202,50 @@ class Walk:
         parts: dict[int, list[Any]] = {number: [] for number in (1, 2, 5, 10, 11, 12, 13)}
         for number, value in _fields(body, GRAPH, "the graph"):
             parts[number].append(value)
+        if max(len(parts[1]), len(parts[5])) > NODES:
+            raise RefusedError(f"{len(parts[1])} nodes and {len(parts[5])} constants", f"at most {NODES}")
         for tensor in parts[5]:
             name, value = self._tensor(tensor)
             self._define(name, self._one(value))
-        moved, longest = self._weight_bytes, 1
         for entry in parts[11]:
             name, kind = self._value(entry)
-            value = self._one(self._input(name, kind[1]))
+            value = self._one(self._input(name, kind[1], ITEMS[kind[0]]))
             self._define(name, value)
-            moved, longest = moved + value.most, max(longest, math.prod(value.dims[:2]))
+            self._hold(name, value)
         declared = dict(map(self._value, parts[13]))
         returned = dict(map(self._value, parts[12]))
         if len(returned) != len(parts[12]) or len(declared) != len(parts[13]):
             raise RefusedError("a value that is declared twice", "each once")
         declared.update(returned)
-        total = work = fixed = fixed_work = 0
-        most = VALUES + VALUES_EACH * moved
-        most_work = WORK + WORK_EACH * moved * longest
-        if len(parts[1]) > NODES:
-            raise RefusedError(f"{len(parts[1])} nodes", f"at most {NODES}")
+        budget = self._budget
+        work = fixed = fixed_work = 0
         for entry in parts[1]:
-            total_here, work_here, always = self._node(entry, declared)
-            total, work = total + total_here, work + work_here
+            size, work_here, always = self._node(entry, declared, returned)
+            work += work_here
             if always:
-                fixed, fixed_work = fixed + total_here, fixed_work + work_here
-            if total > most or fixed > VALUES // 8 + 4 * self._weight_bytes:
-                raise RefusedError(f"values of {total} numbers", f"at most {most}, of which few are always the same")
-            if work > most_work or fixed_work > WORK // 16 + 4 * self._weight_bytes:
-                raise RefusedError(f"sums of {work} terms", f"at most {most_work}, of which few are always the same")
+                fixed, fixed_work = fixed + size, fixed_work + work_here
+            if fixed > budget.most // 8 or fixed_work > budget.work // 16:
+                raise DearError(
+                    f"values of {fixed} bytes, by {fixed_work} products, that are always the same",
+                    f"at most {budget.most // 8} and {budget.work // 16}",
+                    max(8 * fixed, BASE + -(-(16 * fixed_work - WORK) // WORK_EACH)),
+                )
         if missing := returned.keys() - self.values.keys():
             raise RefusedError(f"an output {min(missing)[:60]!a} that no node computes", "all of them computed")
+        for name in returned:
+            self._hold(name, self.values[name])
+        size, many = self._lives.most()
+        if len(parts[1]) * (many + len(self._shapes)) > OPENING:
+            raise RefusedError(
+                f"{len(parts[1])} nodes, {many} values at once and {len(self._shapes)} sizes", "fewer of them"
+            )
+        budget.take(fixed + size, work)
+
+    def _hold(self, name: str, value: Value) -> None:
+        """An array that the runtime keeps for a program, as large as it gets."""
+        if (name, value.dims) not in self._budget.held:
+            self._budget.held.add((name, value.dims))
+            self._budget.take(value.item * value.most)
 
     def _define(self, name: str, value: Value) -> None:
         if name in self.values or not name:
@@ -180,6 +257,16 @@ class Walk:
         chosen so that a table of them takes long.
         """
         return self._same.setdefault(marshal.dumps(tuple(value), 2), value)
+
+    def _result(self, value: Value, **known: Any) -> Value:
+        """What is known of a node's result; how many numbers may be known beside constants follows from the file."""
+        self._known += len(value.content or ())
+        if self._known > 1024 + self._size // 8:
+            known["content"] = None
+        self._shapes.add(marshal.dumps(value.dims, 2))  # bytes, for the same reason
+        if self._known > 2**16 + self._size:
+            raise RefusedError("sizes that are computed of more numbers than the file has bytes", "a few of each")
+        return self._one(value._replace(**known))
 
     def _value(self, entry: bytes) -> tuple[str, tuple[int, tuple[int | str, ...]]]:
         """Name, type and sizes of a declared value; a size is a number, a name, or "" where it is left open."""
@@ -201,16 +288,19 @@ class Walk:
             raise RefusedError(f"a value of type {tensor.get(1)}, or without axes", "a tensor of numbers")
         return tensor[1], tuple(sizes)
 
-    def _input(self, name: str, declared: tuple[int | str, ...]) -> Value:
+    def _input(self, name: str, declared: tuple[int | str, ...], item: int) -> Value:
         most = self._sizes.get(name)
         if most is None or len(most) != len(declared):
             raise RefusedError(f"{name[:60]} of {len(declared)} axes among its inputs", "those of the manifest")
         exact = all(isinstance(size, int) for size in declared)
-        return sized([size if isinstance(size, int) else most[i] for i, size in enumerate(declared)], exact)
+        dims = [size if isinstance(size, int) else most[i] for i, size in enumerate(declared)]
+        return sized(dims, exact)._replace(item=item)
 
-    def _node(self, entry: bytes, declared: Mapping[str, tuple[int, tuple[int | str, ...]]]) -> tuple[int, int, bool]:
-        """Enter what a node returns; how many numbers, how much work, and whether it is always the same."""
-        names, values = self._names, self.values
+    def _node(
+        self, entry: bytes, declared: Mapping[str, tuple[int, tuple[int | str, ...]]], returned: Container[str]
+    ) -> tuple[int, int, bool]:
+        """Enter what a node returns; how many bytes, how much work, and whether it is always the same."""
+        names, values, made, reads = self._names, self.values, self._made, set[int]()
         inputs, outputs, attributes, op, domain = list[Value | None](), list[str](), list[bytes](), "", ""
         for number, value in _fields(entry, NODE, "a node"):
             if number == 5:
@@ -221,29 +311,39 @@ class Walk:
                 if text and text not in values:
                     raise RefusedError(f"a node that reads {text[:60]!a} before it is there", "nodes in their order")
                 inputs.append(values[text] if text else None)
+                if text in made:
+                    reads.add(made[text])
             elif number == 2:
                 outputs.append(text)
             elif number == 4:
                 op = text
             elif number == 7:
                 domain = text
+        if max(len(inputs), len(outputs)) > SIDES:
+            raise RefusedError(f"a node of {len(inputs)} inputs and {len(outputs)} results", f"at most {SIDES}")
         # A model's layers are alike: what has been found of one node is true of all that differ in names alone.
         key = (domain, op, len(outputs), *attributes, *map(id, inputs))
         if key not in self._alike:
             self._alike[key] = self._returned(domain, op, attributes, inputs, outputs)
-        results, total, work, always = self._alike[key]
+        results, size, work, always = self._alike[key]
+        kept = size - sum(
+            found.most * found.item for name, found in zip(outputs, results, strict=True) if name in returned
+        )
+        # What is always the same is there all the time. Sizes may be asked of another value that has the same.
+        node = -1 if always else self._lives.add(tuple(reads), kept, len(outputs))
         for name, found in zip(outputs, results, strict=True):
             if name:
                 self._define(name, found)
-                total += found.most
+                if not always and op not in ("Shape", "Size"):
+                    self._made[name] = node
                 if name in declared and declared[name][1] != found.dims:
                     self._agree(name, found, declared[name][1])
-        return total, work + total, always
+        return size, work, always
 
     def _returned(
         self, domain: str, op: str, attributes: list[bytes], inputs: list[Value | None], outputs: list[str]
     ) -> tuple[list[Value], int, int, bool]:
-        """What a node returns, what memory and work it takes beside that, and whether it is always the same."""
+        """What a node returns, what bytes and work it takes, and whether it is always the same."""
         known = self._operators.get(domain, {}).get(op)
         if known is None or (self._kind != "step" and op not in PLAIN):
             name = f"{domain}.{op}" if domain else op
@@ -258,6 +358,10 @@ class Walk:
                 raise RefusedError(f"the attribute {name[:60]!a} of {op}", "those that are its own, each once")
             if allowed[name] == "b" and value not in (0, 1):  # what else means yes differs among engines' operators
                 raise RefusedError(f"{value} as {name} of {op}", "0 or 1")
+            if type_ in (2, 7) and op not in ("Constant", "Shape"):  # what else an engine may cut off
+                numbers = value if type_ == 7 else [value]
+                if min(numbers, default=0) < -(2**31) or max(numbers, default=0) >= 2**31:
+                    raise RefusedError(f"{str(value)[:60]} as {name} of {op}", "numbers of 32 bits")
             given[name] = value
         node = Node(op, inputs, given, len(outputs))
         try:
@@ -270,9 +374,17 @@ class Walk:
         if len(results) < len(outputs):
             raise RefusedError(f"{op} with {len(outputs)} results", f"at most {len(results)}")
         always = all(value is None or value.fixed for value in inputs) or (op in ("Shape", "Size") and node.exact)
-        results = [self._one(value._replace(fixed=always, loose=node.loose)) for value in results[: len(outputs)]]
-        work = node.work + sum(value.most for value in inputs if value is not None)
-        return results, node.memory, work, always
+        item = _item(node)
+        results = [self._result(value, fixed=always, loose=node.loose, item=item) for value in results[: len(outputs)]]
+        self._images = self._images or known[0] in ("conv", "pool")
+        numbers = node.memory + sum(self._laid_out(value) for value in results)
+        work = node.work + SLOW * (numbers + sum(value.most for value in inputs if value is not None))
+        return results, numbers * item, work, always
+
+    def _laid_out(self, value: Value) -> int:
+        """Numbers of a value as an engine lays it out: channels of images in blocks of 16."""
+        blocks = len(value.dims) == 4 and self._images and value.dims[1]
+        return value.most * -(-blocks // 16) * 16 // blocks if blocks else value.most
 
     def _agree(self, name: str, value: Value, declared: tuple[int | str, ...]) -> None:
         """A declared size has to be the one that was found, or at most the bound."""
@@ -302,6 +414,8 @@ class Walk:
             whole = [varints(value) if isinstance(value, bytes) else [signed(value)] for _, value in found]
             return name, type_, [number for numbers in whole for number in numbers]
         if type_ == 6:
+            if any(len(value) % 4 for _, value in found):
+                raise RefusedError(f"the attribute {name[:60]!a} with a part of a number", "whole ones")
             return name, type_, [0.0] * (sum(len(value) for _, value in found) // 4)
         value = found[0][1]
         if type_ == 2:
@@ -340,6 +454,8 @@ class Walk:
         if not whole and not (outside or places or (raw is not None and numbers)):
             if raw is not None:
                 whole = len(raw) == length
+                if kind == 9 and raw.strip(b"\0\1"):  # of which an engine's code makes either, or both
+                    raise RefusedError(f"the constant {name[:60]!a} with other truth values than 0 and 1", "those")
                 if kind in (6, 7) and found.most <= SMALL:
                     step = ITEMS[kind]
                     raws = [raw[i : i + step] for i in range(0, len(raw), step)]
@@ -347,9 +463,15 @@ class Walk:
             elif all(number == FIELDS.get(kind, 5) for number, _ in numbers):
                 if kind in (1, 11):
                     whole = sum(len(value) for _, value in numbers) == length
+                    whole = whole and not any(len(value) % ITEMS[kind] for _, value in numbers)
                 else:
                     several = [varints(value) if isinstance(value, bytes) else [signed(value)] for _, value in numbers]
                     listed = [number for part in several for number in part]
+                    low, high = RANGES[kind]
+                    if any(not low <= number < high for number in listed):
+                        raise RefusedError(
+                            f"the constant {name[:60]!a} with numbers beyond its type", f"{low} to {high - 1}"
+                        )
                     whole = len(listed) == found.most
                     content = tuple((n, n) for n in listed) if kind in (6, 7) and found.most <= SMALL else None
         if not whole:
@@ -357,7 +479,7 @@ class Walk:
                 f"the constant {name[:60]!a}, whose numbers are not where or as many as they should be",
                 f"{length} bytes of it, in the graph or in {self._weights}",
             )
-        return name, found._replace(content=content, fixed=True, scales=scales)
+        return name, found._replace(content=content, fixed=True, scales=scales, item=ITEMS[kind])
 
     def _outside(self, places: list[bytes], length: int) -> bool:
         """Whether a constant is a range of the weight file."""
@@ -375,4 +497,17 @@ class Walk:
         )
         if found.keys() != {"location", "offset", "length"} or not plain or found["location"] != self._weights:
             return False
-        return int(found["length"]) == length and int(found["offset"]) + length <= self._weight_bytes
+        return int(found["length"]) == length and int(found["offset"]) + length <= self._budget.weights
+
+
+def _item(node: Node) -> int:
+    """Bytes of one number of what a node returns."""
+    to: Any = node.attributes.get("to", node.attributes.get("dtype"))
+    value = node.attributes.get("value")
+    if node.op in WIDE or "value_int" in node.attributes or "value_ints" in node.attributes:
+        return 8
+    if node.op == "MaxPool" and node.results > 1:  # the second are places
+        return 8
+    if to is not None or isinstance(value, Value):
+        return max(4, value.item if isinstance(value, Value) else ITEMS[to])
+    return 4 if node.op in ("Constant", "ConstantOfShape") else max(4, node.value(SOURCE.get(node.op, 0)).item)

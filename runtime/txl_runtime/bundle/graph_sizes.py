@@ -15,10 +15,26 @@ from functools import partial
 
 import numpy as np
 
-from txl_runtime.bundle.graph_values import FAR, SMALL, Dims, Node, Ranges, Value, place, rule, sized, sizes_in, wider
+from txl_runtime.bundle.graph_values import (
+    FAR,
+    ITEMS,
+    SLOW,
+    SMALL,
+    Dims,
+    Node,
+    Ranges,
+    Value,
+    place,
+    rule,
+    sized,
+    sizes_in,
+    wider,
+)
 from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.types import Array
 
+PRODUCT, STARTING = 24, 512
+"""What ONNX Runtime keeps of each of many products, in numbers of 4 bytes, and products that take as long to begin."""
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
@@ -42,6 +58,10 @@ def _broadcast(node: Node) -> Value:
     divisors = values[1].content if len(values) == 2 and node.op in ("Div", "Mod") else None
     if any(low == high and low in (0, -1) for low, high in divisors or ()):  # may end the engine's process
         raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
+    if node.op in ("Mish", "Swish", "HardSwish"):  # engines without them compute them in parts
+        node.memory = 2 * math.prod(dims)
+    if node.op == "Mod" and node.attributes.get("fmod", 0):
+        node.work = 32 * SLOW * math.prod(dims)  # a division bit by bit
     if len(values) == 1:
         found = values[0].content
         kept: Ranges | None = None
@@ -71,20 +91,29 @@ def _computed(op: str, left: Ranges, right: Ranges) -> Ranges | None:
 
 @rule
 def _same(node: Node) -> Value | list[Value]:
-    value = node.value(0)
-    kept = node.op == "Identity" or (node.op == "Cast" and node.attributes.get("to") in (6, 7))
+    value, to = node.value(0), node.attributes.get("to", node.attributes.get("dtype", 1))
+    if to not in ITEMS:
+        raise RefusedError(f"the type {to}", "a number of 8 bits or more, or a truth value")
+    kept = node.op == "Identity" or (node.op == "Cast" and to in (6, 7))
     result = Value(value.dims, value.exact, value.most, _kept(value.content) if kept and value.content else None)
     if node.op == "LayerNormalization":
         node.value(len(node.inputs) - 1)  # a last input without a name ends the engine's process
         axis = node.axis(len(value.dims), -1)
         mean = node.like([*value.dims[:axis], *(1 for _ in value.dims[axis:])])
         return [result, mean, mean]
-    if node.attributes.get("block_size", 0) and not value.most:
-        raise RefusedError("blocks of a value without numbers", "some numbers")  # may end the engine's process
-    if node.op == "LRN":
-        reach = max(int(node.attributes.get("size", 1)), 1)
-        node.work, node.memory = value.most * reach, 2 * value.most + reach * math.prod(value.dims[2:])
-    return [result, sized(()), sized(())] if node.op == "DynamicQuantizeLinear" else [result]
+    if node.op in ("GroupNormalization", "RMSNormalization"):  # likewise
+        node.memory = 4 * value.most
+    return [result]
+
+
+@rule
+def _quantised(node: Node) -> Value:
+    x, scale = node.value(0), node.value(1)
+    zero = node.value(2) if len(node.inputs) > 2 else scale
+    one = scale.dims in ((), (1,)) or scale.dims == (x.dims[node.axis(len(x.dims), 1)],)
+    if node.exact and not (one and zero.dims == scale.dims):
+        raise RefusedError("scales or zero points of other sizes than an axis of the value", "one for each, or one")
+    return Value(x.dims, x.exact, x.most)
 
 
 def reduced(node: Node, dims: Dims, axes: Sequence[int], keep: bool) -> Value:
@@ -177,16 +206,40 @@ def _matmul(node: Node) -> Value:
     rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
     dims = [*wider(a[:-2], b[:-2]), *rows, *columns]
     result = node.like(dims, exact=0 not in dims)  # ONNX Runtime does not broadcast what is empty
-    node.work = result.most * max(a[-1], b[-2] if len(b) > 1 else b[0])
+    if any(value and value.dims not in ((), (1,), columns) for value in node.inputs[2:]):
+        raise RefusedError("scales or zero points of another number than columns", "one for each, or one")
+    slow = node.value(0).item if node.value(0).item > 4 else 1  # engines are quick with floats of 4 bytes alone
+    node.work = slow * result.most * max(a[-1], b[-2] if len(b) > 1 else b[0])
+    products(node, math.prod(dims[: len(dims) - len(rows) - len(columns)]))
     return result
+
+
+def products(node: Node, many: int) -> None:
+    """Count what an engine keeps of each of many products of matrices, and what it takes to begin each."""
+    if many > 1:
+        node.memory, node.work = node.memory + PRODUCT * many, node.work + STARTING * many
 
 
 @rule
 def _matmul_blocks(node: Node) -> Value:
-    a, columns = node.value(0).dims, int(node.attributes.get("N", -1))
-    result = node.like([*a[:-1], columns])
-    node.work = result.most * max(a[-1:], default=1)
+    """The forms that the exporter writes: other ones make ONNX Runtime read beyond what there is."""
+    a, given = node.value(0), node.attributes
+    inner, columns, bits, block = (int(given.get(name, 0)) for name in ("K", "N", "bits", "block_size"))
+    if bits not in (4, 8) or block not in (16, 32, 64, 128, 256) or not 3 <= len(node.inputs) <= 4:
+        raise RefusedError(f"{bits} bits in blocks of {block}, or more than zero points", "4 or 8 bits in blocks of 32")
+    blocks = -(-inner // block)
+    held = [(1, columns * blocks * (block * bits // 8)), (4, columns * blocks), (1, columns * -(-blocks * bits // 8))]
+    found = [(value.item, value.most) for value in (node.value(i) for i in range(1, len(node.inputs)))]
+    if min(inner, columns) < 1 or a.dims[-1:] != (inner,) or found != held[: len(found)] or not _whole(node):
+        raise RefusedError(f"weights of {found} (bytes, numbers) for {inner} to {columns}", f"{held}, constants")
+    result = node.like([*a.dims[:-1], columns])
+    node.work, node.memory = result.most * inner, 2 * a.most
     return result
+
+
+def _whole(node: Node) -> bool:
+    """Whether all but the first input are constants of the file, whose types and sizes are known."""
+    return all(value is not None and value.exact and value.fixed for value in node.inputs[1:])
 
 
 @rule
@@ -295,7 +348,9 @@ def _squeeze(node: Node) -> Value:
 @rule
 def _top_k(node: Node) -> Value:
     dims, (most, exact) = list(node.value(0).dims), sizes_in(node, 1)
-    dims[node.axis(len(dims), -1)] = most[0] if most else 0
+    axis = node.axis(len(dims), -1)
+    node.memory, node.work = 2 * node.value(0).most, node.value(0).most * 4 * max(dims[axis], 1).bit_length()
+    dims[axis] = most[0] if most else 0
     return node.like(dims, exact=exact)
 
 

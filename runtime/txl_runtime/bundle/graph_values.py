@@ -14,6 +14,10 @@ from txl_runtime.bundle.protobuf import RefusedError
 SMALL = 256
 """Numbers of a value up to which its content is kept."""
 FAR = 2**62
+ITEMS = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
+"""Bytes of one number of each type that a tensor may have, by ONNX's numbers."""
+SLOW = 32
+"""Products in a sum that take as long as the slowest function of one number."""
 Dims: TypeAlias = tuple[int, ...]
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -29,6 +33,7 @@ class Value(NamedTuple):
         fixed: whether it is always the same, so that an engine may compute it when it opens the graph.
         loose: whether it can have more axes than these, though no numbers then.
         scales: the numbers of a small constant that are no whole ones, by which sizes can be multiplied.
+        item: bytes of one number; of what a node returns at least 4, because engines compute in no fewer.
     """
 
     dims: Dims
@@ -38,6 +43,7 @@ class Value(NamedTuple):
     fixed: bool = False
     loose: bool = False
     scales: tuple[float, ...] = ()
+    item: int = 4
 
 
 def sized(dims: Sequence[int], exact: bool = True, content: Ranges | None = None, most: int = FAR) -> Value:
@@ -54,7 +60,7 @@ def sized(dims: Sequence[int], exact: bool = True, content: Ranges | None = None
 class Node:
     """An operator with what is known of its inputs; a rule says what it returns.
 
-    It sets `work` and `memory`, terms to sum and numbers that an engine keeps meanwhile, beside what goes in and out.
+    It sets `work` and `memory`, products to sum and numbers that an engine keeps, beside what goes in and out.
     """
 
     def __init__(self, op: str, inputs: Sequence[Value | None], attributes: dict[str, Any], results: int) -> None:

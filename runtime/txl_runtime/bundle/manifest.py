@@ -100,6 +100,11 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
         return frozenset([*named, *(program.file for program in self.programs)])
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight file."""
+        return self.files[self.weights].size if self.weights in self.files else 0
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of state that one sequence has: M rows per tensor of memory, however they are laid out."""
         sizes = {"bool": 1, "float16": 2, "bfloat16": 2}

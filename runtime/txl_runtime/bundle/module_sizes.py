@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from txl_runtime.bundle.graph_sizes import reduced
-from txl_runtime.bundle.graph_values import SMALL, Dims, Node, Value, place, rule, sized, sizes_in, wider
+from txl_runtime.bundle.graph_sizes import products, reduced
+from txl_runtime.bundle.graph_values import SLOW, SMALL, Dims, Node, Value, place, rule, sized, sizes_in, wider
 from txl_runtime.bundle.protobuf import RefusedError
 
 
@@ -80,7 +80,7 @@ def _pool(node: Node) -> Value:
     if node.attributes.get("auto_pad", b"").startswith(b"SAME"):  # which dilations make less
         exact = exact and max(node.attributes.get("dilations") or [1]) == 1
     result = node.like([*x.dims[:2], *sizes], exact=exact)
-    node.work = result.most * math.prod(kernel)
+    node.work = 4 * result.most * math.prod(kernel)
     return result
 
 
@@ -95,14 +95,19 @@ def _recurrent(node: Node) -> list[Value]:
     x, w, r = (node.value(i) for i in range(3))
     if (len(x.dims), len(w.dims), len(r.dims)) != (3, 3, 3):
         raise RefusedError("a recurrent network of other than three axes", "three")
-    ways, hidden = r.dims[0], r.dims[2]
+    ways, rows, hidden = r.dims
+    gates = rows // max(hidden, 1)
+    if not 1 <= gates * hidden == rows or w.dims != (ways, rows, x.dims[2]):
+        raise RefusedError("weights of a recurrent network that do not fit each other", "those of one network")
     if node.attributes.get("layout", 0):
         batch, steps, _ = x.dims
         sizes = [(batch, steps, ways, hidden), (batch, ways, hidden), (batch, ways, hidden)]
     else:
         steps, batch, _ = x.dims
         sizes = [(steps, ways, batch, hidden), (ways, batch, hidden), (ways, batch, hidden)]
-    node.work = steps * batch * (w.most + r.most)
+    node.work = steps * batch * (w.most + r.most + SLOW * ways * hidden * gates)
+    # All gates of all steps are kept, and what it returns, whether or not somebody asks for that; half of it twice.
+    node.memory = 2 * x.most + steps * batch * ways * hidden * (gates + 4)
     return [node.like(dims) for dims in sizes[: node.results]]
 
 
@@ -163,6 +168,8 @@ def _einsum(node: Node) -> Value:
     kept = [*(sizes[c] for c in before), *(rest if "..." in result else ()), *(sizes[c] for c in behind)]
     if len(terms) > 2:  # pairs are multiplied one after the other
         node.memory = node.work
+    products(node, math.prod(n for c, n in sizes.items() if letters.count(c) > 1 and c in result) * math.prod(rest))
+    node.memory += sum(node.value(i).most for i in range(len(terms))) + math.prod(kept)
     return node.like(kept)
 
 
@@ -179,17 +186,21 @@ def _gather_nd(node: Node) -> Value:
     data, index, batch = node.value(0).dims, node.value(1), int(node.attributes.get("batch_dims", 0))
     if not index.dims or not index.exact or not 0 <= batch + index.dims[-1] <= len(data):
         raise RefusedError("indices of more axes than the value, or of an open number", "those of the value")
+    node.memory = 2 * index.most
     return node.like([*index.dims[:-1], *data[batch + index.dims[-1] :]])
 
 
 @rule
 def _grid_sample(node: Node) -> Value:
-    return node.like([*node.value(0).dims[:2], *node.value(1).dims[1:-1]])
+    result = node.like([*node.value(0).dims[:2], *node.value(1).dims[1:-1]])
+    node.work = 16 * SLOW * result.most
+    return result
 
 
 @rule
 def _nonzero(node: Node) -> Value:
     x = node.value(0)
+    node.memory = 2 * max(len(x.dims), 1) * x.most  # counted twice over before it is returned
     return node.like([max(len(x.dims), 1), x.most], exact=False)
 
 
@@ -245,7 +256,8 @@ def _resize(node: Node) -> Value:
         if len(dims) != len(x.dims):
             raise RefusedError(f"{len(dims)} sizes for {len(x.dims)} axes", "one for each")
     result = node.like(dims, exact=exact)
-    node.work = 64 * (x.most + result.most)
+    slow = int(node.attributes.get("mode") == b"cubic" or node.attributes.get("antialias", 0))
+    node.memory, node.work = 3 * slow * result.most, (16 if slow else 2) * SLOW * (x.most + result.most)
     return result
 
 

@@ -1,8 +1,9 @@
 """The operators and attributes that a graph may have: a closed list, and how large what an operator returns can be.
 
 All of them compute the same from the same every time, end, and do nothing else: no loops, branches, sequences, text,
-random numbers or files. The first word of a line is the rule of `graph_sizes` by which sizes follow; behind an operator
-stand its attributes, each with its type (b is 0 or 1, i a whole number, f a number, s text, t a tensor; a capital says
+random numbers or files. What neither PyTorch's exporters nor our own passes write stands here only where it costs what
+its values do. The first word of a line is the rule of `graph_sizes` by which sizes follow; behind an operator stand its
+attributes, each with its type (b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says
 that there are several).
 """
 
@@ -21,13 +22,11 @@ broadcast LeakyRelu(alpha:f) Less LessOrEqual Log Max Mean Min Mish Mod(fmod:b) 
 broadcast Round Selu(alpha:f gamma:f) Shrink(bias:f lambd:f) Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum
 broadcast Swish(alpha:f) Tan Tanh ThresholdedRelu(alpha:f) Where Xor
 same BatchNormalization(epsilon:f momentum:f training_mode:b) Cast(to:i saturate:b round_mode:s) CastLike(saturate:b)
-same CumSum(exclusive:b reverse:b) DequantizeLinear(axis:i block_size:i) Hardmax(axis:i) Identity
-same EyeLike(dtype:i k:i) GroupNormalization(epsilon:f num_groups:i stash_type:i) InstanceNormalization(epsilon:f)
-same LRN(alpha:f beta:f bias:f size:i) LayerNormalization(axis:i epsilon:f stash_type:i) LogSoftmax(axis:i)
-same LpNormalization(axis:i p:i) MeanVarianceNormalization(axes:I) RMSNormalization(axis:i epsilon:f stash_type:i)
-same QuantizeLinear(axis:i saturate:b block_size:i) ReverseSequence(batch_axis:i time_axis:i) Softmax(axis:i)
-same RotaryEmbedding(interleaved:b num_heads:i rotary_embedding_dim:i) Trilu(upper:b)
-same ScatterElements(axis:i reduction:s) ScatterND(reduction:s) TensorScatter(axis:i mode:s) DynamicQuantizeLinear
+same CumSum(exclusive:b reverse:b) EyeLike(dtype:i k:i) Identity InstanceNormalization(epsilon:f)
+same GroupNormalization(epsilon:f num_groups:i stash_type:i) LayerNormalization(axis:i epsilon:f stash_type:i)
+same LogSoftmax(axis:i) RMSNormalization(axis:i epsilon:f stash_type:i) Softmax(axis:i) Trilu(upper:b)
+same ScatterElements(axis:i reduction:s) ScatterND(reduction:s) TensorScatter(axis:i mode:s)
+quantised DequantizeLinear(axis:i) QuantizeLinear(axis:i saturate:b)
 reduce ReduceL1(keepdims:b noop_with_empty_axes:b) ReduceL2(keepdims:b noop_with_empty_axes:b)
 reduce ReduceLogSum(keepdims:b noop_with_empty_axes:b) ReduceLogSumExp(keepdims:b noop_with_empty_axes:b)
 reduce ReduceMax(keepdims:b noop_with_empty_axes:b) ReduceMean(keepdims:b noop_with_empty_axes:b)
@@ -35,12 +34,10 @@ reduce ReduceMin(keepdims:b noop_with_empty_axes:b) ReduceProd(keepdims:b noop_w
 reduce ReduceSum(keepdims:b noop_with_empty_axes:b) ReduceSumSquare(keepdims:b noop_with_empty_axes:b)
 arg ArgMax(axis:i keepdims:b select_last_index:b) ArgMin(axis:i keepdims:b select_last_index:b)
 conv Conv(auto_pad:s dilations:I group:i kernel_shape:I pads:I strides:I)
-conv ConvInteger(auto_pad:s dilations:I group:i kernel_shape:I pads:I strides:I)
 conv_transpose ConvTranspose(auto_pad:s dilations:I group:i kernel_shape:I output_padding:I pads:I strides:I)
 pool AveragePool(auto_pad:s ceil_mode:b count_include_pad:b dilations:I kernel_shape:I pads:I strides:I)
 pool MaxPool(auto_pad:s ceil_mode:b dilations:I kernel_shape:I pads:I storage_order:b strides:I)
-pool LpPool(auto_pad:s ceil_mode:b dilations:I kernel_shape:I p:i pads:I strides:I)
-global_pool GlobalAveragePool GlobalLpPool(p:i) GlobalMaxPool
+global_pool GlobalAveragePool GlobalMaxPool
 recurrent GRU(clip:f direction:s hidden_size:i layout:b linear_before_reset:b) RNN(clip:f direction:s hidden_size:i)
 recurrent LSTM(clip:f direction:s hidden_size:i input_forget:b layout:b)
 concat Concat(axis:i)
@@ -56,7 +53,7 @@ gather_elements GatherElements(axis:i)
 gather_nd GatherND(batch_dims:i)
 gemm Gemm(alpha:f beta:f transA:b transB:b)
 grid_sample GridSample(align_corners:b mode:s padding_mode:s)
-matmul MatMul MatMulInteger
+matmul MatMul
 nonzero NonZero
 one_hot OneHot(axis:i)
 pad Pad(mode:s)

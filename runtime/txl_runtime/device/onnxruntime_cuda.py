@@ -15,7 +15,7 @@ from typing import Any
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.external_data import values_read
-from txl_runtime.bundle.graph_check import check_graph
+from txl_runtime.bundle.graph_check import Budget, check_graph
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
@@ -79,6 +79,7 @@ class OrtSessions:
         self._ort, self._bundle, self._providers, self._place = ort, bundle, list(providers), place
         self._missed = missed
         self._sessions: dict[str, Any] = {}
+        self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
         self.version = str(ort.__version__)
         self._run_options = ort.RunOptions()
         # The queue orders what comes before and after; who reads results waits for their place in it.
@@ -91,13 +92,14 @@ class OrtSessions:
             BackendError: the provider that is wanted does not start, or reads or writes something elsewhere.
             BundleError: the graph cannot be loaded, or it is not the program's.
         """
-        check_graph(graph, f"{self._bundle.path}: {program.name}", program, self._bundle.manifest, ADVICE)
+        where = f"{self._bundle.path}: {program.name}"
+        check_graph(graph, where, program, self._bundle.manifest, ADVICE, self._budget)
         session = self._open(program.name, graph)
         inputs, outputs = (
             [Binding(str(item.name), _dtype(item.type), tuple(item.shape)) for item in side]
             for side in (session.get_inputs(), session.get_outputs())
         )
-        check_bindings(f"{self._bundle.path}: {program.name}", inputs, outputs, program, ADVICE)
+        check_bindings(where, inputs, outputs, program, ADVICE)
         self._sessions[program.name] = session
         self._check_places(program.name, session, values_read(graph))
         states = self._bundle.manifest.states_of(program.update)

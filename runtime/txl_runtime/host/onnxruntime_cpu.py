@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
-from txl_runtime.bundle.graph_check import check_graph
+from txl_runtime.bundle.graph_check import Budget, check_graph
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, one_line
@@ -55,6 +55,7 @@ class OnnxRuntimeCpu(Engine):
         self._ort = onnxruntime
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean = bundle, threads, lean
+        self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
         # Lean: one mapping of the weight file for all sessions, which would each make their own.
         weights = bundle.file(bundle.manifest.weights)
@@ -129,7 +130,7 @@ class OnnxRuntimeCpu(Engine):
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.enable_mem_pattern = False  # one block for all that a run needs, as large as it gets
         path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
-        check_graph(graph, str(path), program, self._bundle.manifest)
+        check_graph(graph, str(path), program, self._bundle.manifest, budget=self._budget)
         for name, tensor in self._parameters(graph).items():
             self._shared.append(self._value(tensor))
             options.add_initializer(name, self._shared[-1])

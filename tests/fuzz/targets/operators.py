@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import AttributeProto, TensorProto, helper
-from txl_runtime.bundle.graph_check import Walk
+from txl_runtime.bundle.graph_check import Budget, Walk
 from txl_runtime.bundle.graph_values import Value
 from txl_runtime.bundle.operators import MICROSOFT, OPERATORS
 from txl_runtime.bundle.protobuf import RefusedError
@@ -71,7 +71,7 @@ def one_input(data: bytes) -> None:
         chain.add()
     model = chain.model()
     try:
-        values = Walk(model.SerializeToString(), "step", chain.most, "", 0).values
+        values = Walk(model.SerializeToString(), "step", chain.most, "", Budget(0)).values
     except RefusedError as refused:
         raise BundleError(f"has {refused.args[0]}, expected {refused.args[1]}") from None
     large = max((value.most for value in values.values()), default=0) > MOST

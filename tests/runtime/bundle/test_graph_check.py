@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import math
-import re
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import step_models
 import txl_runtime
 from onnx import TensorProto, helper, numpy_helper
 from support import FIXTURES
-from txl_runtime.bundle.graph_check import NODES, VALUES, WORK, Walk, check_graph
+from txl_runtime.bundle.graph_check import BASE, NODES, WORK, Budget, Walk, check_graph
 from txl_runtime.bundle.operators import OPERATORS, PLAIN
 from txl_runtime.bundle.protobuf import RefusedError, fields, table
 from txl_runtime.bundle.reading import open_bundle
@@ -521,13 +520,15 @@ def test_a_hostile_graph_is_refused_before_an_engine_is_called(bundle, tmp_path,
 
     path = changed(bundle, tmp_path / "a.txl", hostile(bundle, name))
     monkeypatch.setattr(onnxruntime, "InferenceSession", called)
-    with pytest.raises(BundleError, match=r"step-4\.onnx: has .*, expected .*; export the model again"):
+    with pytest.raises(
+        BundleError, match=r"step-4\.onnx: has .*, expected .*; (export the model again|if you trust it, load)"
+    ):
         txl_runtime.load(path, backend="cpu")
 
 
 CONSTANTS = {
-    "values": ([5000, 5000], []),  # more than an eighth of all that a step may have, and less than that
-    "sums": ([1200, 1200], [node("MatMul", ["p", "p"], ["product"])]),
+    "bytes": ([5000, 5000], []),  # more than an eighth of all that a step may have, and less than that
+    "products": ([1200, 1200], [node("MatMul", ["p", "p"], ["product"])]),
 }
 
 
@@ -535,14 +536,11 @@ CONSTANTS = {
 def test_much_that_is_always_the_same_is_refused_where_as_much_of_the_input_would_not_be(bundle, kind):
     """An engine computes it when it opens the graph, and keeps it."""
     sizes, more = CONSTANTS[kind]
-    numbers = math.prod(sizes) if kind == "values" else math.prod(sizes) * sizes[0]
-    some, whole = (VALUES // 8, VALUES) if kind == "values" else (WORK // 16, WORK)
     manifest, model = open_bundle(bundle).manifest, onnx.load(bundle / "step-4.onnx")
-    assert some + 4 * (bundle / manifest.weights).stat().st_size < numbers < whole / 2
+    assert math.prod(sizes) * (4 if kind == "bytes" else sizes[0]) < (BASE if kind == "bytes" else WORK) / 2
     insert(model, node("ConstantOfShape", ["sizes"], ["p"]), *more, constants=[constant("sizes", sizes)])
-    with pytest.raises(BundleError, match=rf"has {kind} of \d+ .*, of which few are always the same") as caught:
+    with pytest.raises(BundleError, match=r"has values of \d+ bytes, by \d+ products, that are always the same"):
         check_graph(model.SerializeToString(), "a.onnx", program(manifest), manifest)
-    assert int(re.search(r"of (\d+) ", str(caught.value))[1]) < whole
 
 
 def changed(bundle: Path, place: Path, graph: bytes) -> Path:
@@ -594,7 +592,7 @@ def test_nesting_is_as_deep_as_a_graph_is():
         size = len(nested)
         nested = b"\x3a" + _varint(size) + nested
     with pytest.raises(RefusedError):
-        Walk(nested, "step", {}, "weights", 0)
+        Walk(nested, "step", {}, "weights", Budget(0))
 
 
 def _varint(value: int) -> bytes:
@@ -610,19 +608,19 @@ def test_more_nodes_than_any_graph_has_are_refused_at_once():
     body = (b"\x0a" + _varint(len(one)) + one) * (NODES + 1)
     data = b"\x42\x02\x10\x12\x3a" + _varint(len(body)) + body
     with pytest.raises(RefusedError, match=f"{NODES + 1} nodes"):
-        Walk(data, "step", {}, "weights", 0)
+        Walk(data, "step", {}, "weights", Budget(0))
 
 
 @pytest.mark.parametrize("many", ["nodes", "attributes", "values", "constants", "inputs"])
 def test_time_and_memory_are_linear_in_the_file(many):
     """At most 60 bytes for each byte of a file of many small parts, and 4 times the time for twice of it."""
     seconds, least = [], []
-    for count in (1500, 3000):
+    for count in (500, 1000) if many == "inputs" else (1500, 3000):
         data = _many(many, count).SerializeToString()
         tracemalloc.start()
         begun = time.process_time()
         try:
-            Walk(data, "step", {"x": (2,)}, "weights", 0)
+            Walk(data, "step", {"x": (2,)}, "weights", Budget(0))
         finally:
             seconds.append(time.process_time() - begun)
             least.append(tracemalloc.get_traced_memory()[1] / len(data))
@@ -689,7 +687,7 @@ def test_a_shape_that_is_false_is_refused_by_the_engine_too():
     with pytest.raises(Exception, match="dimension"):
         onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=False)
     with pytest.raises(RefusedError, match="declared as"):
-        Walk(data, "step", {"x": (2, 3)}, "weights", 0)
+        Walk(data, "step", {"x": (2, 3)}, "weights", Budget(0))
 
 
 def test_nothing_is_printed_of_a_graph_that_the_engine_refuses(bundle, tmp_path, monkeypatch, capfd):

@@ -12,7 +12,7 @@ import pytest
 import step_models
 from onnx import TensorProto, helper, numpy_helper
 from support import FIXTURES
-from txl_runtime.bundle.graph_check import Walk, check_graph
+from txl_runtime.bundle.graph_check import Budget, Walk, check_graph
 from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.bundle.reading import open_bundle
 
@@ -38,7 +38,7 @@ def _compare(path: Path, data: bytes, entry: Any) -> int:
     model = onnx.load_model_from_string(data)
     open_sizes = {"rows": 5}
     sizes = {spec.name: tuple(open_sizes.get(str(n), n) for n in spec.shape) for spec in entry.inputs}
-    walk = Walk(data, entry.kind, sizes, "weights.safetensors", (path / "weights.safetensors").stat().st_size)
+    walk = Walk(data, entry.kind, sizes, "weights.safetensors", Budget((path / "weights.safetensors").stat().st_size))
     named = {value.name for value in model.graph.output}
     for step in model.graph.node:
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in step.output if name and name not in named)
@@ -74,7 +74,6 @@ ONE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "GlobalAveragePool": ([(1, 2, 7, 6)], {}),
     "GridSample": ([(1, 2, 5, 6), (1, 3, 4, 2)], {}),
     "GRU": ([(4, 2, 3), (1, 15, 3), (1, 15, 5)], {"hidden_size": 5}),
-    "LpPool": ([(1, 2, 7)], {"kernel_shape": [3], "p": 2, "auto_pad": "SAME_UPPER"}),
     "MatMul": ([(2, 1, 3, 4), (5, 4, 6)], {}),
     "MaxPool": ([(1, 2, 8)], {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
     "NonZero": ([(2, 3)], {}),
@@ -94,9 +93,9 @@ ONE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Slice back from the last in 32 bits": ([(5, 3), [-1], [2**31 - 1], [0], [-2]], {}),
     "LayerNormalization": ([(1, 5, 3), (3,)], {"axis": 2}),
     "ReduceMean of nothing": ([(2, 0, 5), [-1]], {"keepdims": 1}),
-    "LpPool with gaps": ([(1, 2, 1, 9)], {"kernel_shape": [1, 4], "strides": [1, 3], "dilations": [3, 3]}),
+    "MaxPool with gaps": ([(1, 2, 1, 9)], {"kernel_shape": [1, 4], "strides": [1, 3], "dilations": [3, 3]}),
     "MaxPool of less than a window": ([(1, 2, 1)], {"kernel_shape": [3], "strides": [3], "auto_pad": "VALID"}),
-    "LpPool with gaps to the same": ([(1, 1, 4)], {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"}),
+    "MaxPool with gaps to the same": ([(1, 1, 4)], {"kernel_shape": [2], "dilations": [2], "auto_pad": "SAME_UPPER"}),
     "ConvTranspose to the same": ([(1, 2, 3), (2, 2, 2)], {"strides": [3], "auto_pad": "SAME_UPPER"}),
     "Neg": ([(2, 3)], {}),
     "SpaceToDepth": ([(1, 2, 4, 6)], {"blocksize": 2}),
@@ -105,7 +104,6 @@ ONE: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Squeeze by no axes": ([(1, 3, 1), np.zeros(0, np.int64)], {}),
     "Clip": ([(), np.zeros((), np.float32), np.ones((), np.float32)], {}),
     "Clip by a limit with an axis": ([(), np.zeros(1, np.float32)], {}),
-    "MatMulInteger of nothing": ([np.zeros((1, 0, 0), np.int8), np.zeros((5, 0, 0), np.uint8)], {}),
     "Einsum with dots": ([(2, 1, 3), (2, 5, 3)], {"equation": "...i,...i->..."}),
     "DepthToSpace by one": ([(1, 8, 2, 3)], {"blocksize": 1}),
     "Tile": ([(2, 3), [2, 4]], {}),
@@ -139,7 +137,7 @@ def test_sizes_behind_one_operator_are_those_that_the_engine_computes(operator):
             [onnx.TensorShapeProto.Dimension()] * found[names.index(output.name)].ndim
         )
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
-    walk = Walk(data, "step", {name: array.shape for name, array in feed.items()}, "weights", 0)
+    walk = Walk(data, "step", {name: array.shape for name, array in feed.items()}, "weights", Budget(0))
     for name, array in zip(names, found, strict=True):
         known = walk.values[name]
         assert len(known.dims) == array.ndim
@@ -162,7 +160,7 @@ def test_what_an_open_size_makes_smaller_is_refused(operator, second, message):
     graph = helper.make_graph([helper.make_node(operator, ["x", "y"], ["z"])], "g", given, [], [])
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
     with pytest.raises(RefusedError, match=message):
-        Walk(data, "step", {"x": (4, 1, 8), "y": (4, 1, 3)}, "weights", 0)
+        Walk(data, "step", {"x": (4, 1, 8), "y": (4, 1, 3)}, "weights", Budget(0))
 
 
 @pytest.mark.parametrize("by", ["roi", "policy", "data", "nan", "many"])
@@ -180,7 +178,7 @@ def test_a_resize_whose_size_is_not_said_is_refused(by):
     graph = helper.make_graph([made], "g", [given], [found], constants)
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
     with pytest.raises(RefusedError, match="at Resize"):
-        Walk(data, "step", {"x": (2, 3)}, "weights", 0)
+        Walk(data, "step", {"x": (2, 3)}, "weights", Budget(0))
 
 
 def test_pads_that_older_exporters_turn_around_are_known():
@@ -200,6 +198,6 @@ def test_pads_that_older_exporters_turn_around_are_known():
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
     feed = {"x": np.ones((2, 5), np.float32)}
     (array,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feed)
-    walk = Walk(data, "step", {"x": (2, 5)}, "weights", 0)
+    walk = Walk(data, "step", {"x": (2, 5)}, "weights", Budget(0))
     assert walk.values["e"].content == ((3, 3), (1, 1), (0, 0), (2, 2))
     assert walk.values["y"].dims == array.shape == (5, 8)
