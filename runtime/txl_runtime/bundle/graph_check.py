@@ -72,7 +72,7 @@ class Budget:
         """Products that each graph may sum."""
         return WORK + WORK_EACH * max(self.most - BASE, 0)
 
-    def take(self, size: int, work: int = 0) -> None:
+    def take(self, size: int, work: int) -> None:
         """Enter what more a step takes.
 
         Raises:
@@ -245,7 +245,7 @@ class Walk:
         """An array that the runtime keeps for a program, as large as it gets."""
         if (name, value.dims) not in self._budget.held:
             self._budget.held.add((name, value.dims))
-            self._budget.take(value.item * value.most)
+            self._budget.taken += value.item * value.most  # told with the rest, so that the message has all of it
 
     def _define(self, name: str, value: Value) -> None:
         if name in self.values or not name:
