@@ -326,6 +326,14 @@ def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any])
     }
 
 
+class Screen(Console):
+    """A terminal whose cursor is never hidden, because a run that is killed or suspended could not bring it back."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """Leave it as it is."""
+        return False
+
+
 def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     """Train, evaluate and write the three files into ``out``; give the facts of the run.
 
@@ -346,7 +354,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[said]}"),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Screen(stderr=True)) as progress:
         task = progress.add_task("step 0", total=1.0, said="")
 
         def report(share: float, step: int, bits: float, speed: float) -> None:
@@ -435,5 +443,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the cursor stays hidden, and half a file lies there
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # else the terminal keeps half a bar, and the folder half a file
     sys.exit(main())

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from rich import progress
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from txl_runtime.bundle.encoding import escaped, utf8
 
@@ -52,13 +52,30 @@ stderr = _Plain(file=Messages())
 stdout = _Plain()
 
 
-class Bar(progress.Progress):
-    """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by."""
+def cut(text: str, beside: int) -> progress.TextColumn:
+    """A column that is cut where a terminal has less room than the other columns' characters leave."""
+    column = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - beside, 8))
+    return progress.TextColumn(text, markup=False, table_column=column)
 
-    def __init__(self, *columns: progress.ProgressColumn) -> None:
-        title = progress.TextColumn("{task.description}", markup=False)
-        draws = stderr.is_terminal and not stderr.is_dumb_terminal
-        columns = (progress.SpinnerColumn(), title, progress.BarColumn(), *columns)
+
+def elapsed() -> progress.TimeElapsedColumn:
+    """The time that has passed, whole however narrow a terminal is."""
+    return progress.TimeElapsedColumn(table_column=Column(no_wrap=True))
+
+
+class Bar(progress.Progress):
+    """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by.
+
+    Args:
+        columns: behind the title and the bar.
+        beside: characters that all but the title take; a narrow terminal cuts the title.
+    """
+
+    def __init__(self, *columns: progress.ProgressColumn, beside: int) -> None:
+        title = cut("{task.description}", beside)
+        draws = stderr.file.isatty() and stderr.is_terminal and not stderr.is_dumb_terminal
+        bar = progress.BarColumn(table_column=Column(min_width=4))
+        columns = (progress.SpinnerColumn(), title, bar, *columns)
         super().__init__(*columns, console=stderr, disable=not draws, redirect_stdout=False)
 
     def start(self) -> None:
@@ -77,7 +94,8 @@ class Display:
     """
 
     def __init__(self) -> None:
-        self._progress = Bar(progress.MofNCompleteColumn(), progress.TimeElapsedColumn())
+        counted = progress.MofNCompleteColumn(table_column=Column(no_wrap=True))
+        self._progress = Bar(counted, elapsed(), beside=30)
         self._task: Any = None
 
     def __enter__(self) -> Display:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-APART = Path(os.__file__).parent
-"""The folder of Python's own modules."""
+APART = Path(sys.prefix)
+"""The folder of this Python, which is as trusted as Python is."""
 
 
 def environment() -> dict[str, str]:

@@ -12,6 +12,7 @@ from rich.live import Live
 
 from txl_deploy import console, terminal
 from txl_deploy.console import facts_table, number, plain, rows_table, text_writer
+from txl_deploy.corpora.progress import Advance
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,19 @@ def test_json_sends_a_terminal_nothing_that_it_obeys(capfd: pytest.CaptureFixtur
     assert json.loads(out) == {"name": name}
 
 
-def test_progress_is_drawn_only_where_the_cursor_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told to use colours, rich takes everything for a terminal; on a dumb one it would leave empty lines."""
-    said = io.StringIO()
+class _Drawn(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("kind", "term"), [(io.StringIO, "xterm"), (_Drawn, "dumb")])
+def test_progress_is_drawn_only_where_the_cursor_moves(
+    kind: type[io.StringIO], term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to use colours, rich takes everything for a terminal: a file too, and one that would leave empty lines."""
+    said = kind()
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(console, "stderr", console._Plain(file=said))
     with console.Display() as display:
         display.stage("trace")
@@ -148,9 +157,9 @@ def test_progress_is_drawn_only_where_the_cursor_moves(monkeypatch: pytest.Monke
 
 def test_an_interrupt_while_a_bar_begins_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else would: what a `with` did not begin it does not end."""
-    said, before = io.StringIO(), sys.stderr
+    said, before = _Drawn(), sys.stderr
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(console, "stderr", console._Plain(file=said, force_terminal=True))
+    monkeypatch.setattr(console, "stderr", console._Plain(file=said))
 
     def interrupted(*_: object) -> None:
         monkeypatch.undo()
@@ -162,3 +171,21 @@ def test_an_interrupt_while_a_bar_begins_ends_it(monkeypatch: pytest.MonkeyPatch
         pass
     assert sys.stderr is before
     assert "\x1b[?25" not in said.getvalue()
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_bar_keeps_its_time_and_count_in_a_narrow_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too long is cut: the title first, and never the time."""
+    screen = _Drawn()
+    monkeypatch.setattr(console, "stderr", console._Plain(file=screen, width=columns, color_system=None))
+    for bar, field in ((console.Display()._progress, "120/200"), (Advance("score", 9)._bar, "60%")):
+        bar.add_task(
+            "verify against PyTorch, rolled memory", total=200, completed=120, said="18.3 k tokens/s, 12 min left"
+        )
+        console.stderr.print(bar.get_renderable())
+        last = screen.getvalue().splitlines()[-1]
+        assert "0:00:00" in last
+        assert field in last
+        assert "━" in last
+        assert "verify" in last
+        assert len(last) <= columns

@@ -56,7 +56,7 @@ def test_every_process_is_started_so() -> None:
                 said = {word.arg: ast.unparse(word.value) for word in node.keywords}
                 assert (said.get("cwd"), said.get("env")) == ("APART", "environment()"), f"{path}:{node.lineno}"
                 subprocesses += 1
-        if "get_context(" in text:
-            assert "apart()" in text, path
+        if "get_context(" in text and path.name != "tracer_worker.py":  # which runs its user's own module again
+            assert "with apart(), " in text, path
             spawning += 1
-    assert (subprocesses, spawning) == (2, 2)
+    assert (subprocesses, spawning) == (2, 1)

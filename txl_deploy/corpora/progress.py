@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rich.progress import TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 
-from txl_deploy.console import Bar, plain, quantity, stderr
+from txl_deploy.console import Bar, cut, elapsed, plain, quantity, stderr
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 60.0
 """Between lines where there is no terminal: at first, and at most."""
@@ -28,7 +28,7 @@ class Advance:
         self._began = self._told = time.monotonic()
         self._pause = FIRST_SECONDS
         share = TextColumn("{task.percentage:>3.0f}%", markup=False)
-        self._bar = Bar(share, TimeElapsedColumn(), TextColumn("{task.fields[said]}", markup=False))
+        self._bar = Bar(share, elapsed(), cut("{task.fields[said]}", 30), beside=52)
         self._task = self._bar.add_task(self._title, total=total or None, said="")
 
     def __enter__(self) -> Advance:

@@ -24,7 +24,7 @@ from txl_deploy.corpora.totals import Scores, Totals
 
 FORMAT = "txl-deploy.scores/1"
 LATER = ("weights", "vocabulary")
-UNKNOWN = "was begun by version 0.8.0, which did not note weights and vocabulary; those of this bundle are taken"
+UNKNOWN = "was begun by version 0.8.0, so nothing tells whether weights and vocabulary are still the same"
 SYNC_SECONDS = 5.0
 """How much work a power cut may cost; a kill costs none."""
 MOST_BYTES = 1 << 24
@@ -40,7 +40,7 @@ class Header(Struct, frozen=True, kw_only=True):
         corpus: its identity, a SHA-256 over names and contents.
         boundary_token: what every document began with, or None.
         field: what --field said, or None.
-        weights: SHA-256 of the file of weights: int8 keeps some of them whole, and which is no part of the model.
+        weights: SHA-256 of the file of weights. Two exports of one model to int8 may quantise different ones.
         vocabulary: SHA-256 of the vocabulary's file, or None.
     """
 

@@ -42,7 +42,7 @@ class Ready(Struct, frozen=True, kw_only=True):
 
 
 def identity(manifest: Manifest) -> tuple[str, str]:
-    """What results are of: the model, and its weights as they are stored, since int8 may keep any of them whole."""
+    """The model, and its weights as they are stored: two exports of it to int8 may quantise different ones."""
     return manifest.model_id, manifest.files[manifest.weights].sha256
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from txl_runtime.errors import UsageError
 
+from txl_deploy import terminal
 from txl_deploy.corpora.results import Finished, Header, Results, refuse_inside
 from txl_deploy.corpora.totals import Scores, Totals, measures
 
@@ -93,7 +95,10 @@ def test_results_of_another_run_are_refused_by_name(tmp_path: Path, name: str, v
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
-def test_a_file_of_an_older_version_goes_on_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_an_older_version_goes_on_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal.Messages, "stream", sys.stderr)
     first, *rest = written(tmp_path / "out.jsonl").splitlines(keepends=True)
     older = {name: value for name, value in json.loads(first).items() if name not in ("weights", "vocabulary")}
     before = msgspec.json.encode(older) + b"\n" + b"".join(rest)
@@ -102,7 +107,9 @@ def test_a_file_of_an_older_version_goes_on_with_a_note(tmp_path: Path, capsys: 
         assert len(results.finished) == 4
     assert (tmp_path / "out.jsonl").read_bytes() == before
     said = " ".join(capsys.readouterr().err.split())
-    assert "out.jsonl: was begun by version 0.8.0, which did not note weights and vocabulary; those of this" in said
+    assert (
+        "out.jsonl: was begun by version 0.8.0, so nothing tells whether weights and vocabulary are still the" in said
+    )
     with pytest.raises(UsageError, match=r"corpus is cdcd.*, expected efef"):
         Results(tmp_path / "out.jsonl", msgspec.structs.replace(HEADER, corpus="ef" * 32), resume=True)
 

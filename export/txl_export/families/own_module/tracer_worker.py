@@ -21,7 +21,6 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from txl_runtime.errors import one_line
-from txl_runtime.starting import apart
 
 TIME_LIMIT = 300.0
 """Seconds."""
@@ -60,7 +59,7 @@ def trace(
         child = context.Process(
             target=_child, args=(network, given, list(inputs), list(outputs), opset, folder), daemon=True
         )
-        with warnings.catch_warnings(), contextlib.nullcontext() if fork else apart():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # forking beside other threads: the child keeps to one thread
             try:
                 child.start()
