@@ -68,13 +68,11 @@ class Planned:
 
 def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[Planned]:
     """The chains of a bundle, which reads so many samples; the longest chain first."""
-    lengths, live = manifest.segment_lengths, live_sequences(manifest)
-    together = manifest.streams == "lockstep"
-    many = manifest.batch_size if together else live
+    lengths, many = manifest.segment_lengths, live_sequences(manifest)
     operations = MIXED if segments is None else max(8, min(MIXED, segments))
     rest = [Planned("all operations, lengths mixed", manifest.batch_size, 0, operations, operations)]
     rest += [Planned(f"segments of {length}", many, length, SHORT, PATIENCE * SHORT) for length in lengths[1:]]
-    if manifest.batch_size > 1 and not together:
+    if manifest.batch_size > 1 and manifest.streams == "independent":
         rest.append(Planned("one sequence alone", 1, lengths[0], ALONE, ALONE))
     to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
@@ -85,7 +83,9 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[
 
 
 def live_sequences(manifest: Manifest) -> int:
-    """How many independent sequences of a segment run."""
+    """How many sequences of a segment run: all in lockstep."""
+    if manifest.streams == "lockstep":
+        return manifest.batch_size
     return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
 
 

@@ -6,7 +6,7 @@ here. Sequences in lockstep run together, as the model has them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -153,6 +153,20 @@ def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
     with np.errstate(over="ignore"):  # what is too large is infinite
         held = {name: values.astype(types[name]) for name, values in states.items() if values is not None}
     stream.restore(replace(stream.snapshot(), states=held))
+
+
+def run_together(
+    sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
+) -> Iterator[tuple[str, Indices, list[Array]]]:
+    """One segment on each side: every output of the sequences that ran, by "output" and its name, and every state."""
+    for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
+        for name in parts[0][1]:
+            yield f"output {name}", parts[0][0], [outputs[name] for _, outputs in parts]
+    states = [side.state() for side in sides]
+    for name in states[0]:
+        held = [values for state in states if (values := state[name]) is not None]
+        if len(held) == len(sides):
+            yield f"state {name}", np.flatnonzero(counts), held
 
 
 def segment_length(manifest: Manifest, inputs: Arrays) -> int:

@@ -8,27 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from txl_runtime.ladder import FAR_INPUTS, rung
+from txl_runtime.ladder import rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 
-from txl_export.parity.report import Gate, Parity
+from txl_export.parity.report import Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
-from txl_export.parity.steps.hidden_nan import nan_gates
 from txl_export.parity.steps.inputs import sample_count
 from txl_export.parity.steps.judging import drifting, judge
-from txl_export.parity.steps.large import far_inputs
 from txl_export.parity.steps.matters import idle_states
+from txl_export.parity.steps.odd import far_gates, nan_gates
 from txl_export.parity.steps.results import StepChain
 from txl_export.parity.steps.rows import compare_bits
 from txl_export.parity.steps.truth import Reference
 from txl_export.parity.threads import few_threads
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
-LARGE_ADVICE = "docs/own-models.md#large-numbers has a table of functions and what to write in their place"
-FAR = "large and zero inputs max abs (relative)"
 
 
 def verify_model(
@@ -94,13 +91,10 @@ def verify_model(
                 gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
         if precision == "fp32" and all(gate.passed is not False for gate in gates):
             heard.stage("try inputs far from the usual ones")
-            far = far_inputs(model, reference, samples)
-            if far is not None:
-                close = far.apart <= FAR_INPUTS
-                gates += (Gate(FAR, far.apart, FAR_INPUTS, close or (None if far.of_states else False)),)
-                advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
-                if far.of_states and not close:
-                    heard.warn(advice)
+            far, place = far_gates(model, reference, samples)
+            gates, advice = gates + tuple(far), place or ADVICE
+            if place and far[0].passed is None:
+                heard.warn(place)
         gates += tuple(nan_gates(model, reference, samples))
     if len(trial.begun) < held:
         heard.warn(
