@@ -7,8 +7,9 @@ each operation of a stream in turn, at random rows and with whatever the bundle 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ SAMPLED = 2000
 
 LIVE = 8
 """As many sequences of a segment run through the reference at most: those that are independent run one by one."""
+
+TURNS = ("", "look", "save", "reset", "copy", "look", "restore", "select", "", "grow", "copy")
+"""What is done before the segments of the chain with all operations."""
 
 WORK = 2e12
 """Multiplications that the reference may take in all; larger models have fewer sequences per segment."""
@@ -164,58 +168,36 @@ def _operations(
     segments: int,
     listener: Listener,
 ) -> None:
-    """Segments of all lengths with an operation before each, every one of them in turn."""
-    before = _turns(manifest, side, draws)
-    for _ in range(segments):
-        uncommitted = next(before)()
-        for commit in (False, True) if uncommitted else (True,):
+    """Segments of all lengths with an operation before each, every one of them in turn; after a look the segment is
+    also run without becoming part of the state.
+    """
+    for turn in islice(cycle(TURNS), segments):
+        _operate(turn, manifest, side, draws)
+        for commit in (False, True) if turn == "look" else (True,):
             length, counts = _drawn_counts(manifest, side.count, draws)
             side.segment(source.take(side.count, length), counts, commit)
         listener.advance()
 
 
-def _turns(manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> Iterator[Callable[[], bool]]:
-    """What is done before a segment; True where the segment is also run without becoming part of the state."""
+def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> None:
     independent, batch = manifest.streams == "independent", manifest.batch_size
 
     def rows(count: int) -> list[int]:
         return [int(row) for row in draws.integers(0, side.count, count)]
 
-    def nothing() -> bool:
-        return False
-
-    def look() -> bool:
-        return True
-
-    def save() -> bool:
+    if turn == "save":
         side.save()
-        return False
-
-    def restore() -> bool:
+    elif turn == "restore":
         side.restore()
-        return False
-
-    def reset() -> bool:
+    elif turn == "reset":
         side.reset(sorted(set(rows(max(1, side.count // 2)))) if independent else None)
-        return False
-
-    def select() -> bool:
+    elif turn == "select":
         side.select(rows(int(draws.integers(1, batch + 1))) if independent else draws.permutation(side.count).tolist())
-        return False
-
-    def grow() -> bool:
-        if side.count < batch and independent:
-            side.select([row % side.count for row in range(batch)])
-        return False
-
-    def copy() -> bool:
-        if independent or side.count == 1:
-            source, target = rows(2)
-            side.copy(source, target)
-        return False
-
-    while True:
-        yield from (nothing, look, save, reset, copy, look, restore, select, nothing, grow, copy)
+    elif turn == "grow" and side.count < batch and independent:
+        side.select([row % side.count for row in range(batch)])
+    elif turn == "copy" and (independent or side.count == 1):
+        source, target = rows(2)
+        side.copy(source, target)
 
 
 def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:

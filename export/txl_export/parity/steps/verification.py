@@ -16,7 +16,7 @@ from txl_export.parity.report import Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
-from txl_export.parity.steps.inputs import sample_count
+from txl_export.parity.steps.inputs import extent
 from txl_export.parity.steps.judging import drifting, judge
 from txl_export.parity.steps.matters import idle_states
 from txl_export.parity.steps.odd import far_gates, nan_gates
@@ -53,7 +53,7 @@ def verify_model(
     heard = listener or Silent()
     heard.stage("load the bundle")
     model = open_model()
-    manifest, backend, held = model.manifest, model.backend, sample_count(model.manifest, samples)
+    manifest, backend, held = model.manifest, model.backend, extent(model.manifest, samples, "B") if samples else 0
     chains = planned(manifest, segments, held)
     precision: str = stand_in_for or manifest.precision
     described, advice = f"{source}, {reference.described}", ADVICE
