@@ -22,6 +22,7 @@ from txl_runtime.types import Ids
 from txl_export.parity.report import DRIFT_ROWS
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.inputs import InputSource
+from txl_export.parity.steps.judging import drifting
 from txl_export.parity.steps.pair import SideBySide
 from txl_export.parity.steps.results import StepChain
 from txl_export.parity.steps.truth import Reference
@@ -144,20 +145,26 @@ def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
     return result
 
 
-def run_longer(trial: Trial, chain: Planned, ran: StepChain, seed: int = 0) -> tuple[Planned, StepChain]:
-    """A chain of whole segments again, `LONGER` times as long, whose drift is judged from where it ended before.
+def settled(trial: Trial, precision: str, chain: Planned, ran: StepChain, seed: int) -> StepChain:
+    """A chain as it is where its error does not drift. Else a chain `LONGER` times as long, whose drift is judged from
+    where this one ended.
 
-    By then a slow state has settled, and an error that settles with it grows no more; one that a recurrence gathers
-    still does. Where sequences are independent, fewer of them run, so that it takes no longer than before.
+    Rounded weights take a slow state to another place, and the error grows until it is there. By then it grows no more;
+    one that a recurrence gathers still does. Where sequences are independent, fewer of them run, so that it takes no
+    longer than before.
     """
-    segments = LONGER * ran.segments
-    together = trial.model.manifest.streams == "lockstep"
-    streams = chain.streams if together else max(1, chain.streams // LONGER)
-    chain = replace(chain, streams=streams, segments=segments, most=segments)
-    longer = run_chain(trial, chain, seed)
-    if longer.full_from is not None:
-        longer.full_from = max(longer.full_from, ran.segments)
-    return chain, longer
+    for _ in range(TRIES):
+        if not drifting(precision, trial.model.backend.name, ran):
+            break
+        trial.listener.stage("look at the drift in a longer chain")
+        segments, before = LONGER * ran.segments, ran.segments
+        together = trial.model.manifest.streams == "lockstep"
+        streams = chain.streams if together else max(1, chain.streams // LONGER)
+        chain = replace(chain, streams=streams, segments=segments, most=segments)
+        ran = run_chain(trial, chain, seed)
+        if ran.full_from is not None:
+            ran.full_from = max(ran.full_from, before)
+    return ran
 
 
 def _operations(

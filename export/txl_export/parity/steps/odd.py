@@ -18,6 +18,7 @@ from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
 
 from txl_export.parity.report import Gate
+from txl_export.parity.steps.bits import named, rows_of
 from txl_export.parity.steps.chains import live_sequences
 from txl_export.parity.steps.inputs import POISON, InputSource
 from txl_export.parity.steps.origin import origin
@@ -68,14 +69,11 @@ class OddSegments:
         except UsageError:
             self.module.restore(begun)
             return
-        outputs, tables = self._stream.run(inputs, lengths=self._counts), self._manifest.outputs
-        ours = {f"output {name}": part for name, part in outputs.items()}
-        ours |= {f"state {name}": part for name, part in self._stream.state().items()}
-        axes = {f"output {one.name}": one.shape.index("B") for one in tables if "B" in one.shape}
-        nats = {f"output {one.name}" for one in tables if one.role == "logprobs"}
+        ours = named(self._stream.run(inputs, lengths=self._counts), self._stream.state())
+        nats = {f"output {one.name}" for one in self._manifest.outputs if one.role == "logprobs"}
         for what, rows, (single, double) in returned:
-            values = ours.get(what, np.zeros(0))
-            yield what, what in nats, np.take(values, rows, axes[what]) if what in axes else values, single, double
+            found = ours | rows_of(self._manifest, ours, rows)
+            yield what, what in nats, found.get(what, np.zeros(0)), single, double
 
 
 def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tuple[list[Gate], str]:

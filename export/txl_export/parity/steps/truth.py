@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input, StateTensor
+from txl_runtime.streaming.steps import StepPrograms
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
 
@@ -50,12 +51,14 @@ class ReferenceStreams:
 
     Attributes:
         count: b, how many.
+        length_of: T of a segment's inputs.
     """
 
     def __init__(self, manifest: Manifest, reference: Reference, count: int) -> None:
         self._manifest, self._reference, self.count = manifest, reference, count
         self._apart = manifest.streams == "independent"
         self._tables = {state.name: state for state in manifest.states}
+        self.length_of = StepPrograms(manifest, ()).length_of
         self._held: list[States] = []
         self.reset()
 
@@ -131,7 +134,7 @@ class ReferenceStreams:
 
     def _length(self, inputs: Arrays) -> int:
         """L of the smallest program that holds the segment."""
-        length = segment_length(self._manifest, inputs)
+        length = self.length_of(inputs)
         return min(known for known in self._manifest.segment_lengths if known >= length)
 
     def _padded(self, name: str, inputs: Arrays, rows: Indices, length: int) -> Array:
@@ -166,15 +169,7 @@ def run_together(
     for name in states[0]:
         held = [values for state in states if (values := state[name]) is not None]
         if len(held) == len(sides):
-            yield f"state {name}", np.flatnonzero(counts), held
-
-
-def segment_length(manifest: Manifest, inputs: Arrays) -> int:
-    """T of a segment's inputs; 1 where a step takes one position at a time."""
-    for entry in manifest.inputs:
-        if "L" in entry.shape and entry.name in inputs:
-            return int(inputs[entry.name].shape[entry.shape.index("L")]) - entry.lookahead
-    return 1
+            yield f"state {name}", np.arange(len(counts)), held
 
 
 def _along(table: StateTensor, values: Array | None, rows: Sequence[int]) -> Array | None:

@@ -15,9 +15,9 @@ from txl_runtime.model import Model
 from txl_export.parity.report import Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
-from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
+from txl_export.parity.steps.chains import Trial, planned, run_chain, settled
 from txl_export.parity.steps.inputs import extent
-from txl_export.parity.steps.judging import drifting, judge
+from txl_export.parity.steps.judging import judge
 from txl_export.parity.steps.matters import idle_states
 from txl_export.parity.steps.odd import far_gates, nan_gates
 from txl_export.parity.steps.results import StepChain
@@ -70,7 +70,7 @@ def verify_model(
         gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
         if rung(precision, backend.name).deviation is not None:
             found = [
-                _settled(trial, precision, *pair, seed) for seed, pair in enumerate(zip(chains, found, strict=True))
+                settled(trial, precision, *pair, seed) for seed, pair in enumerate(zip(chains, found, strict=True))
             ]
             gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
         if any(gate.passed is False for gate in gates):
@@ -118,26 +118,7 @@ def verify_model(
     if stand_in_for:
         description = f"{description}, in float32 rounded to {stand_in_for} (indicative)"
     ran_on = "real inputs" if samples else "random inputs"
+    identity = manifest.model_id
     return Parity(
-        description,
-        precision,
-        described,
-        tuple(found),
-        None,
-        gates,
-        advice=advice,
-        model_id=manifest.model_id,
-        ran_on=ran_on,
+        description, precision, described, tuple(found), None, gates, advice=advice, model_id=identity, ran_on=ran_on
     )
-
-
-def _settled(trial: Trial, precision: str, plan: Planned, chain: StepChain, seed: int) -> StepChain:
-    """A chain as it is where its error does not drift, else a longer one: rounded weights take a slow state to another
-    place, and the error grows until it is there.
-    """
-    tries = 0
-    while drifting(precision, trial.model.backend.name, chain) and tries < TRIES:
-        trial.listener.stage("look at the drift in a longer chain")
-        plan, chain = run_longer(trial, plan, chain, seed)
-        tries += 1
-    return chain
