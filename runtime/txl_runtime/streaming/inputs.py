@@ -32,7 +32,7 @@ def require_tokens(manifest: Manifest, what: str) -> None:
     tokens, logprobs = manifest.tokens, manifest.logprobs
     instead = "use run({...}) or feed({...}) with arrays by name"
     if tokens is None:
-        read = [f"{entry.name} ({entry.role})" for entry in _read(manifest)]
+        read = [f"{entry.name} ({entry.role})" for entry in read_inputs(manifest)]
         raise UsageError(
             f"{what} takes token ids alone, but this model reads {', '.join(read) or 'nothing'}; {instead}"
         )
@@ -88,7 +88,7 @@ def check_inputs(
         UsageError: an input is missing or unknown, or of another kind or shape, or holds a token id out of range where
             it counts.
     """
-    table = _read(manifest)
+    table = read_inputs(manifest)
     if not isinstance(inputs, Mapping):
         raise UsageError(f"inputs are a {type(inputs).__name__}, expected a dict of arrays, {_described(table)}")
     names = {entry.name for entry in table}
@@ -206,7 +206,7 @@ def _check_lockstep(counts: Ids, manifest: Manifest) -> None:
         )
 
 
-def _read(manifest: Manifest) -> list[Input]:
+def read_inputs(manifest: Manifest) -> list[Input]:
     """The inputs that callers give; counts are the runtime's."""
     return [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
 

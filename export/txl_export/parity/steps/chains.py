@@ -129,15 +129,14 @@ def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
     result, draws = StepChain(chain.name, chain.streams), np.random.default_rng(seed)
     side = SideBySide(trial.model, trial.reference, result, trial.bits, trial.folder, trial.handing_over)
     source = InputSource(trial.model.manifest, trial.samples, draws, chain.segments * chain.streams)
-    listener = trial.listener
     if not chain.length:
-        _operations(trial.model.manifest, side, source, draws, chain.segments, listener)
+        _operations(trial, chain.segments, side, source, draws)
     else:
         counts = np.full(chain.streams, chain.length, np.int32)
         while result.segments < chain.segments or (result.segments < chain.most and side.filling()):
             side.segment(source.take(chain.streams, chain.length), counts)
             if result.segments <= chain.segments:
-                listener.advance()
+                trial.listener.advance()
     side.finish()
     if chain.length:
         trial.begun.update(source.begun)
@@ -167,23 +166,17 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: StepChain, seed: 
     return ran
 
 
-def _operations(
-    manifest: Manifest,
-    side: SideBySide,
-    source: InputSource,
-    draws: np.random.Generator,
-    segments: int,
-    listener: Listener,
-) -> None:
+def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSource, draws: np.random.Generator) -> None:
     """Segments of all lengths with an operation before each, every one of them in turn; after a look the segment is
     also run without becoming part of the state.
     """
+    manifest = trial.model.manifest
     for turn in islice(cycle(TURNS), segments):
         _operate(turn, manifest, side, draws)
         for commit in (False, True) if turn == "look" else (True,):
             length, counts = _drawn_counts(manifest, side.count, draws)
             side.segment(source.take(side.count, length), counts, commit)
-        listener.advance()
+        trial.listener.advance()
 
 
 def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> None:

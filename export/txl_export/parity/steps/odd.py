@@ -7,6 +7,7 @@ difference is told and is no failure, because the module may never hold such one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -146,7 +147,7 @@ def nan_gates(model: Model, reference: Reference, samples: Samples) -> list[Gate
     are devices, because nothing is promised of their kernels, and bundles whose own export did not ask, as that of
     0.8.0.
     """
-    manifest, lengths, hidden = model.manifest, model.segment_lengths, dict[str, int]()
+    manifest, lengths, hidden = model.manifest, model.segment_lengths, Counter[str]()
     count = 1 if manifest.streams == "independent" else manifest.batch_size
     odd = OddSegments(model, reference, samples, count, count)
     list(odd.run(odd.take(lengths[0]), odd.module.snapshot()))  # states may be absent before it
@@ -167,10 +168,10 @@ def nan_gates(model: Model, reference: Reference, samples: Samples) -> list[Gate
         for what, _, ours, _, exact in found:
             if exact.dtype.kind == "f" and ours.shape == exact.shape:
                 key = f"{NAN} in {what}, given in {kind} {entry.name}"
-                hidden[key] = hidden.get(key, 0) + int((np.isnan(exact) & ~np.isnan(ours)).sum())
+                hidden[key] += int((np.isnan(exact) & ~np.isnan(ours)).sum())
     if not hidden:
         return []
-    worst = max(hidden, key=lambda key: hidden[key])
+    ((worst, value),) = hidden.most_common(1)
     asked = NAN in manifest.parity or not manifest.parity
-    passed = hidden[worst] <= HIDDEN_NAN if model.backend.name == "cpu" and asked else None
-    return [Gate(worst if hidden[worst] else NAN, float(hidden[worst]), HIDDEN_NAN, passed)]
+    passed = value <= HIDDEN_NAN if model.backend.name == "cpu" and asked else None
+    return [Gate(worst if value else NAN, float(value), HIDDEN_NAN, passed)]

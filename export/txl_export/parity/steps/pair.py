@@ -45,13 +45,7 @@ class SideBySide:
     """
 
     def __init__(
-        self,
-        model: Model,
-        reference: Reference,
-        chain: StepChain,
-        bits: Bits,
-        folder: Path,
-        handing_over: bool = False,
+        self, model: Model, reference: Reference, chain: StepChain, bits: Bits, folder: Path, handing_over: bool = False
     ) -> None:
         self._handing_over = handing_over
         self._manifest, self.chain, self._bits, self._folder = model.manifest, chain, bits, folder

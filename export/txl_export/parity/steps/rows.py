@@ -95,13 +95,8 @@ def _among_neighbours(model: Model, calls: Sequence[Call], bits: Bits) -> None:
 
 def poisoned_state(state: RowState) -> RowState:
     """One sequence's state with NaN in place of every number that can be one."""
-    return replace(
-        state,
-        tensors={
-            name: np.full_like(values, POISON) if np.issubdtype(values.dtype, np.floating) else values
-            for name, values in state.tensors.items()
-        },
-    )
+    floats = {name: np.full_like(part, POISON) for name, part in state.tensors.items() if part.dtype.kind == "f"}
+    return replace(state, tensors={**state.tensors, **floats})
 
 
 def _run(stream: Stream, calls: Sequence[Call]) -> list[dict[str, Array]]:

@@ -13,7 +13,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Input, StateTensor
+from txl_runtime.bundle.tables import StateTensor
+from txl_runtime.streaming.inputs import read_inputs
 from txl_runtime.streaming.steps import StepPrograms
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
@@ -58,6 +59,7 @@ class ReferenceStreams:
         self._manifest, self._reference, self.count = manifest, reference, count
         self._apart = manifest.streams == "independent"
         self._tables = {state.name: state for state in manifest.states}
+        self._read = read_inputs(manifest)
         self.length_of = StepPrograms(manifest, ()).length_of
         self._held: list[States] = []
         self.reset()
@@ -106,9 +108,7 @@ class ReferenceStreams:
         if self._apart:
             self._held = [self._held[row] for row in rows]
             return
-        self._held = [
-            {name: _along(self._tables[name], values, rows) for name, values in self._held[0].items()},
-        ]
+        self._held = [{name: _along(self._tables[name], values, rows) for name, values in self._held[0].items()}]
 
     def copy(self, source: int, target: int) -> None:
         """Give one sequence the state of another."""
@@ -121,10 +121,6 @@ class ReferenceStreams:
     def restore(self, snapshot: list[States]) -> None:
         """Go back."""
         self._held = list(snapshot)
-
-    @property
-    def _read(self) -> list[Input]:
-        return [entry for entry in self._manifest.inputs if entry.role in ("tokens", "feature")]
 
     def _groups(self, counts: Ids) -> list[tuple[int, Indices]]:
         """Which sequences run together, with the place of their states."""

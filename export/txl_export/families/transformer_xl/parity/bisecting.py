@@ -74,7 +74,10 @@ def bisect_against_reference(bundle: Bundle, reference: Reference) -> Bisection:
         BundleError: the graph has no layer norms where they are looked for.
     """
     program, manifest = segment_of(bundle), bundle.manifest
-    opened, names = _session(bundle, program)
+    if manifest.precision == "bf16":
+        raise BackendError(f"{bundle.path}: its precision is bf16, which ONNX Runtime cannot run here; bisect fp16")
+    data, names = mark(bundle, program)
+    opened = session(bundle, data)
     draws = np.random.default_rng(0)
     memory, feeds = reference.initial_memory(manifest.batch_size), _first_feeds(bundle, program)
     places = tuple(Place(point, 0.0, 0.0) for point in names)
@@ -132,13 +135,6 @@ def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Plac
 
 def _worse(one: Place, other: Place) -> Place:
     return Place(one.name, max(one.difference, other.difference), max(one.largest, other.largest))
-
-
-def _session(bundle: Bundle, program: Program) -> tuple[Any, dict[str, str]]:
-    if bundle.manifest.precision == "bf16":
-        raise BackendError(f"{bundle.path}: its precision is bf16, which ONNX Runtime cannot run here; bisect fp16")
-    data, names = mark(bundle, program)
-    return session(bundle, data), names
 
 
 def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
