@@ -157,8 +157,7 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: StepChain, seed: 
             break
         trial.listener.stage("look at the drift in a longer chain")
         segments, before = LONGER * ran.segments, ran.segments
-        together = trial.model.manifest.streams == "lockstep"
-        streams = chain.streams if together else max(1, chain.streams // LONGER)
+        streams = chain.streams if trial.model.manifest.streams == "lockstep" else max(1, chain.streams // LONGER)
         chain = replace(chain, streams=streams, segments=segments, most=segments)
         ran = run_chain(trial, chain, seed)
         if ran.full_from is not None:
@@ -196,8 +195,7 @@ def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.G
     elif turn == "grow" and side.count < batch and independent:
         side.select([row % side.count for row in range(batch)])
     elif turn == "copy" and (independent or side.count == 1):
-        source, target = rows(2)
-        side.copy(source, target)
+        side.copy(*rows(2))
 
 
 def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:

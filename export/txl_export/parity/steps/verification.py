@@ -114,9 +114,8 @@ def verify_model(
             f"state {name} still counts after {found[0].segments} segments; what happens later was not tried, "
             "verify with more --segments if the module does something else at some number"
         )
-    description = backend.description
-    if stand_in_for:
-        description = f"{description}, in float32 rounded to {stand_in_for} (indicative)"
+    rounded = f", in float32 rounded to {stand_in_for} (indicative)" if stand_in_for else ""
+    description = f"{backend.description}{rounded}"
     ran_on = "real inputs" if samples else "random inputs"
     identity = manifest.model_id
     return Parity(

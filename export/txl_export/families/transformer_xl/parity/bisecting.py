@@ -87,7 +87,8 @@ def bisect_against_reference(bundle: Bundle, reference: Reference) -> Bisection:
         results = dict(zip(wanted, opened.run(wanted, {**feeds, "tokens": tokens}), strict=True))
         expected, memory = traced(reference, torch.from_numpy(tokens.astype(np.int64)), memory)
         found = {point: np.reshape(results[name], expected[point].shape) for point, name in names.items()}
-        places = tuple(map(_worse, places, compare(found, expected)))
+        pairs = zip(places, compare(found, expected), strict=True)
+        places = tuple(Place(a.name, max(a.difference, b.difference), max(a.largest, b.largest)) for a, b in pairs)
         if not _carry(bundle, program, feeds, results):
             break
     limit = BISECT[manifest.precision]
@@ -131,10 +132,6 @@ def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Plac
         difference = float(np.nan_to_num(np.abs(ours - theirs), nan=np.inf).max()) / scale
         places.append(Place(point, difference, scale))
     return tuple(places)
-
-
-def _worse(one: Place, other: Place) -> Place:
-    return Place(one.name, max(one.difference, other.difference), max(one.largest, other.largest))
 
 
 def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
