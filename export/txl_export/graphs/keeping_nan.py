@@ -33,8 +33,7 @@ def keep_nan(model: ir.Model) -> None:
         elif node.op_type in SUMS and not _in_gelu(node) and set(node.attributes.get_ints("dilations", [])) <= {1}:
             attributes = {name: one for name, one in node.attributes.items() if name not in OF_MAXPOOL_ALONE}
             kind = SUMS[node.op_type]
-            total = tape.op(kind, node.inputs, attributes) if kind else node.inputs[0]
-            marks = [_mark(tape, graph, total)]
+            marks = [_mark(tape, graph, tape.op(kind, node.inputs, attributes) if kind else node.inputs[0])]
         for result, mark in zip(node.outputs, marks, strict=False):
             if result.dtype == ir.DataType.FLOAT and (result.uses() or result.is_graph_output()):
                 kept = tape.op("Add", [mark, result])
@@ -60,23 +59,20 @@ def _axes(graph: ir.Graph, *which: int) -> ir.Value:
 
 def _of_recurrent(tape: Tape, graph: ir.Graph, node: ir.Node) -> list[ir.Value]:
     """Marks of Y [L, D, B, H], and of Y_h and Y_c [D, B, H]. A causal layer's Y depends on no later position."""
-    x, direction = node.inputs[0], node.attributes.get_string("direction", "forward")
+    x, causal = node.inputs[0], node.attributes.get_string("direction", "forward") == "forward"
     if node.inputs[4:5] not in ((), (None,)):  # sequences that end earlier depend on less
         return []
     assert x is not None
     single = x.shape is not None and x.shape[0] == 1  # then each value of a cell concerns itself alone
-
-    def marked(total: ir.Value) -> ir.Value:
-        for state in node.inputs[5 : 6 if single else 7]:
-            if state is not None:
-                total = tape.op("Add", [total, tape.op("ReduceSum", [state, _axes(graph, 2)])])
-        return _mark(tape, graph, total)
-
-    whole = marked(tape.op("ReduceSum", [x, _axes(graph, *((2,) if single else (0, 2)))]))
-    if single or direction != "forward":
-        return [whole, whole, whole]
-    so_far = tape.op("CumSum", [tape.op("ReduceSum", [x, _axes(graph, 2)]), _axes(graph, 0)])
-    return [marked(tape.op("Unsqueeze", [so_far, _axes(graph, 1)])), whole, whole]
+    total = tape.op("ReduceSum", [x, _axes(graph, *((2,) if causal else (0, 2)))])
+    for state in node.inputs[5 : 6 if single else 7]:
+        if state is not None:
+            total = tape.op("Add", [total, tape.op("ReduceSum", [state, _axes(graph, 2)])])
+    if single or not causal:
+        return [_mark(tape, graph, total)] * 3
+    so_far = tape.op("Unsqueeze", [tape.op("CumSum", [total, _axes(graph, 0)]), _axes(graph, 1)])
+    whole = _mark(tape, graph, tape.op("ReduceSum", [total, _axes(graph, 0)]))
+    return [_mark(tape, graph, so_far), whole, whole]
 
 
 def _in_gelu(node: ir.Node) -> bool:

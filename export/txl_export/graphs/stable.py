@@ -33,17 +33,9 @@ def _expm1(x: Tensor) -> Tensor:
     return torch.tanh(x / 2) * (x.exp() + 1)
 
 
-def _log_sigmoid(x: Tensor) -> Tensor:
-    return x.clamp(max=0) - _log1p((-x.abs()).exp())
-
-
 def _logaddexp(one: Tensor, other: Tensor) -> Tensor:
     apart = torch.where(one == other, 0, one - other)  # equal infinities would differ by NaN
     return torch.maximum(one, other) + _log1p((-apart.abs()).exp())
-
-
-def _logaddexp2(one: Tensor, other: Tensor) -> Tensor:
-    return _logaddexp(one * math.log(2), other * math.log(2)) / math.log(2)
 
 
 def _logcumsumexp(x: Tensor, dim: int) -> Any:
@@ -81,9 +73,9 @@ FORMS: Mapping[Any, Callable[..., Any]] = {
     aten.log1p.default: _log1p,
     aten.expm1.default: _expm1,
     aten.special_expm1.default: _expm1,
-    aten.log_sigmoid.default: _log_sigmoid,
+    aten.log_sigmoid.default: lambda x: x.clamp(max=0) - _log1p((-x.abs()).exp()),
     aten.logaddexp.default: _logaddexp,
-    aten.logaddexp2.default: _logaddexp2,
+    aten.logaddexp2.default: lambda one, other: _logaddexp(one * math.log(2), other * math.log(2)) / math.log(2),
     aten.logcumsumexp.default: _logcumsumexp,
     aten.atan2.default: _atan2,
 }

@@ -39,8 +39,6 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
 
 def _refuse(kind: type[TxlError], what: str, array: Array, shape: Sequence[int | str], counts: Ids) -> None:
     """Name the first value that is not finite, of a sequence that runs."""
-    if np.isfinite(array).all():
-        return
     for place in np.argwhere(~np.isfinite(array)).tolist():
         row = place[shape.index("B")] if "B" in shape else None
         if row is None or (row < len(counts) and counts[row]):

@@ -14,6 +14,7 @@ from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import as_array, check_columns, check_flag, check_lengths, shown
 from txl_runtime.streaming.loop import Loop
+from txl_runtime.streaming.steps import clear_uncounted
 from txl_runtime.types import Array, Ids
 
 ORDERS = (("B", "L"), ("L", "B"), ("B",))
@@ -31,7 +32,7 @@ def require_tokens(manifest: Manifest, what: str) -> None:
     tokens, logprobs = manifest.tokens, manifest.logprobs
     instead = "use run({...}) or feed({...}) with arrays by name"
     if tokens is None:
-        read = [f"{entry.name} ({entry.role})" for entry in _read(manifest)]
+        read = [f"{entry.name} ({entry.role})" for entry in read_inputs(manifest)]
         raise UsageError(
             f"{what} takes token ids alone, but this model reads {', '.join(read) or 'nothing'}; {instead}"
         )
@@ -65,17 +66,11 @@ def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
 
 
 def run_segment(
-    loop: Loop,
-    manifest: Manifest,
-    batch_size: int,
-    inputs: object,
-    lengths: ArrayLike | None,
-    commit: bool,
-    require_finite: bool,
+    loop: Loop, manifest: Manifest, b: int, inputs: object, lengths: ArrayLike | None, commit: bool, finite: bool
 ) -> dict[str, Array]:
     """See `Stream.run`."""
-    commit, finite = check_flag(commit, "commit"), check_flag(require_finite, "require_finite")
-    arrays, counts, columns = check_inputs(inputs, lengths, manifest, batch_size)
+    commit, finite = check_flag(commit, "commit"), check_flag(finite, "require_finite")
+    arrays, counts, columns = check_inputs(inputs, lengths, manifest, b)
     check_segment(columns, counts, manifest, "inputs")
     if not finite:
         return dict(loop.run(arrays, counts, "rows", commit).outputs())
@@ -93,7 +88,7 @@ def check_inputs(
         UsageError: an input is missing or unknown, or of another kind or shape, or holds a token id out of range where
             it counts.
     """
-    table = _read(manifest)
+    table = read_inputs(manifest)
     if not isinstance(inputs, Mapping):
         raise UsageError(f"inputs are a {type(inputs).__name__}, expected a dict of arrays, {_described(table)}")
     names = {entry.name for entry in table}
@@ -115,8 +110,9 @@ def check_inputs(
         array = arrays[entry.name]
         if entry.dtype == "int32" and array.size and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
             raise UsageError(f"{entry.name} holds {int(array.min())} … {int(array.max())}, expected values of int32")
-        if lengths is not None:
-            array = arrays[entry.name] = _counted(entry, array, counts)
+        if lengths is not None and "B" in entry.shape:
+            array = arrays[entry.name] = array.copy()
+            clear_uncounted(array, entry.shape, np.where(counts > 0, counts + entry.lookahead, 0))
         if entry.vocab is not None and ((array < 0) | (array >= entry.vocab)).any():
             place = np.argwhere((array < 0) | (array >= entry.vocab))[0].tolist()
             raise UsageError(
@@ -210,7 +206,7 @@ def _check_lockstep(counts: Ids, manifest: Manifest) -> None:
         )
 
 
-def _read(manifest: Manifest) -> list[Input]:
+def read_inputs(manifest: Manifest) -> list[Input]:
     """The inputs that callers give; counts are the runtime's."""
     return [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
 
@@ -241,22 +237,6 @@ def _columns(entry: Input, array: Array, batch_size: int, columns: int | None) -
             f"{entry.name} has shape {list(found)}, expected [{sizes}], with the same T of at least 1 in all inputs"
         )
     return columns
-
-
-def _counted(entry: Input, array: Array, counts: Ids) -> Array:
-    """A copy with zeros where nothing counts: beyond a sequence's length and look-ahead, and in idle ones."""
-    if "B" not in entry.shape:
-        return array
-    array = array.copy()
-    batch = entry.shape.index("B")
-    seen = np.where(counts > 0, counts + entry.lookahead, 0)
-    times = [axis for axis, size in enumerate(entry.shape) if size == "L"]
-    for time in times:
-        view = np.moveaxis(array, (batch, time), (0, 1))
-        view[np.arange(view.shape[1]) >= seen[:, None]] = 0
-    if not times:
-        np.moveaxis(array, batch, 0)[counts == 0] = 0
-    return array
 
 
 def _described(table: Sequence[Input]) -> str:

@@ -231,7 +231,7 @@ class StepResult(RowsResult):
         }
         if min(counts.tolist()) < self._columns:  # else all of it counts
             for output in self._manifest.outputs:
-                _clear_uncounted(results[output.name], output, counts)
+                clear_uncounted(results[output.name], output.shape, counts)
         return results
 
 
@@ -275,12 +275,12 @@ def _part(array: Array, output: OutputRow, batch_size: int, columns: int) -> Arr
     return part
 
 
-def _clear_uncounted(array: Array, output: OutputRow, counts: Ids) -> None:
-    """Write zeros where nothing counts."""
-    if "B" not in output.shape:
+def clear_uncounted(array: Array, shape: Sequence[int | str], counts: Ids) -> None:
+    """Write zeros where nothing counts: beyond a sequence's length, and in idle ones."""
+    if "B" not in shape:
         return
-    batch = output.shape.index("B")
-    times = [axis for axis, size in enumerate(output.shape) if size == "L"]
+    batch = shape.index("B")
+    times = [axis for axis, size in enumerate(shape) if size == "L"]
     for time in times:
         view = np.moveaxis(array, (batch, time), (0, 1))
         view[np.arange(view.shape[1]) >= counts[:, None]] = 0

@@ -23,11 +23,11 @@ from txl_export.parity.steps.chains import (
     planned,
     run_chain,
 )
-from txl_export.parity.steps.hidden_nan import NAN
 from txl_export.parity.steps.inputs import InputSource
 from txl_export.parity.steps.judging import OUTPUTS, STATES, judge
+from txl_export.parity.steps.odd import FAR, NAN
 from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
-from txl_export.parity.steps.verification import FAR, verify_model
+from txl_export.parity.steps.verification import verify_model
 from txl_runtime.ladder import DRIFT_FLOOR, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.memory import RowState

@@ -19,7 +19,7 @@ from txl_runtime.types import Array
 from txl_export.parity.steps.chains import Planned
 from txl_export.parity.steps.inputs import InputSource
 from txl_export.parity.steps.results import StepChain, TensorErrors
-from txl_export.parity.steps.truth import Reference, ReferenceStreams
+from txl_export.parity.steps.truth import Reference, ReferenceStreams, run_together
 
 
 class OwnRounding:
@@ -38,16 +38,9 @@ class OwnRounding:
     def segment(self, inputs: Mapping[str, Array], counts: Any) -> float:
         """One segment on both sides: how far they are apart at most."""
         pairs: dict[str, list[tuple[Array, Array]]] = {}
-        outputs = [side.run(inputs, counts) for side in self.sides]
-        for (_, exact), (_, rounded) in zip(*outputs, strict=True):
-            for name, values in exact.items():
-                pairs.setdefault(f"output {name}", []).append((values, rounded[name]))
+        for name, _, (exact, rounded) in run_together(self.sides, inputs, counts):
+            pairs.setdefault(name, []).append((exact, rounded))
         largest = 0.0
-        exact_state, rounded_state = (side.state() for side in self.sides)
-        for name, held in exact_state.items():
-            other = rounded_state[name]
-            if held is not None and other is not None:
-                pairs[f"state {name}"] = [(held, other)]
         for name, some in pairs.items():
             if np.issubdtype(some[0][0].dtype, np.floating):
                 self.errors.setdefault(name, TensorErrors(nats=name in self._nats)).add(*some)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.types import Array, Arrays
 
@@ -42,20 +43,14 @@ def differing_values(expected: Array, found: Array) -> int:
     return int((pair[0] != pair[1]).any(axis=1).sum())
 
 
-def state_rows(manifest: Manifest, state: Arrays, rows: list[int]) -> dict[str, Array]:
-    """Some sequences of every state that has an axis for them."""
-    axes = {entry.name: entry.batch_axis for entry in manifest.states}
-    return {
-        name: np.take(values, rows, axis=axis)
-        for name, values in state.items()
-        if (axis := axes.get(name)) is not None and values is not None
-    }
+def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
+    """Results of a segment by "output" or "state" and their names."""
+    found = {f"output {name}": values for name, values in outputs.items()}
+    return found | {f"state {name}": values for name, values in states.items()}
 
 
-def output_rows(manifest: Manifest, outputs: Arrays, rows: list[int]) -> dict[str, Array]:
-    """Some sequences of every output that has an axis for them."""
-    return {
-        output.name: np.take(outputs[output.name], rows, axis=output.shape.index("B"))
-        for output in manifest.outputs
-        if "B" in output.shape
-    }
+def rows_of(manifest: Manifest, results: Arrays, rows: Sequence[int] | NDArray[np.integer]) -> dict[str, Array]:
+    """Some sequences of every result that has an axis for them, by the names of `named`."""
+    axes = {f"output {one.name}": one.shape.index("B") for one in manifest.outputs if "B" in one.shape}
+    axes |= {f"state {one.name}": one.batch_axis for one in manifest.states if one.batch_axis is not None}
+    return {name: np.take(values, rows, axes[name]) for name, values in results.items() if name in axes}

@@ -7,8 +7,9 @@ each operation of a stream in turn, at random rows and with whatever the bundle 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from txl_runtime.types import Ids
 from txl_export.parity.report import DRIFT_ROWS
 from txl_export.parity.steps.bits import Bits
 from txl_export.parity.steps.inputs import InputSource
+from txl_export.parity.steps.judging import drifting
 from txl_export.parity.steps.pair import SideBySide
 from txl_export.parity.steps.results import StepChain
 from txl_export.parity.steps.truth import Reference
@@ -42,6 +44,9 @@ SAMPLED = 2000
 
 LIVE = 8
 """As many sequences of a segment run through the reference at most: those that are independent run one by one."""
+
+TURNS = ("", "look", "save", "reset", "copy", "look", "restore", "select", "", "grow", "copy")
+"""What is done before the segments of the chain with all operations."""
 
 WORK = 2e12
 """Multiplications that the reference may take in all; larger models have fewer sequences per segment."""
@@ -68,13 +73,11 @@ class Planned:
 
 def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[Planned]:
     """The chains of a bundle, which reads so many samples; the longest chain first."""
-    lengths, live = manifest.segment_lengths, live_sequences(manifest)
-    together = manifest.streams == "lockstep"
-    many = manifest.batch_size if together else live
+    lengths, many = manifest.segment_lengths, live_sequences(manifest)
     operations = MIXED if segments is None else max(8, min(MIXED, segments))
     rest = [Planned("all operations, lengths mixed", manifest.batch_size, 0, operations, operations)]
     rest += [Planned(f"segments of {length}", many, length, SHORT, PATIENCE * SHORT) for length in lengths[1:]]
-    if manifest.batch_size > 1 and not together:
+    if manifest.batch_size > 1 and manifest.streams == "independent":
         rest.append(Planned("one sequence alone", 1, lengths[0], ALONE, ALONE))
     to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
@@ -85,7 +88,9 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[
 
 
 def live_sequences(manifest: Manifest) -> int:
-    """How many independent sequences of a segment run."""
+    """How many sequences of a segment run: all in lockstep."""
+    if manifest.streams == "lockstep":
+        return manifest.batch_size
     return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
 
 
@@ -124,15 +129,14 @@ def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
     result, draws = StepChain(chain.name, chain.streams), np.random.default_rng(seed)
     side = SideBySide(trial.model, trial.reference, result, trial.bits, trial.folder, trial.handing_over)
     source = InputSource(trial.model.manifest, trial.samples, draws, chain.segments * chain.streams)
-    listener = trial.listener
     if not chain.length:
-        _operations(trial.model.manifest, side, source, draws, chain.segments, listener)
+        _operations(trial, chain.segments, side, source, draws)
     else:
         counts = np.full(chain.streams, chain.length, np.int32)
         while result.segments < chain.segments or (result.segments < chain.most and side.filling()):
             side.segment(source.take(chain.streams, chain.length), counts)
             if result.segments <= chain.segments:
-                listener.advance()
+                trial.listener.advance()
     side.finish()
     if chain.length:
         trial.begun.update(source.begun)
@@ -140,82 +144,58 @@ def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
     return result
 
 
-def run_longer(trial: Trial, chain: Planned, ran: StepChain, seed: int = 0) -> tuple[Planned, StepChain]:
-    """A chain of whole segments again, `LONGER` times as long, whose drift is judged from where it ended before.
+def settled(trial: Trial, precision: str, chain: Planned, ran: StepChain, seed: int) -> StepChain:
+    """A chain as it is where its error does not drift. Else a chain `LONGER` times as long, whose drift is judged from
+    where this one ended.
 
-    By then a slow state has settled, and an error that settles with it grows no more; one that a recurrence gathers
-    still does. Where sequences are independent, fewer of them run, so that it takes no longer than before.
+    Rounded weights take a slow state to another place, and the error grows until it is there. By then it grows no more;
+    one that a recurrence gathers still does. Where sequences are independent, fewer of them run, so that it takes no
+    longer than before.
     """
-    segments = LONGER * ran.segments
-    together = trial.model.manifest.streams == "lockstep"
-    streams = chain.streams if together else max(1, chain.streams // LONGER)
-    chain = replace(chain, streams=streams, segments=segments, most=segments)
-    longer = run_chain(trial, chain, seed)
-    if longer.full_from is not None:
-        longer.full_from = max(longer.full_from, ran.segments)
-    return chain, longer
+    for _ in range(TRIES):
+        if not drifting(precision, trial.model.backend.name, ran):
+            break
+        trial.listener.stage("look at the drift in a longer chain")
+        segments, before = LONGER * ran.segments, ran.segments
+        streams = chain.streams if trial.model.manifest.streams == "lockstep" else max(1, chain.streams // LONGER)
+        chain = replace(chain, streams=streams, segments=segments, most=segments)
+        ran = run_chain(trial, chain, seed)
+        if ran.full_from is not None:
+            ran.full_from = max(ran.full_from, before)
+    return ran
 
 
-def _operations(
-    manifest: Manifest,
-    side: SideBySide,
-    source: InputSource,
-    draws: np.random.Generator,
-    segments: int,
-    listener: Listener,
-) -> None:
-    """Segments of all lengths with an operation before each, every one of them in turn."""
-    before = _turns(manifest, side, draws)
-    for _ in range(segments):
-        uncommitted = next(before)()
-        for commit in (False, True) if uncommitted else (True,):
+def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSource, draws: np.random.Generator) -> None:
+    """Segments of all lengths with an operation before each, every one of them in turn; after a look the segment is
+    also run without becoming part of the state.
+    """
+    manifest = trial.model.manifest
+    for turn in islice(cycle(TURNS), segments):
+        _operate(turn, manifest, side, draws)
+        for commit in (False, True) if turn == "look" else (True,):
             length, counts = _drawn_counts(manifest, side.count, draws)
             side.segment(source.take(side.count, length), counts, commit)
-        listener.advance()
+        trial.listener.advance()
 
 
-def _turns(manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> Iterator[Callable[[], bool]]:
-    """What is done before a segment; True where the segment is also run without becoming part of the state."""
+def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> None:
     independent, batch = manifest.streams == "independent", manifest.batch_size
 
     def rows(count: int) -> list[int]:
         return [int(row) for row in draws.integers(0, side.count, count)]
 
-    def nothing() -> bool:
-        return False
-
-    def look() -> bool:
-        return True
-
-    def save() -> bool:
+    if turn == "save":
         side.save()
-        return False
-
-    def restore() -> bool:
+    elif turn == "restore":
         side.restore()
-        return False
-
-    def reset() -> bool:
+    elif turn == "reset":
         side.reset(sorted(set(rows(max(1, side.count // 2)))) if independent else None)
-        return False
-
-    def select() -> bool:
+    elif turn == "select":
         side.select(rows(int(draws.integers(1, batch + 1))) if independent else draws.permutation(side.count).tolist())
-        return False
-
-    def grow() -> bool:
-        if side.count < batch and independent:
-            side.select([row % side.count for row in range(batch)])
-        return False
-
-    def copy() -> bool:
-        if independent or side.count == 1:
-            source, target = rows(2)
-            side.copy(source, target)
-        return False
-
-    while True:
-        yield from (nothing, look, save, reset, copy, look, restore, select, nothing, grow, copy)
+    elif turn == "grow" and side.count < batch and independent:
+        side.select([row % side.count for row in range(batch)])
+    elif turn == "copy" and (independent or side.count == 1):
+        side.copy(*rows(2))
 
 
 def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:

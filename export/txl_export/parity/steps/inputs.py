@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
+from txl_runtime.streaming.inputs import read_inputs
 from txl_runtime.types import Array, Arrays, Ids
 
 POISON = np.nan
@@ -33,12 +33,12 @@ class InputSource:
     def __init__(
         self, manifest: Manifest, samples: Mapping[str, Any] | None, draws: np.random.Generator, segments: int = 0
     ) -> None:
-        self._read = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
+        self._read = read_inputs(manifest)
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
         self._draws = draws
-        self._held = [_extent(manifest, self._samples, axis) for axis in ("B", "L")]
-        self._stay = max(1, segments // self._held[0]) if segments else math.inf
-        self._places: dict[int, tuple[int, int, int, int]] = {}
+        self._held = [extent(manifest, self._samples, axis) for axis in ("B", "L")]
+        self._stay = max(1, segments // self._held[0]) if segments else self._held[1]
+        self._places: dict[int, tuple[int, int, int]] = {}
         self._waiting: list[int] = []
         self.begun: set[int] = set()
 
@@ -67,12 +67,13 @@ class InputSource:
         return found
 
     def _sequence(self, row: int, length: int) -> dict[str, Array]:
-        sample, place, read, segments = self._places.get(row, (0, 0, self._held[1], 0))
-        if read >= self._held[1] or segments >= self._stay:
+        sample, place, left = self._places.get(row, (0, 0, 0))
+        if left <= 0:
             self._waiting = self._waiting or self._draws.permutation(self._held[0]).tolist()
-            sample, place, read, segments = self._waiting.pop(), int(self._draws.integers(self._held[1])), 0, 0
+            sample, place = self._waiting.pop(), int(self._draws.integers(self._held[1]))
+            left = min(self._held[1], self._stay * length)
             self.begun.add(sample)
-        self._places[row] = sample, (place + length) % self._held[1], read + length, segments + 1
+        self._places[row] = sample, (place + length) % self._held[1], left - length
         found = {}
         for entry in self._read:
             values = self._samples[entry.name]
@@ -85,19 +86,10 @@ class InputSource:
         return found
 
 
-def sample_count(manifest: Manifest, samples: Mapping[str, Any] | None) -> int:
-    """How many samples there are."""
-    return _extent(manifest, samples, "B") if samples else 0
-
-
-def _extent(manifest: Manifest, samples: Mapping[str, Any], axis: str) -> int:
+def extent(manifest: Manifest, samples: Mapping[str, Any], axis: str) -> int:
     """How many sequences or positions samples have: the fewest of any input."""
-    sizes = [
-        np.shape(samples[entry.name])[entry.shape.index(axis)]
-        for entry in manifest.inputs
-        if entry.name in samples and axis in entry.shape
-    ]
-    return min(sizes, default=1)
+    read = [entry for entry in manifest.inputs if entry.name in samples and axis in entry.shape]
+    return min((np.shape(samples[entry.name])[entry.shape.index(axis)] for entry in read), default=1)
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:

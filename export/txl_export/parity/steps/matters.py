@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from txl_runtime.model import Model
-from txl_runtime.types import Array
 
 from txl_export.parity.steps.bits import differing_values
 from txl_export.parity.steps.inputs import InputSource
@@ -26,13 +25,9 @@ def idle_states(model: Model, samples: Mapping[str, Any] | None) -> list[str]:
     calls, held = [source.take(count, length) for _ in range(AFTER)], stream.snapshot()
     expected, states, idle = [stream.run(inputs) for inputs in calls], held.states or {}, []
     for name, values in states.items():
-        stream.restore(replace(held, states=states | {name: _emptied(values)}))
+        emptied = np.zeros_like(values) if values.any() else np.ones_like(values)
+        stream.restore(replace(held, states=states | {name: emptied}))
         pairs = zip(expected, [stream.run(inputs) for inputs in calls], strict=True)
         if not any(differing_values(one[key], two[key]) for one, two in pairs for key in one):
             idle.append(name)
     return idle
-
-
-def _emptied(values: Array) -> Array:
-    """Zeros, or ones where there are only zeros."""
-    return np.zeros_like(values) if values.any() else np.ones_like(values)

@@ -12,10 +12,10 @@ from txl_runtime.model import Model
 from txl_runtime.types import Array, Ids
 
 from txl_export.parity.distributions import Distributions
-from txl_export.parity.steps.bits import IDLE, KEPT, Bits, state_rows
+from txl_export.parity.steps.bits import IDLE, KEPT, Bits, named, rows_of
 from txl_export.parity.steps.inputs import poisoned
 from txl_export.parity.steps.results import StepChain, TensorErrors
-from txl_export.parity.steps.truth import Indices, Reference, ReferenceStreams, hand_over, segment_length
+from txl_export.parity.steps.truth import Indices, Reference, ReferenceStreams, hand_over
 
 FULL = 0.99
 """A state is full when this share has changed of all values that ever change."""
@@ -45,13 +45,7 @@ class SideBySide:
     """
 
     def __init__(
-        self,
-        model: Model,
-        reference: Reference,
-        chain: StepChain,
-        bits: Bits,
-        folder: Path,
-        handing_over: bool = False,
+        self, model: Model, reference: Reference, chain: StepChain, bits: Bits, folder: Path, handing_over: bool = False
     ) -> None:
         self._handing_over = handing_over
         self._manifest, self.chain, self._bits, self._folder = model.manifest, chain, bits, folder
@@ -77,7 +71,7 @@ class SideBySide:
 
     def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
         """One segment on both sides. Whatever does not count is NaN for the bundle."""
-        length = segment_length(self._manifest, inputs)
+        length = self._truth.length_of(inputs)
         idle = [] if commit and counts.all() else np.flatnonzero(counts == 0).tolist()
         before = self.stream.state() if idle or not commit else {}
         expected = self._truth.run(inputs, counts, commit)
@@ -93,7 +87,7 @@ class SideBySide:
         if idle or not commit:
             after = self.stream.state()
             if commit:
-                before, now = (state_rows(self._manifest, state, idle) for state in (before, after))
+                before, now = (rows_of(self._manifest, named({}, state), idle) for state in (before, after))
                 self._bits.compare(IDLE, before, now)
             else:
                 self._bits.compare(KEPT, before, after)

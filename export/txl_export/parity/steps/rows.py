@@ -17,7 +17,7 @@ from txl_runtime.streaming.memory import RowState
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Ids
 
-from txl_export.parity.steps.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, output_rows, state_rows
+from txl_export.parity.steps.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, named, rows_of
 from txl_export.parity.steps.inputs import POISON, InputSource, poisoned
 
 SEGMENTS = 6
@@ -84,33 +84,26 @@ def _among_neighbours(model: Model, calls: Sequence[Call], bits: Bits) -> None:
         alone, spoiled = model.stream(), model.stream()
         for other in neighbours:
             spoiled.put(other, poisoned_state(spoiled.take(other)))
-        for (inputs, counts), (outputs, state) in zip(calls, together, strict=True):
+        for (inputs, counts), results in zip(calls, together, strict=True):
             only = np.where(np.arange(len(counts)) == row, counts, 0).astype(np.int32)
             given = poisoned(model.manifest, inputs, only)
-            expected = output_rows(model.manifest, outputs, [row]), state_rows(model.manifest, state, [row])
+            expected = rows_of(model.manifest, results, [row])
             for tried, stream, lengths in ((IDLE, alone, only), (INDEPENDENT, spoiled, counts)):
-                found = stream.run(given, lengths=lengths)
-                bits.compare(tried, expected[0], output_rows(model.manifest, found, [row]))
-                bits.compare(tried, expected[1], state_rows(model.manifest, stream.state(), [row]))
+                found = named(stream.run(given, lengths=lengths), stream.state())
+                bits.compare(tried, expected, rows_of(model.manifest, found, [row]))
 
 
 def poisoned_state(state: RowState) -> RowState:
     """One sequence's state with NaN in place of every number that can be one."""
-    return replace(
-        state,
-        tensors={
-            name: np.full_like(values, POISON) if np.issubdtype(values.dtype, np.floating) else values
-            for name, values in state.tensors.items()
-        },
-    )
+    floats = {name: np.full_like(part, POISON) for name, part in state.tensors.items() if part.dtype.kind == "f"}
+    return replace(state, tensors={**state.tensors, **floats})
 
 
-def _run(stream: Stream, calls: Sequence[Call]) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+def _run(stream: Stream, calls: Sequence[Call]) -> list[dict[str, Array]]:
     """Outputs and states after every segment."""
-    return [(stream.run(inputs, lengths=counts), stream.state()) for inputs, counts in calls]
+    return [named(stream.run(inputs, lengths=counts), stream.state()) for inputs, counts in calls]
 
 
 def _compare_runs(tried: str, first: Sequence[Any], second: Sequence[Any], bits: Bits) -> None:
-    for (outputs, state), (other_outputs, other_state) in zip(first, second, strict=True):
-        bits.compare(tried, outputs, other_outputs)
-        bits.compare(tried, state, other_state)
+    for one, other in zip(first, second, strict=True):
+        bits.compare(tried, one, other)

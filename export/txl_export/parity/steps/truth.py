@@ -6,14 +6,16 @@ here. Sequences in lockstep run together, as the model has them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Input, StateTensor
+from txl_runtime.bundle.tables import StateTensor
+from txl_runtime.streaming.inputs import read_inputs
+from txl_runtime.streaming.steps import StepPrograms
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
 
@@ -50,12 +52,15 @@ class ReferenceStreams:
 
     Attributes:
         count: b, how many.
+        length_of: T of a segment's inputs.
     """
 
     def __init__(self, manifest: Manifest, reference: Reference, count: int) -> None:
         self._manifest, self._reference, self.count = manifest, reference, count
         self._apart = manifest.streams == "independent"
         self._tables = {state.name: state for state in manifest.states}
+        self._read = read_inputs(manifest)
+        self.length_of = StepPrograms(manifest, ()).length_of
         self._held: list[States] = []
         self.reset()
 
@@ -103,9 +108,7 @@ class ReferenceStreams:
         if self._apart:
             self._held = [self._held[row] for row in rows]
             return
-        self._held = [
-            {name: _along(self._tables[name], values, rows) for name, values in self._held[0].items()},
-        ]
+        self._held = [{name: _along(self._tables[name], values, rows) for name, values in self._held[0].items()}]
 
     def copy(self, source: int, target: int) -> None:
         """Give one sequence the state of another."""
@@ -119,10 +122,6 @@ class ReferenceStreams:
         """Go back."""
         self._held = list(snapshot)
 
-    @property
-    def _read(self) -> list[Input]:
-        return [entry for entry in self._manifest.inputs if entry.role in ("tokens", "feature")]
-
     def _groups(self, counts: Ids) -> list[tuple[int, Indices]]:
         """Which sequences run together, with the place of their states."""
         if self._apart:
@@ -131,7 +130,7 @@ class ReferenceStreams:
 
     def _length(self, inputs: Arrays) -> int:
         """L of the smallest program that holds the segment."""
-        length = segment_length(self._manifest, inputs)
+        length = self.length_of(inputs)
         return min(known for known in self._manifest.segment_lengths if known >= length)
 
     def _padded(self, name: str, inputs: Arrays, rows: Indices, length: int) -> Array:
@@ -155,12 +154,18 @@ def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
     stream.restore(replace(stream.snapshot(), states=held))
 
 
-def segment_length(manifest: Manifest, inputs: Arrays) -> int:
-    """T of a segment's inputs; 1 where a step takes one position at a time."""
-    for entry in manifest.inputs:
-        if "L" in entry.shape and entry.name in inputs:
-            return int(inputs[entry.name].shape[entry.shape.index("L")]) - entry.lookahead
-    return 1
+def run_together(
+    sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
+) -> Iterator[tuple[str, Indices, list[Array]]]:
+    """One segment on each side: every output of the sequences that ran, by "output" and its name, and every state."""
+    for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
+        for name in parts[0][1]:
+            yield f"output {name}", parts[0][0], [outputs[name] for _, outputs in parts]
+    states = [side.state() for side in sides]
+    for name in states[0]:
+        held = [values for state in states if (values := state[name]) is not None]
+        if len(held) == len(sides):
+            yield f"state {name}", np.arange(len(counts)), held
 
 
 def _along(table: StateTensor, values: Array | None, rows: Sequence[int]) -> Array | None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import AMPLIFIED
+from txl_runtime.streaming.inputs import read_inputs
 from txl_runtime.types import Array, Ids
 
 from txl_export.parity.steps.amplifying import OwnRounding
@@ -48,9 +49,8 @@ def selftest_vectors(
         "counts": np.zeros(shape, np.int32),
         "reset": np.zeros(shape, np.bool_),
     }
-    read = {entry.name: entry for entry in manifest.inputs if entry.role in ("tokens", "feature")}
-    for name, entry in read.items():
-        vectors[f"input/{name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
+    for entry in read_inputs(manifest):
+        vectors[f"input/{entry.name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
     found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
     single = reference.in_single()
     beside = None if single is None else OwnRounding(manifest, reference, single, batch)

@@ -8,27 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from txl_runtime.ladder import FAR_INPUTS, rung
+from txl_runtime.ladder import rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 
-from txl_export.parity.report import Gate, Parity
+from txl_export.parity.report import Parity
 from txl_export.parity.steps.amplifying import own_rounding, told_apart
 from txl_export.parity.steps.bits import Bits
-from txl_export.parity.steps.chains import TRIES, Planned, Trial, planned, run_chain, run_longer
-from txl_export.parity.steps.hidden_nan import nan_gates
-from txl_export.parity.steps.inputs import sample_count
-from txl_export.parity.steps.judging import drifting, judge
-from txl_export.parity.steps.large import far_inputs
+from txl_export.parity.steps.chains import Trial, planned, run_chain, settled
+from txl_export.parity.steps.inputs import extent
+from txl_export.parity.steps.judging import judge
 from txl_export.parity.steps.matters import idle_states
+from txl_export.parity.steps.odd import far_gates, nan_gates
 from txl_export.parity.steps.results import StepChain
 from txl_export.parity.steps.rows import compare_bits
 from txl_export.parity.steps.truth import Reference
 from txl_export.parity.threads import few_threads
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
-LARGE_ADVICE = "docs/own-models.md#large-numbers has a table of functions and what to write in their place"
-FAR = "large and zero inputs max abs (relative)"
 
 
 def verify_model(
@@ -56,7 +53,7 @@ def verify_model(
     heard = listener or Silent()
     heard.stage("load the bundle")
     model = open_model()
-    manifest, backend, held = model.manifest, model.backend, sample_count(model.manifest, samples)
+    manifest, backend, held = model.manifest, model.backend, extent(model.manifest, samples, "B") if samples else 0
     chains = planned(manifest, segments, held)
     precision: str = stand_in_for or manifest.precision
     described, advice = f"{source}, {reference.described}", ADVICE
@@ -73,7 +70,7 @@ def verify_model(
         gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
         if rung(precision, backend.name).deviation is not None:
             found = [
-                _settled(trial, precision, *pair, seed) for seed, pair in enumerate(zip(chains, found, strict=True))
+                settled(trial, precision, *pair, seed) for seed, pair in enumerate(zip(chains, found, strict=True))
             ]
             gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
         if any(gate.passed is False for gate in gates):
@@ -94,13 +91,10 @@ def verify_model(
                 gates = tuple(judge(manifest, precision, backend.name, found, trial.bits, bool(samples)))
         if precision == "fp32" and all(gate.passed is not False for gate in gates):
             heard.stage("try inputs far from the usual ones")
-            far = far_inputs(model, reference, samples)
-            if far is not None:
-                close = far.apart <= FAR_INPUTS
-                gates += (Gate(FAR, far.apart, FAR_INPUTS, close or (None if far.of_states else False)),)
-                advice = f"{far.place}; {LARGE_ADVICE}" if far.place else ADVICE
-                if far.of_states and not close:
-                    heard.warn(advice)
+            far, place = far_gates(model, reference, samples)
+            gates, advice = gates + tuple(far), place or ADVICE
+            if place and far[0].passed is None:
+                heard.warn(place)
         gates += tuple(nan_gates(model, reference, samples))
     if len(trial.begun) < held:
         heard.warn(
@@ -120,30 +114,10 @@ def verify_model(
             f"state {name} still counts after {found[0].segments} segments; what happens later was not tried, "
             "verify with more --segments if the module does something else at some number"
         )
-    description = backend.description
-    if stand_in_for:
-        description = f"{description}, in float32 rounded to {stand_in_for} (indicative)"
+    rounded = f", in float32 rounded to {stand_in_for} (indicative)" if stand_in_for else ""
+    description = f"{backend.description}{rounded}"
     ran_on = "real inputs" if samples else "random inputs"
+    identity = manifest.model_id
     return Parity(
-        description,
-        precision,
-        described,
-        tuple(found),
-        None,
-        gates,
-        advice=advice,
-        model_id=manifest.model_id,
-        ran_on=ran_on,
+        description, precision, described, tuple(found), None, gates, advice=advice, model_id=identity, ran_on=ran_on
     )
-
-
-def _settled(trial: Trial, precision: str, plan: Planned, chain: StepChain, seed: int) -> StepChain:
-    """A chain as it is where its error does not drift, else a longer one: rounded weights take a slow state to another
-    place, and the error grows until it is there.
-    """
-    tries = 0
-    while drifting(precision, trial.model.backend.name, chain) and tries < TRIES:
-        trial.listener.stage("look at the drift in a longer chain")
-        plan, chain = run_longer(trial, plan, chain, seed)
-        tries += 1
-    return chain

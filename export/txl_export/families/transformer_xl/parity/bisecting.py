@@ -27,6 +27,7 @@ from txl_runtime.types import Array
 
 from txl_export.families.transformer_xl.points import mark, segment_of, traced
 from txl_export.families.transformer_xl.reference import Reference
+from txl_export.parity.steps.origin import session
 
 SEGMENTS = 3
 
@@ -73,17 +74,21 @@ def bisect_against_reference(bundle: Bundle, reference: Reference) -> Bisection:
         BundleError: the graph has no layer norms where they are looked for.
     """
     program, manifest = segment_of(bundle), bundle.manifest
-    session, names = _session(bundle, program)
+    if manifest.precision == "bf16":
+        raise BackendError(f"{bundle.path}: its precision is bf16, which ONNX Runtime cannot run here; bisect fp16")
+    data, names = mark(bundle, program)
+    opened = session(bundle, data)
     draws = np.random.default_rng(0)
     memory, feeds = reference.initial_memory(manifest.batch_size), _first_feeds(bundle, program)
     places = tuple(Place(point, 0.0, 0.0) for point in names)
     for _ in range(SEGMENTS):
         tokens = draws.integers(0, manifest.config.vocab_size, program.inputs[0].fixed).astype(np.int32)
         wanted = [*names.values(), *(spec.name for spec in program.outputs[1:])]
-        results = dict(zip(wanted, session.run(wanted, {**feeds, "tokens": tokens}), strict=True))
+        results = dict(zip(wanted, opened.run(wanted, {**feeds, "tokens": tokens}), strict=True))
         expected, memory = traced(reference, torch.from_numpy(tokens.astype(np.int64)), memory)
         found = {point: np.reshape(results[name], expected[point].shape) for point, name in names.items()}
-        places = tuple(map(_worse, places, compare(found, expected)))
+        pairs = zip(places, compare(found, expected), strict=True)
+        places = tuple(Place(a.name, max(a.difference, b.difference), max(a.largest, b.largest)) for a, b in pairs)
         if not _carry(bundle, program, feeds, results):
             break
     limit = BISECT[manifest.precision]
@@ -127,22 +132,6 @@ def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Plac
         difference = float(np.nan_to_num(np.abs(ours - theirs), nan=np.inf).max()) / scale
         places.append(Place(point, difference, scale))
     return tuple(places)
-
-
-def _worse(one: Place, other: Place) -> Place:
-    return Place(one.name, max(one.difference, other.difference), max(one.largest, other.largest))
-
-
-def _session(bundle: Bundle, program: Program) -> tuple[Any, dict[str, str]]:
-    import onnxruntime
-
-    if bundle.manifest.precision == "bf16":
-        raise BackendError(f"{bundle.path}: its precision is bf16, which ONNX Runtime cannot run here; bisect fp16")
-    data, names = mark(bundle, program)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), names
 
 
 def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
