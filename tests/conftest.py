@@ -20,7 +20,9 @@ from filelock import FileLock
 from support import random_state, save_checkpoint, small_config
 
 pytest_plugins = ["sweeping"]
-hypothesis.settings.register_profile("the same in every run", derandomize=True)
+hypothesis.settings.register_profile(
+    "the same in every run", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("the same in every run")
 torch.set_num_threads(1)  # models this small lose more to handing work around than they gain
 

@@ -40,14 +40,14 @@ def refuses_kv(case: str) -> bool:
 
 def source_of(case: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The checkpoint or state of a case, the config it needs, and the options that its run was set to."""
-    facts, values = facts_of(case), np.load(ORACLE / f"{case}.npz")
+    facts, values = facts_of(case), dict(np.load(ORACLE / f"{case}.npz"))
     names = {"memory_length": "mem_len", "clamp_length": "clamp_len", "same_length": "same_length"}
     options = {ours: facts["opts"][own] for ours, own in names.items() if facts.get("opts", {}).get(own) is not None}
     stem = ORACLE / case
     checkpoint: Any = next((p for p in (stem.with_name(stem.name + end) for end in OWN_FILES) if p.exists()), None)
     if checkpoint is not None:
         return checkpoint, {}, options
-    state = {name[3:]: torch.from_numpy(values[name]) for name in values.files if name.startswith("sd/")}
+    state = {name[3:]: torch.from_numpy(values[name]) for name in values if name.startswith("sd/")}
     return state, config_of(facts), options
 
 
@@ -72,7 +72,7 @@ def oracle_errors(case: str, memory: str, folder: Path) -> tuple[float, float]:
 
 def _errors_of_rule(case: str, memory: str, exported: tuple[Any, Any, Any], update: str) -> tuple[float, float]:
     facts = facts_of(case)
-    values, truth = np.load(ORACLE / f"{case}.npz"), np.load(ORACLE / f"{case}.f64.npz")
+    values, truth = dict(np.load(ORACLE / f"{case}.npz")), dict(np.load(ORACLE / f"{case}.f64.npz"))
     checkpoint, config, result = exported
     stream, manifest = txl_runtime.load(result.path, update=update).stream(), result.manifest
     imported, _ = read_checkpoint(checkpoint, config=config or None)
@@ -101,5 +101,5 @@ def _errors_of_rule(case: str, memory: str, exported: tuple[Any, Any, Any], upda
 def _original(truth: Any, segment: int, layer: int, shape: tuple[int, ...]) -> Any:
     """The original's memory entry of a layer, batch first; some store a list, some one stacked array."""
     own = f"mems/{segment}/{layer}"
-    original = truth[own] if own in truth.files else truth[f"mems/{segment}"][layer]
+    original = truth[own] if own in truth else truth[f"mems/{segment}"][layer]
     return original if original.shape == shape else original.swapaxes(0, 1)

@@ -71,6 +71,8 @@ class Sweep:
         """How many of how many slow tests are run."""
         self.failed: dict[str, None] = {}
         """Tests that failed, each once."""
+        self.unread = 0
+        """Files that could not be collected."""
         self.again: dict[str, tuple[bool, str]] = {}
         """Those that were run once more: whether it passed, and what it printed."""
 
@@ -99,6 +101,10 @@ class Sweep:
         """What a worker counted."""
         self.counted = getattr(node, "workeroutput", {}).get("sweep", self.counted)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count what cannot be run at all."""
+        self.unread += report.failed
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note what failed."""
         if report.failed:
@@ -109,7 +115,7 @@ class Sweep:
         """Once the workers are gone: run once more what failed; all is well if all of it passes."""
         if hasattr(self.config, "workerinput") or exitstatus != pytest.ExitCode.TESTS_FAILED:
             return
-        if len(self.failed) <= MOST:
+        if 0 < len(self.failed) <= MOST and not self.unread:
             self.again = {name: run_alone(name, self.config.rootpath) for name in self.failed}
             if all(passed for passed, _ in self.again.values()):
                 session.exitstatus = pytest.ExitCode.OK

@@ -82,6 +82,13 @@ def test_one_that_fails_twice_fails_the_sweep(tmp_path):
     assert "first run FAILED, second run alone FAILED: test_slow.py::test_one_that_fails[always]" in done.stdout
 
 
+def test_a_file_that_cannot_be_read_fails_the_sweep(tmp_path):
+    (tmp_path / "test_unread.py").write_text("import there_is_no_such_module\n")
+    done = sweep(tmp_path, "passes or first", "--sweep=sample", "-n", "1")
+    assert done.returncode != 0, done.stdout
+    assert "there_is_no_such_module" in done.stdout
+
+
 def test_many_failures_are_no_accident_and_a_sweep_of_all_runs_all(tmp_path):
     done = sweep(tmp_path, "many", "--sweep=all")
     assert done.returncode == 1

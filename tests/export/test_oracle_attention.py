@@ -45,7 +45,7 @@ def models_of(case: str) -> tuple[Reference, list[PlainModel]]:
 
 def segments_of(case: str) -> list[Any]:
     """Tokens int [b, T] of each segment, batch first."""
-    facts, values = facts_of(case), np.load(ORACLE / f"{case}.npz")
+    facts, values = facts_of(case), dict(np.load(ORACLE / f"{case}.npz"))
     first = values["tokens/0"].shape == (facts["bsz"], facts["segs"][0])
     return [np.ascontiguousarray(values[f"tokens/{s}"] if first else values[f"tokens/{s}"].T) for s in range(SEGMENTS)]
 

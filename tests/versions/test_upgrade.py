@@ -118,7 +118,7 @@ def test_conversations_go_on_word_by_word(tmp_path: Path):
 
 
 def test_sessions_of_a_policy_go_on(tmp_path: Path):
-    told = np.load(FROZEN / "policy-16.sessions.npz")
+    told = dict(np.load(FROZEN / "policy-16.sessions.npz"))
     folder = Path(shutil.copytree(FROZEN / "policy-16.sessions", tmp_path / "sessions"))
     with Sessions(txl_runtime.load(FROZEN / "policy-16", "cpu", threads=1)) as sessions:
         assert sessions.restore(folder) == {}

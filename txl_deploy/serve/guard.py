@@ -77,7 +77,7 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         headers, path = Headers(scope=scope), scope["path"]
-        parts = [(scope["raw_path"], scope["query_string"]), *scope["headers"]]
+        parts = [(scope.get("raw_path") or b"", scope["query_string"]), *scope["headers"]]
         if (size := sum(len(name) + len(value) + 4 for name, value in parts)) > HEADER_BYTES:  # all came in one piece
             raise ApiError(431, f"headers of {size} bytes, expected at most {HEADER_BYTES}; send shorter ones")
         if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:

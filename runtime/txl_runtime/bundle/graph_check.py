@@ -62,7 +62,11 @@ class Budget:
 
     def __init__(self, weights: int, most: int | None = None) -> None:
         asked = os.environ.get("TXL_DEPLOY_BUDGET", "")
-        if most is None and asked and not (asked.isascii() and asked.isdecimal() and 0 < len(asked) < 20):
+        if (
+            most is None
+            and asked
+            and not (asked.isascii() and asked.isdecimal() and asked.strip("0") and len(asked) < 20)
+        ):
             raise UsageError(f"TXL_DEPLOY_BUDGET is {asked[:40]!a}, expected the bytes that a step may take; unset it")
         self.weights, self.most = weights, most or int(asked or BASE + EACH * weights)
         self.held, self.taken = set[tuple[str, tuple[int, ...]]](), 0

@@ -248,6 +248,8 @@ def _range(node: Node) -> Value:
     if step[0] != step[1] or not step[0]:
         raise RefusedError("a range whose steps depend on a size, or are 0", "a constant")
     ends = (limit[1] - start[0], limit[0] - start[1])
+    if max(map(abs, ends)) >= 2**31:  # ONNX Runtime up to 1.20 takes the difference in the numbers' type, which wraps
+        raise RefusedError(f"a range over {max(map(abs, ends))}", "fewer numbers than 2^31")
     dims = [max(-(-span // step[0]), 0) for span in (ends if step[0] > 0 else ends[::-1])]
     return node.like(dims[:1], exact=dims[0] == dims[1])
 

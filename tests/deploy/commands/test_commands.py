@@ -186,8 +186,8 @@ def test_inspect_of_a_checkpoint(run, folder):
 
 def test_inspect_tells_a_bare_state_dict_what_it_needs(run, tmp_path):
     """Of a code base whose state dict says neither its sizes nor where the layer norms are."""
-    values = np.load(ORACLE / "kimiyoung" / "k02_pre_lnorm.npz")
-    state = {name[3:]: torch.from_numpy(values[name]) for name in values.files if name.startswith("sd/")}
+    values = dict(np.load(ORACLE / "kimiyoung" / "k02_pre_lnorm.npz"))
+    state = {name[3:]: torch.from_numpy(values[name]) for name in values if name.startswith("sd/")}
     torch.save(state, tmp_path / "bare.pt")
     constructor = json.loads((ORACLE / "kimiyoung" / "k02_pre_lnorm.json").read_text())["ctor"]
     document = run("inspect", tmp_path / "bare.pt", "--json").document

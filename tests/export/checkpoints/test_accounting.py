@@ -18,8 +18,8 @@ from txl_runtime.errors import CheckpointError, UsageError
 
 
 def case(name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    values = np.load(ORACLE / f"{name}.npz")
-    state = {key[3:]: torch.from_numpy(values[key]) for key in values.files if key.startswith("sd/")}
+    values = dict(np.load(ORACLE / f"{name}.npz"))
+    state = {key[3:]: torch.from_numpy(values[key]) for key in values if key.startswith("sd/")}
     return state, dict(config_of(facts_of(name)))
 
 

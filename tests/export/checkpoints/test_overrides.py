@@ -72,8 +72,8 @@ def test_each_override_says_what_the_file_has_and_what_is_used() -> None:
 def test_what_a_family_has_anyway_changes_nothing(case: str, order: str, start: str) -> None:
     import numpy as np
 
-    values = np.load(ORACLE / f"{case}.npz")
-    state = {name[3:]: torch.from_numpy(values[name]) for name in values.files if name.startswith("sd/")}
+    values = dict(np.load(ORACLE / f"{case}.npz"))
+    state = {name[3:]: torch.from_numpy(values[name]) for name in values if name.startswith("sd/")}
     config = config_of(facts_of(case))
     plain, _ = read_checkpoint(state, config=config)
     same = ask_overrides(start, order, plain.config.embedding_scale)

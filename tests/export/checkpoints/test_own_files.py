@@ -53,8 +53,8 @@ PLACES = {
 
 
 def case(name: str) -> tuple[Weights, dict[str, Any]]:
-    values = np.load(ORACLE / f"{name}.npz")
-    state = {key[3:]: torch.from_numpy(values[key]) for key in values.files if key.startswith("sd/")}
+    values = dict(np.load(ORACLE / f"{name}.npz"))
+    state = {key[3:]: torch.from_numpy(values[key]) for key in values if key.startswith("sd/")}
     return state, dict(config_of(facts_of(name)))
 
 

@@ -426,6 +426,15 @@ def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(sh
     assert {gate.name for gate in gates if gate.passed is False} == found
 
 
+def test_a_state_without_spread_has_no_limit_to_be_divided_by():
+    chain = StepChain("segments of 1", 4, segments=40, rows=[64] * 40, full_from=0)
+    errors = chain.states["h"] = TensorErrors()
+    for _ in range(40):
+        errors.add((np.zeros((64, 8)), np.zeros((64, 8))))
+    gates = {gate.name: gate for gate in judge(MANIFEST, "fp16", "cpu", [chain], Bits(), real=False)}
+    assert (gates["drift of h"].value, gates["drift of h"].passed) == (0.0, True)
+
+
 class Settling(ArrayStream):
     """A state is off by what its weights were rounded by, and takes some dozen segments to get there."""
 

@@ -33,7 +33,7 @@ def test_no_bundle_is_forgotten():
 
 @pytest.mark.parametrize(("name", "rule"), RULES)
 def test_an_old_bundle_gives_the_bits_it_gave(name, rule):
-    recorded = np.load(OLD / f"{name}.npz")
+    recorded = dict(np.load(OLD / f"{name}.npz"))
     tokens = recorded["tokens"]
     model = txl_runtime.load(OLD / name, "cpu", threads=1, update=rule)
     stream = model.stream()

@@ -410,6 +410,7 @@ HOSTILE: dict[str, Callable[[onnx.ModelProto], None]] = {
     "a range": range_of(0, 10**9, 1),
     "a range backwards": range_of(10**9, 0, -1),
     "a range of steps 0": range_of(0, 1, 0),
+    "a range that wraps in its type": range_of(2**62 + 2**50, -(2**62), 2**36),
     "sums of many axes": einsum,
     "constants multiplied": folded,
     "constants multiplied that are shapes": multiplied_by_shape,

@@ -81,7 +81,8 @@ def _drifts(limits: Rung, chains: Sequence[StepChain]) -> Iterator[Gate]:
         for name, ends in _late_errors(limits, chain):
             found.setdefault(name, []).extend([] if ends is None else [ends])
     for name, pairs in found.items():
-        worst = max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
+        # A state that is always the same has no spread, and with it no limit.
+        worst = max(pairs, key=lambda pair: pair[0] / (pair[1] or 1e-300), default=None)
         yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
 
 

@@ -25,6 +25,7 @@ from txl_export.parity.steps.rows import compare_bits
 from txl_export.parity.steps.truth import Reference
 from txl_export.parity.threads import few_threads
 
+NAN_ADVICE = "docs/own-models.md has a row on hidden NaN in its table of failures, with what to write in the module"
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
 
 
@@ -95,7 +96,8 @@ def verify_model(
             gates, advice = gates + tuple(far), place or ADVICE
             if place and far[0].passed is None:
                 heard.warn(place)
-        gates += tuple(nan_gates(model, reference, samples))
+        hiding = nan_gates(model, reference, samples)
+        gates, advice = gates + tuple(hiding), NAN_ADVICE if any(gate.passed is False for gate in hiding) else advice
     if len(trial.begun) < held:
         heard.warn(
             f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after "
