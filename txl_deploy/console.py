@@ -73,7 +73,7 @@ class Bar(progress.Progress):
 
     def __init__(self, *columns: progress.ProgressColumn, beside: int) -> None:
         title = cut("{task.description}", beside)
-        draws = stderr.file.isatty() and stderr.is_terminal and not stderr.is_dumb_terminal
+        draws = stderr.is_terminal and not stderr.is_dumb_terminal and stderr.file.isatty()
         bar = progress.BarColumn(table_column=Column(min_width=4))
         columns = (progress.SpinnerColumn(), title, bar, *columns)
         super().__init__(*columns, console=stderr, disable=not draws, redirect_stdout=False)

@@ -6,6 +6,7 @@ Each engine of a library is compiled in a process of its own, and its errors say
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, TAR
 from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
-from txl_runtime.starting import APART, environment
+from txl_runtime.starting import environment
 
 from txl_engines.adapting import adapt, newest_opset, without_clip
 from txl_engines.attending import unite_attention
@@ -97,15 +98,17 @@ class CompiledEngines:
         request = Request(
             target=library.target,
             size=len(graph.data),
-            file=str(graph.path.absolute()),
+            file=graph.path.name,
             program=program,
             gpus=self.gpus,
             half=self.precision == "fp16",
             scatters=graph.scatters,
             states=graph.states,
         )
-        with tempfile.TemporaryFile() as stderr:
-            outcome = _run(request, graph, out.absolute(), listener, stderr)
+        with tempfile.TemporaryFile() as stderr, tempfile.TemporaryDirectory(prefix="txl-deploy-build-") as folder:
+            for name in graph.weights:
+                _place(graph.path.absolute().parent / name, Path(folder) / name)
+            outcome = _run(request, graph, out.absolute(), listener, stderr, folder)
             stderr.seek(0)
             printed = stderr.read().decode(errors="backslashreplace")
         if outcome.failure:
@@ -207,15 +210,24 @@ def ring_works(facts: Facts) -> bool:
     return facts.ring and facts.opset >= 24
 
 
-def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
-    """Have another process build it. However this ends, nothing of that process is left afterwards."""
+def _place(weights: Path, link: Path) -> None:
+    try:
+        link.symlink_to(weights)
+    except OSError:  # Windows lets not everybody make one
+        shutil.copyfile(weights, link)
+
+
+def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes], folder: str) -> Outcome:
+    """Have another process build it, in a folder that holds the weights and nothing else. However this ends, nothing of
+    that process is left afterwards.
+    """
     process = subprocess.Popen(  # noqa: S603 - this Python, this package
         [sys.executable, *COMMAND],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
         env=environment(),
-        cwd=APART,
+        cwd=folder,
         start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which then ends the other one
     )
     assert process.stdin is not None

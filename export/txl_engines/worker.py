@@ -1,15 +1,15 @@
 """One engine, in a process of its own: `python -m txl_engines.worker`, started by `building`.
 
 The compiler orders some tables by address, so two builds give the same bytes only where nothing was allocated before.
-Each engine is therefore compiled in a fresh process, in a fresh thread of it (which has a heap of its own). What the
-library is given is the same from place to place, but for the path beside which it looks for weights; that one leaves no
-trace in the engine. A process of its own can also be stopped at any moment, and a crash of native code ends nothing
-else.
+Each engine is therefore compiled in a fresh process, in a fresh thread of it (which has a heap of its own), and the
+library is given nothing that differs from place to place, such as a path. A process of its own can also be stopped at
+any moment, and a crash of native code ends nothing else.
 
 The process reads from stdin: the request, as a line of JSON; the graph's bytes; and, once it has told that the engine
 is compiled, a line with the file to write. When stdin ends, nobody waits for the engine any more. It writes lines of
-JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. It never stands in the bundle, which
-may be a stranger's: Python, and the linker of the system, look for code in the folder that a process stands in.
+JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. It stands in a folder that has the
+graph's weights and nothing else, and never in the bundle, which may be a stranger's: Python, and the linker of the
+system, look for code in the folder that a process stands in.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Request(Struct, frozen=True, kw_only=True):
     Attributes:
         target: the library.
         size: bytes of the graph that follow.
-        file: where the graph's file would be; its weights are beside it.
+        file: the graph's file name.
         program: what the graph is.
         gpus, half: see `Compiler.build`.
         scatters: states that have to be updated in place.
