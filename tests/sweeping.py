@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-KEEP = 2
+KEEP = 1
 """Variants of one slow test that a sample runs, where its marker says nothing else."""
 SEED = 1
 MOST = 5
