@@ -34,7 +34,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -348,13 +348,17 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     model = TransformerXL(options)
 
+    screen = Screen(stderr=True)
+    said = Column(
+        no_wrap=True, overflow="ellipsis", max_width=max(screen.width - 32, 8)
+    )  # cut first where it is narrow
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[said]}", table_column=said),
     )
-    with Progress(*columns, console=Screen(stderr=True)) as progress:
+    with Progress(*columns, console=screen) as progress:
         task = progress.add_task("step 0", total=1.0, said="")
 
         def report(share: float, step: int, bits: float, speed: float) -> None:

@@ -461,7 +461,7 @@ def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):
                     }""",
                     [server.origin, server.token],
                 )
-            assert statuses.pop("frame") == [200], "the page itself, which lets nobody frame it and holds no secret"
+            assert statuses.pop("frame") == [403], "not even the page itself, which holds no secret"
             assert statuses["document"] == [403], "the form"
             assert {status for found in statuses.values() for status in found} <= {401, 403}, statuses
         elsewhere.shutdown()

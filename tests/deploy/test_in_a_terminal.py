@@ -112,7 +112,10 @@ def test_ctrl_c_ends_a_server(line: str, columns: int, place: Path) -> None:
 @pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("steps", "at"),
-    [("--minutes 5", "step [1-9]"), pytest.param("--steps 1", "evalu", marks=pytest.mark.slow)],
+    [
+        ("--minutes 5", "step [1-9]"),
+        pytest.param("--steps 1 --heldout-bytes 2000000 --eval-bytes 2000000", "evalu", marks=pytest.mark.slow),
+    ],
     ids=["training", "evaluating"],
 )
 def test_ctrl_c_ends_training(steps: str, at: str, columns: int, tmp_path: Path) -> None:
