@@ -105,10 +105,8 @@ class CompiledEngines:
             scatters=graph.scatters,
             states=graph.states,
         )
-        with tempfile.TemporaryFile() as stderr, tempfile.TemporaryDirectory(prefix="txl-deploy-build-") as folder:
-            for name in graph.weights:
-                _place(graph.path.absolute().parent / name, Path(folder) / name)
-            outcome = _run(request, graph, out.absolute(), listener, stderr, folder)
+        with tempfile.TemporaryFile() as stderr:
+            outcome = _run(request, graph, out.absolute(), listener, stderr)
             stderr.seek(0)
             printed = stderr.read().decode(errors="backslashreplace")
         if outcome.failure:
@@ -217,10 +215,16 @@ def _place(weights: Path, link: Path) -> None:
         shutil.copyfile(weights, link)
 
 
-def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes], folder: str) -> Outcome:
-    """Have another process build it, in a folder that holds the weights and nothing else. However this ends, nothing of
-    that process is left afterwards.
-    """
+def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
+    """Have another process build it, in a folder that holds the weights and nothing else."""
+    with tempfile.TemporaryDirectory(prefix="txl-deploy-build-") as folder:
+        for name in graph.weights:
+            _place(graph.path.absolute().parent / name, Path(folder) / name)
+        return _talk(request, graph, out, listener, stderr, folder)
+
+
+def _talk(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes], folder: str) -> Outcome:
+    """However this ends, nothing of the other process is left afterwards."""
     process = subprocess.Popen(  # noqa: S603 - this Python, this package
         [sys.executable, *COMMAND],
         stdin=subprocess.PIPE,
