@@ -229,10 +229,7 @@ class Device:
         return Current(self._context)
 
     def bandwidth(self) -> float | None:
-        """GB/s that the memory can deliver by the clock and width that the driver states.
-
-        None where it states none, and where the memory is the host's: a Jetson's driver gives the GPU's clock for it.
-        """
+        """GB/s of its memory by the driver's figures; None without them: a Jetson gives its GPU's clock in their place."""
         driver, (_, ordinal), device = self._context.driver, self.dlpack, ctypes.c_int()
         driver.cuDeviceGet(ctypes.byref(device), ordinal)
         found = {number: ctypes.c_int() for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS)}
