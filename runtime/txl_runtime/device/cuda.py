@@ -229,7 +229,7 @@ class Device:
         return Current(self._context)
 
     def bandwidth(self) -> float | None:
-        """GB/s of its memory by the driver's figures; None without them, and on a Jetson, whose driver has wrong ones."""
+        """GB/s of its memory by the driver's figures; None without them, and on a Jetson, where they are wrong."""
         driver, (_, ordinal), device = self._context.driver, self.dlpack, ctypes.c_int()
         driver.cuDeviceGet(ctypes.byref(device), ordinal)
         found = {number: ctypes.c_int() for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS)}
