@@ -67,6 +67,7 @@ class FakeDriver(Functions):
         violations: what a GPU would have done wrong.
         calls: names of the functions called, and how often.
         log: names of the tasks done, in their order.
+        multiprocessors, integrated: what it says of its devices; events have to fit the second.
         bytes_copied: to, from and within the device, by what was done.
         captured, replayed: graphs made, and launched.
         failures: functions that failed and their statuses.

@@ -17,6 +17,7 @@ from stand_ins.driver_statuses import (
     DEVICE,
     HOST,
     ILLEGAL_STATE,
+    INTEGRATED,
     INVALID_CONTEXT,
     INVALID_DEVICE,
     INVALID_VALUE,
@@ -24,12 +25,14 @@ from stand_ins.driver_statuses import (
     MAJOR,
     MAX_PITCH,
     MINOR,
+    MULTIPROCESSORS,
     NAMES,
     NO_DEVICE,
     NO_TIMING,
     NON_BLOCKING,
     OUT_OF_MEMORY,
     RELAXED,
+    SLEEPS,
     WRONG_THREAD,
     MemoryCopy,
     Refused,
@@ -47,6 +50,7 @@ class Functions:
 
     def __init__(self, memory: Memory, scheduler: Scheduler, capacity: int, devices: int) -> None:
         self.memory, self.scheduler, self.capacity, self.devices = memory, scheduler, capacity, devices
+        self.multiprocessors, self.integrated = 16, False
         self.bytes_copied = self.captured = self.replayed = 0
         self.handles: dict[int, Any] = {}
         self._made_in: dict[int, int] = {}
@@ -149,7 +153,10 @@ class Functions:
 
     def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> None:
         self._device(device)
-        value._obj.value = {MAJOR: 8, MINOR: 6}.get(attribute, 0)
+        known = {MAJOR: 8, MINOR: 6, MULTIPROCESSORS: self.multiprocessors, INTEGRATED: int(self.integrated)}
+        if attribute not in known:
+            raise ViolationError(f"attribute {attribute}, of which the stand-in knows nothing")
+        value._obj.value = known[attribute]
 
     def _device(self, ordinal: int) -> None:
         if not 0 <= ordinal < self.devices:
@@ -367,8 +374,10 @@ class Functions:
         self.scheduler.launch(into, found)
 
     def cuEventCreate(self, event: Any, flags: int) -> None:
-        if flags != NO_TIMING:
+        if not flags & NO_TIMING:
             raise ViolationError("an event that takes the time")
+        if bool(flags & SLEEPS) != self.integrated:
+            raise ViolationError("an event that keeps a core busy on a board" if self.integrated else "a late event")
         event._obj.value = self._new(Event())
 
     def cuEventDestroy_v2(self, event: int) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.device.context import Context, Current
-from txl_runtime.device.driver import DEVICE, DISABLE_TIMING, HOST, NON_BLOCKING, RELAXED, Driver, Memcpy2D, open_driver
-from txl_runtime.device.gpu import device_title
+from txl_runtime.device.driver import DEVICE, EVENTS, HOST, NON_BLOCKING, RELAXED, Driver, Memcpy2D, open_driver
+from txl_runtime.device.gpu import INTEGRATED, device_number, device_title
 from txl_runtime.errors import BackendError
 
 Work = Callable[[], None]
@@ -58,8 +58,8 @@ class Event:
         handle: CUDA's.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.handle = _own(self, context, "cuEventCreate", "cuEventDestroy_v2", DISABLE_TIMING)
+    def __init__(self, context: Context, flags: int) -> None:
+        self.handle = _own(self, context, "cuEventCreate", "cuEventDestroy_v2", flags)
         self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
@@ -214,6 +214,8 @@ class Device:
         if count.value > 1:
             self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
         self.dlpack = (DLPACK_CUDA, ordinal)
+        # Who waits for an event keeps a core busy and hears sooner, or on a board, whose cores are few, sleeps.
+        self._flags = EVENTS[device_number(driver, ordinal, INTEGRATED) != 0]
         self._context = Context(driver, ordinal)
         with self.current():
             self._zeroing = Queue(self._context)
@@ -250,7 +252,7 @@ class Device:
     def event(self) -> Event:
         """A new event, which was not recorded yet."""
         with self.current():
-            return Event(self._context)
+            return Event(self._context, self._flags)
 
 
 class _Pinned:
