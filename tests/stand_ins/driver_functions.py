@@ -46,11 +46,14 @@ class Functions:
         memory, scheduler: of the devices.
         capacity: bytes of each kind of memory.
         devices: how many there are.
+        integrated: whether they are of a board.
     """
 
-    def __init__(self, memory: Memory, scheduler: Scheduler, capacity: int, devices: int) -> None:
+    def __init__(
+        self, memory: Memory, scheduler: Scheduler, capacity: int, devices: int, integrated: bool = False
+    ) -> None:
+        self.multiprocessors, self.integrated = 16, integrated
         self.memory, self.scheduler, self.capacity, self.devices = memory, scheduler, capacity, devices
-        self.multiprocessors, self.integrated = 16, False
         self.bytes_copied = self.captured = self.replayed = 0
         self.handles: dict[int, Any] = {}
         self._made_in: dict[int, int] = {}
