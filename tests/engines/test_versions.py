@@ -16,6 +16,7 @@ from txl_engines.bundles import choose_update
 from txl_engines.worker import Outcome, Request, check_engine, compile_graph
 from txl_runtime.device.engines import library as libraries
 from txl_runtime.device.engines.library import Library, load_library
+from txl_runtime.device.engines.sidecar import RECIPE, WEAK_RECIPE
 from txl_runtime.errors import BackendError, BundleError, UsageError
 
 
@@ -113,6 +114,8 @@ def mixed() -> onnx.ModelProto:
 def test_what_the_graph_has_in_float32_stays_so_where_types_are_weak(name: str, walk):
     """The softmax within a LogSoftmax too, which has no name; never casts, whole numbers, or what is fp16."""
     lib, record = library(name)
+    recipes = [CompiledEngines(lib, precision).recipe for precision in ("fp16", "fp32")]
+    assert recipes == [WEAK_RECIPE if name == "trt860" else RECIPE, RECIPE], "what was built without this is built again"
     walk(lib, mixed(), "fp16")
     if name != "trt860":
         assert record.kept == record.bound == record.set == []
