@@ -115,7 +115,9 @@ def test_what_the_graph_has_in_float32_stays_so_where_types_are_weak(name: str, 
     """The softmax within a LogSoftmax too, which has no name; never casts, whole numbers, or what is fp16."""
     lib, record = library(name)
     recipes = [CompiledEngines(lib, precision).recipe for precision in ("fp16", "fp32")]
-    assert recipes == [WEAK_RECIPE if name == "trt860" else RECIPE, RECIPE], "what was built without this is built again"
+    assert recipes == [WEAK_RECIPE if name == "trt860" else RECIPE, RECIPE], (
+        "what was built without this is built again"
+    )
     walk(lib, mixed(), "fp16")
     if name != "trt860":
         assert record.kept == record.bound == record.set == []
