@@ -32,7 +32,7 @@ class _Hidden(Eager):
         c = self.parts.config
         rows = self.parts.memory_length if self.parts.dialect.memory_start == "zeros" else 0
         shape = (rows, self.batch_size) if self.rows_axis == 0 else (self.batch_size, rows)
-        self.memory = [torch.zeros(*shape, c.d_model, dtype=self.parts.dtype) for _ in range(c.n_layer)]
+        self.memory = [self.parts.zeros(*shape, c.d_model) for _ in range(c.n_layer)]
 
     def step_bytes(self, length: int) -> int:
         c, m = self.parts.config, self.parts.memory_length
@@ -117,9 +117,8 @@ class BatchFirstHidden(_Hidden):
     def _prepare(self, length: int, rows: int) -> None:
         if self._of == (length, rows):
             return
-        unseen = self.parts.unseen(length, rows)
         self._tables = self.parts.tables(rows + length)
-        self._unseen = unseen if bool(unseen.any()) else None
+        self._unseen = None if self.parts.sees_all(length, rows) else self.parts.unseen(length, rows)
         self._of = (length, rows)
 
     def _attend(self, i: int, context: Tensor, length: int) -> Tensor:
