@@ -14,8 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from txl_runtime.types import Floats, Ids
 
-from txl_deploy.bench.competitors.hidden import shift
+from txl_deploy.bench.competitors.hidden import by_distance, shift
 from txl_deploy.bench.competitors.parts import Eager, Parts, Work
 
 KEPT = 5
@@ -75,7 +76,7 @@ class KeyValue(Eager):
         for i, name in enumerate(parts.attention):
             query, key, value = self._project(i, hidden)
             keys, values = join(i, key, value)
-            scores = place((query + self.position[i]) @ tables[i])  # [B, H, L, K]
+            scores = place(by_distance(query + self.position[i], tables[i]))  # [B, H, L, K]
             mixed = F.scaled_dot_product_attention(query + self.content[i], keys, values, scores, scale=1.0)
             attended = parts.linear(f"{name}.output", mixed.transpose(1, 2).flatten(2))
             hidden = parts.feed_forward(i, hidden, attended)
@@ -171,6 +172,15 @@ class CompiledKeyValue(KeyValue):
         if work not in self._graphs:
             self._graphs[work] = torch.compile(work, dynamic=False, fullgraph=True, mode=self._mode)
         return self._graphs[work](tokens)
+
+    @torch.inference_mode()
+    def score(self, tokens: Ids) -> Floats:
+        if len(self.parts.config.clusters) == 1:
+            return super().score(tokens)
+        ids = torch.from_numpy(tokens)  # a tail for its rows alone, which no graph can do, costs the CPU less
+        hidden = self.answer(self.segment, ids[:, :-1]).flatten(0, 1)
+        found: Floats = self.parts.nll(hidden, ids[:, 1:].flatten()).view(len(ids), -1).numpy()
+        return found
 
     def segment(self, tokens: Tensor) -> Tensor:
         if not self._in_ring:

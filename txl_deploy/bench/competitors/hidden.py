@@ -126,7 +126,7 @@ class BatchFirstHidden(_Hidden):
         query = self._heads(parts.linear(f"{name}.query", context[:, -length:]))
         key, value = map(self._heads, F.linear(context, *self.joined[i]).chunk(2, dim=-1))
         content = (query + parts.state[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
-        distance = (query + parts.state[f"{name}.position_bias"][:, None]) @ self._tables[i]
+        distance = by_distance(query + parts.state[f"{name}.position_bias"][:, None], self._tables[i])
         scores = (content + shift(distance)) * self.scale
         if self._unseen is not None:
             scores = scores.masked_fill(self._unseen, float("-inf"))
@@ -135,6 +135,15 @@ class BatchFirstHidden(_Hidden):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], *self.parts.heads).transpose(1, 2)
+
+
+def by_distance(query: Tensor, table: Tensor) -> Tensor:
+    """[B, H, L, d_head] times [H, d_head, distances], in one product per head: with one per sequence too, PyTorch
+    copies the table for each.
+    """
+    batch, heads, length, width = query.shape
+    rows = query.transpose(0, 1).reshape(heads, batch * length, width)
+    return (rows @ table).view(heads, batch, length, -1).transpose(0, 1)
 
 
 def shift(x: Tensor) -> Tensor:
