@@ -138,9 +138,7 @@ class BatchFirstHidden(_Hidden):
 
 
 def by_distance(query: Tensor, table: Tensor) -> Tensor:
-    """[B, H, L, d_head] times [H, d_head, distances], in one product per head: with one per sequence too, PyTorch
-    copies the table for each.
-    """
+    """[B, H, L, d_head] times [H, d_head, distances], without a copy of the table per sequence."""
     batch, heads, length, width = query.shape
     rows = query.transpose(0, 1).reshape(heads, batch * length, width)
     return (rows @ table).view(heads, batch, length, -1).transpose(0, 1)

@@ -11,7 +11,7 @@ from txl_export.families.transformer_xl.reference import activate
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Array, Floats, Ids
 
 from txl_deploy.bench.competitor import Competitor
 
@@ -227,17 +227,16 @@ class Eager(Competitor):
         hidden = self.segment(tokens[:, :-1]).flatten(0, 1)
         return self.parts.nll(hidden, tokens[:, 1:].flatten()).view(len(tokens), -1)
 
-    @torch.inference_mode()
     def logprobs(self, tokens: Ids) -> Floats:
-        found: Floats = self.answer(self.distribution, torch.from_numpy(tokens)).numpy()
-        return found
+        return self._array(self.distribution, tokens)
 
-    @torch.inference_mode()
     def next_token(self, tokens: Ids) -> Ids:
-        found: Ids = self.answer(self.greedy, torch.from_numpy(tokens)).numpy()
-        return found
+        return self._array(self.greedy, tokens)
+
+    def score(self, tokens: Ids) -> Floats:
+        return self._array(self.nats, tokens)
 
     @torch.inference_mode()
-    def score(self, tokens: Ids) -> Floats:
-        found: Floats = self.answer(self.nats, torch.from_numpy(tokens)).numpy()
+    def _array(self, work: Work, tokens: Ids) -> Array:
+        found: Array = self.answer(work, torch.from_numpy(tokens)).numpy()
         return found
