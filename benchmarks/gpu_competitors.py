@@ -91,7 +91,7 @@ class TorchOnGpu:
             torch._dynamo.mark_static_address(self._ids[given.shape], guard=True)
         ids = self._ids[given.shape]
         ids.copy_(self._page_locked(given).copy_(given), non_blocking=True)
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return self._on_host(self.inner.answer(work, ids))
 
     def _on_host(self, found: Tensor) -> Array:

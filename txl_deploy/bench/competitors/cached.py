@@ -134,11 +134,7 @@ class CompiledKeyValue(KeyValue):
 
     A call is one graph, from the token ids to what is asked for. The compiler is told that weights and ring stay where
     they are: CUDA graphs copy every other input before each step. It runs eagerly until the memory is full, so that
-    only one graph per question and segment length is compiled.
-
-    Args:
-        longest: the length of the longest segment.
-        mode: of torch.compile; the compiler's own choice unless it is given.
+    only one graph per question and segment length is compiled. `mode` is torch.compile's.
     """
 
     name = "torch-compile"
@@ -151,9 +147,9 @@ class CompiledKeyValue(KeyValue):
         size = parts.memory_length + longest
         self._ring, self._head = self._allocate(size), parts.zeros().long()
         self._by_distance = [table.flip(2).contiguous() for table in parts.tables(size)]
-        projections = [tensor for pair in self.joined for tensor in pair if tensor is not None]
-        held = [*parts.state.values(), *projections, *self.content, *self.position, *self._by_distance]
-        for tensor in (*held, *self._ring, self._head):
+        joined = (tensor for pair in self.joined for tensor in pair if tensor is not None)
+        folded = (*joined, *self.content, *self.position, *self._by_distance)
+        for tensor in (*parts.state.values(), *folded, *self._ring, self._head):
             torch._dynamo.mark_static_address(tensor, guard=True)
 
     def reset(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -147,10 +148,7 @@ class Parts:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[N, D] and token ids [N] → nats, float32 [N].
-
-        As in the released code, a tail runs only for its rows; in a compiled graph, whose shapes are fixed, for all.
-        """
+        """[N, D] and token ids [N] → nats, float32 [N]; where no graph fixes shapes, a tail runs only for its rows."""
         clusters = self.config.clusters
         if len(clusters) == 1 or torch.compiler.is_compiling():
             return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
@@ -238,5 +236,4 @@ class Eager(Competitor):
 
     @torch.inference_mode()
     def _array(self, work: Work, tokens: Ids) -> Array:
-        found: Array = self.answer(work, torch.from_numpy(tokens)).numpy()
-        return found
+        return np.asarray(self.answer(work, torch.from_numpy(tokens)))
