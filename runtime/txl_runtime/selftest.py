@@ -171,9 +171,11 @@ def _replay(model: Model, vectors: dict[str, Array], b: int, rows: dict[str, Flo
         oldest = held[np.arange(len(held)), held.shape[1] - stream.fill]  # filled rows stand at the end
         ends = np.stack([oldest, held[:, -1]], axis=1)
         if "rows" in vectors:
-            wanted = vectors[f"row/{name}"][:b]
-            some = held[: len(wanted), held.shape[1] - 1 - vectors["rows"]].reshape(*wanted.shape[:2], -1)
-            rows[name] = _deviation(some[..., vectors["channels"]], wanted)
+            wanted, picked, channels = vectors[f"row/{name}"][:b], vectors["rows"], vectors["channels"]
+            if wanted.shape[1:] != (*picked.shape, *channels.shape):  # see above
+                raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
+            flat = held.reshape(*held.shape[:2], -1)[: len(wanted)]
+            rows[name] = _deviation(flat[:, held.shape[1] - 1 - picked[:, None], channels], wanted)
         worst_memory = max(worst_memory, _largest(ends, expected) / scale)
     return worst, worst_memory
 
@@ -258,8 +260,6 @@ def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Set[str]) -> floa
 
 def _deviation(found: Floats, expected: Floats) -> Floats:
     """Root mean squares of the differences of rows [..., C]; what is no number is infinitely far."""
-    if found.shape != expected.shape:
-        raise ValueError(f"rows have shape {found.shape}, stored were {expected.shape}")
     squares = np.nan_to_num((found.astype(np.float64) - expected) ** 2, nan=np.inf)
     return np.asarray(np.sqrt(squares.mean(axis=-1)))
 

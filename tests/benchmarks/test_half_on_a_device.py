@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import txl_export
@@ -24,7 +25,7 @@ from torch_engine import open_torch
 from txl_export.exporting import _add_selftest
 from txl_export.families.transformer_xl.family import reference_for, weights_of_bundle
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
-from txl_runtime import load
+from txl_runtime import BundleError, load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.listener import Silent
 from txl_runtime.model import Model
@@ -119,6 +120,21 @@ def test_a_right_engine_of_fp16_passes_and_no_wrong_one(tmp_path: Path, on_devic
 
 def test_a_right_engine_of_bf16_passes_and_no_wrong_one(make_bundle: Any, on_device: OnDevice) -> None:
     check(make_bundle(precision="bf16", verify=False), on_device)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda vectors: vectors.pop("row/layers.01.value"),
+        lambda vectors: vectors.update(rows=np.zeros(10**6, np.int32)),
+        lambda vectors: vectors.update(channels=vectors["channels"] + 10**6),
+        lambda vectors: vectors.update(rows=vectors["rows"] + 10**6),
+    ],
+    ids=["none of a state", "more rows than values", "channels out of range", "rows out of range"],
+)
+def test_rows_that_do_not_fit_are_refused(spoil: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"stored vectors do not fit .*; export the model again"):
+        renewed(Path(shutil.copytree(OLD, tmp_path / "b.txl")), spoil)
 
 
 @pytest.mark.parametrize("update", RULES)

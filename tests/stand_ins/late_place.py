@@ -15,7 +15,7 @@ from stand_ins.driver import FakeDriver
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from torch_engine import Place, view_of  # noqa: E402
+from torch_engine import Place, view_of
 
 
 class LatePlace(Place):

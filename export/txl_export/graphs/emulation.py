@@ -144,7 +144,7 @@ def _moved(offset: int, length: int, places: _Places) -> tuple[int, int]:
 
 
 def _widen(tensor: onnx.TensorProto, places: _Places) -> None:
-    """Make a tensor of half precision float32, and let any external tensor point to its place in the other weight file."""
+    """Make a tensor of half precision float32; let any external tensor point to its place in the other weight file."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     half = tensor.data_type in _HALF
     if entries:
