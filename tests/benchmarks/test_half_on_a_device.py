@@ -25,11 +25,12 @@ from torch_engine import open_torch
 from txl_export.exporting import _add_selftest
 from txl_export.families.transformer_xl.family import reference_for, weights_of_bundle
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
-from txl_runtime import BundleError, load
+from txl_runtime import BundleError, CheckError, load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.listener import Silent
 from txl_runtime.model import Model
 from txl_runtime.selftest import SelftestResult, run_selftest
+from txl_runtime.streaming.stream import Stream
 
 OLD = FIXTURES / "release_0_8" / "half"
 RULES = ("ring", "rolled")
@@ -120,6 +121,23 @@ def test_a_right_engine_of_fp16_passes_and_no_wrong_one(tmp_path: Path, on_devic
 
 def test_a_right_engine_of_bf16_passes_and_no_wrong_one(make_bundle: Any, on_device: OnDevice) -> None:
     check(make_bundle(precision="bf16", verify=False), on_device)
+
+
+def test_a_row_in_the_middle_of_the_memory_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest and the newest row alone were compared, and nothing that a step gave was wrong."""
+    model, memory = load(renewed(Path(shutil.copytree(OLD, tmp_path / "b.txl"))), "cpu", threads=1), Stream.memory
+
+    def stale(stream: Stream) -> dict[str, Any]:
+        held = memory(stream)
+        held["layers.00.key"][:, -3] = held["layers.00.key"][:, -4]
+        return held
+
+    run_selftest(model).require()
+    monkeypatch.setattr(Stream, "memory", stale)
+    found = run_selftest(model)
+    assert found.largest["rows"] > 30 * found.limits["rows"]
+    with pytest.raises(CheckError, match=r"rows relative to their rounding by .* \(limit 3e\+00\); do not use this"):
+        found.require()
 
 
 @pytest.mark.parametrize(
