@@ -241,7 +241,7 @@ def test_kernels_are_collected_once_for_each_program(built, here, tmp_path, monk
         stream = model.stream()
         for _ in range(3):
             stream.step(np.zeros((B, 1), int))
-    assert seen.serialized <= len(backend.executables), "later streams compile nothing"
+    assert seen.serialized == 1, "one program ran, and later streams compile nothing"
 
 
 # --- the self-test, and its record --------------------------------------------------------------------------------
