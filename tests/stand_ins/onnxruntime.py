@@ -34,7 +34,7 @@ class StandInOrt:
         library: the column of the table that says what runs on the device.
 
     Attributes:
-        preloaded: how often the libraries of CUDA were loaded.
+        preloaded: where the libraries of CUDA were looked for; None is beside ONNX Runtime.
     """
 
     SessionOptions = onnxruntime.SessionOptions
@@ -43,13 +43,13 @@ class StandInOrt:
 
     def __init__(self, driver: FakeDriver, library: str = "onnxruntime-cuda 1.31.1") -> None:
         self.driver, self.library, self.__version__ = driver, library, library.split()[-1]
-        self.preloaded = 0
+        self.preloaded: list[str | None] = []
 
     def get_available_providers(self) -> list[str]:
         return [CUDA, CPU]
 
-    def preload_dlls(self) -> None:
-        self.preloaded += 1
+    def preload_dlls(self, directory: str | None = None) -> None:
+        self.preloaded.append(directory)
         print("Failed to load libnvrtc.so.13: cannot open shared object file")
         print("Please follow a page on the web.")
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -272,7 +275,7 @@ def test_libraries_of_cuda_are_loaded_first_and_nothing_is_printed(built, capsys
     """C3: onnxruntime finds no CUDA that pip installed, unless it is told to load it; the stand-in insists."""
     made: list[StandInOrt] = []
     opened(built("ring"), change=made.append)
-    assert made[0].preloaded == 1
+    assert made[0].preloaded[0] is None, "those beside onnxruntime come first, which pip installed with it"
     assert capsys.readouterr() == ("", "")
 
 
@@ -286,7 +289,8 @@ def test_a_library_that_is_missing_is_told_when_the_provider_does_not_start(buil
 
     wanted = (
         r"could not start CUDAExecutionProvider and took the CPU instead; expected a driver that runs CUDA 13, and its "
-        r"libraries \(Failed to load libnvrtc\.so\.13: .*\); pip install 'onnxruntime-gpu\[cuda,cudnn\]'"
+        r"libraries \(Failed to load libnvrtc\.so\.13: .*; looked beside onnxruntime, .* and in: .*\); "
+        r"pip install 'onnxruntime-gpu\[cuda,cudnn\]'"
     )
     with pytest.raises(BackendError, match=wanted):
         opened(built("ring"), change=on_the_cpu)
@@ -340,10 +344,62 @@ def test_a_fusion_that_has_no_kernel_is_left_out(built):
 
 
 def test_preloading_that_fails_is_no_error(monkeypatch):
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise RuntimeError("The directory does not exist!")
 
     assert "does not exist" in onnxruntime_cuda.preload_libraries(SimpleNamespace(preload_dlls=fail))
+
+
+SPLIT = """
+import sys
+sys.path += {places!r}
+import onnxruntime
+from txl_runtime.device.onnxruntime_cuda import preload_libraries
+onnxruntime.cuda_version = {version!r}
+print(preload_libraries(onnxruntime))
+"""
+LAYOUTS = {
+    "12.8": {
+        "cublas": ("libcublasLt.so.12", "libcublas.so.12"),
+        "cuda_nvrtc": ("libnvrtc.so.12",),
+        "cuda_runtime": ("libcudart.so.12",),
+        "cudnn": ("libcudnn.so.9",),
+        "cufft": ("libcufft.so.11",),
+        "curand": ("libcurand.so.10",),
+    },
+    "13.0": {
+        "cu13": ("libcublasLt.so.13", "libcublas.so.13", "libcudart.so.13", "libcurand.so.10", "libnvrtc.so.13"),
+        "cudnn": ("libcudnn.so.9",),
+    },
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the libraries of a test are compiled as Linux has them")
+@pytest.mark.parametrize("version", LAYOUTS)
+def test_libraries_of_cuda_are_found_in_whichever_folder_pip_put_them(tmp_path, version):
+    """ONNX Runtime's own function, with libraries of a test that lie apart from it, as pip lays them out."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler here")
+
+    def preloaded(*places: Path) -> str:
+        code = SPLIT.format(places=["", *map(str, places)], version=version)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+        return done.stdout.strip()
+
+    for package, names in LAYOUTS[version].items():
+        folder = tmp_path / "site" / "nvidia" / package / "lib"
+        folder.mkdir(parents=True)
+        for name in names:
+            command = [compiler, "-shared", "-nostdlib", "-x", "c", "/dev/null", f"-Wl,-soname,{name}", "-o", name]
+            subprocess.run(command, check=True, cwd=folder)
+    shutil.copytree(tmp_path / "site" / "nvidia", tmp_path / "nvidia")  # where the process stands: nobody looks there
+    assert preloaded(tmp_path / "site") == ""
+    missing = preloaded(tmp_path / "elsewhere")
+    assert re.search(rf"Failed to load libcublasLt\.so\.{version[:2]}: .*no nvidia/\*/lib is in any .*sys\.path", missing)
+    broken = tmp_path / "site" / "nvidia" / next(iter(LAYOUTS[version])) / "lib" / f"libcublas.so.{version[:2]}"
+    broken.write_bytes(b"cut short")
+    assert re.search(rf"Failed to load {broken}: .*in: .*{broken.parent}", preloaded(tmp_path / "site"))
 
 
 def test_the_runtime_composes_nothing():
