@@ -211,7 +211,7 @@ def load_onnxruntime(
 ) -> DeviceBackend:
     """As `open_onnxruntime_cuda`, with sessions and a device that are open."""
     found = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
-    with device.current():  # the provider takes a device for the thread, and leaves it so
+    with device.current(), queue.beside_records():  # the provider takes a device for the thread, and leaves it so
         executables = [sessions.executable(engine.program, bundle.read(engine.name)) for engine in found]
     said = ""
     if elsewhere := sessions.elsewhere(provider):

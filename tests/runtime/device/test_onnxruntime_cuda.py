@@ -20,7 +20,7 @@ import pytest
 import txl_runtime
 from onnx import helper
 from stand_ins.driver import FakeDriver
-from stand_ins.engine import open_fake_device
+from stand_ins.engine import open_fake_device, recording_elsewhere
 from stand_ins.onnxruntime import CPU, Session, StandInOrt
 from txl_engines.bundles import build_bundle
 from txl_engines.recording import record_pass
@@ -102,6 +102,18 @@ def test_opening_and_running_leave_the_application_on_its_device(built, monkeypa
     stream.feed(np.zeros((B, 3), int))
     assert driver.here("the application") == driver.contexts[1]
     driver.unwind()
+
+
+def test_another_models_engine_that_is_recording_neither_stops_a_model_nor_is_spoilt_by_it(built, monkeypatch):
+    driver = FakeDriver()
+    first = opened(built("ring"), driver=driver)
+    with recording_elsewhere(driver, first):
+        stream = load_with(built("ring"), opened(built("ring"), driver=driver), monkeypatch).stream()
+    stream.loop.finish()  # a wait is refused all the same
+    with recording_elsewhere(driver, first):
+        pending = stream.loop.run({"tokens": np.ones((B, 1), np.int32)}, np.array([1] * B, np.int32))
+    theirs = load(built("ring"), backend="cpu", update="ring").stream()
+    np.testing.assert_allclose(pending.rows(), theirs.step(np.ones((B, 1), int)), rtol=0, atol=1e-5)
 
 
 def test_a_step_is_waited_for_once(built, monkeypatch):
