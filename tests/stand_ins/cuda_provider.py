@@ -3,9 +3,9 @@
     python -m stand_ins.cuda_provider LIBCUDA COUNTING BUNDLE:RULE...
 
 It opens each bundle as the runtime does, from whichever folders Python imports from; only the driver is the stand-in.
-Prints JSON: for each bundle and rule and each program the bytes of memory that it updates in place, which tensors are not
-on the device, which nodes are not, and what was called of the libraries while it was tied to memory, in its first run and
-in its third.
+Prints JSON: for each bundle and rule and each program the bytes of memory that it updates in place, which tensors are
+not on the device, which nodes are not, and what was called of the libraries while it was tied to memory, in its first
+run and in its third.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stand_ins.driver import FakeDriver
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import cuda
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.device.onnxruntime_cuda import open_onnxruntime_cuda
+
+from stand_ins.driver import FakeDriver
 
 
 def main() -> None:

@@ -225,31 +225,38 @@ def preload_libraries(ort: Any) -> str:
     """Load CUDA's libraries from wherever pip put them: ONNX Runtime does not look itself, or beside itself alone.
 
     Returns:
-        What could not be loaded, in ONNX Runtime's words, and where it was looked for; not all that it misses is needed.
+        What could not be loaded, in ONNX Runtime's words, and where it was looked for. Some of it may not
+        be needed.
     """
-    folders = pip_folders()
+    places = pip_folders()
     lines: list[str] = []
-    # Beside ONNX Runtime first, as pip installs its extras. What is loaded once is found by its name from then on, so
-    # the last call tells what is nowhere.
-    for folder in (None, *folders):
-        printed = io.StringIO()
-        lines = [line for line in lines if os.sep in line]  # a file that is there, and why it does not load
-        with contextlib.redirect_stdout(printed):
-            try:
-                ort.preload_dlls(directory=folder)
-            except Exception as error:  # it is a help; whether the provider starts is asked afterwards
-                lines.append(f"Failed: {one_line(error)}")
-        lines += [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
-    if not lines:
-        return ""
-    places = ", ".join(folders) or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
-    return f"{'; '.join(lines[:2])}; looked beside onnxruntime, where the system looks, and in: {places}"
+    # Beside ONNX Runtime first, as pip installs its extras. What was loaded is found by its name from then on, so the
+    # last call tells what is nowhere, and nothing is loaded twice where all is in one place.
+    for folders in ([""], *places):
+        for folder in folders:
+            printed = io.StringIO()
+            lines = [line for line in lines if os.sep in line]  # a file that is there, and why it does not load
+            with contextlib.redirect_stdout(printed):
+                try:
+                    ort.preload_dlls(directory=folder or None)
+                except Exception as error:  # it is a help; whether the provider starts is asked afterwards
+                    lines.append(f"Failed: {one_line(error)}")
+            lines += [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+        if not lines:
+            return ""
+    searched = ", ".join(folder for folders in places for folder in folders)
+    searched = searched or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
+    return f"{'; '.join(lines[:2])}; looked beside onnxruntime, where the system looks, and in: {searched}"
 
 
-def pip_folders() -> list[str]:
-    """Folders of libraries in NVIDIA's packages, of CUDA 12 and 13, wherever Python imports from."""
-    found = (sorted(Path(place).glob(f"nvidia/*/{name}")) for place in sys.path if place for name in LIBRARIES)
-    return list(dict.fromkeys(str(folder.absolute()) for folders in found for folder in folders if folder.is_dir()))
+def pip_folders() -> list[list[str]]:
+    """Folders of libraries in NVIDIA's packages, of CUDA 12 and 13: those of each place that Python imports from."""
+    found = (
+        [folder for name in LIBRARIES for folder in sorted(Path(place).absolute().glob(f"nvidia/*/{name}"))]
+        for place in dict.fromkeys(sys.path)
+        if place
+    )
+    return [[str(folder) for folder in folders if folder.is_dir()] for folders in found if folders]
 
 
 def import_onnxruntime() -> Any:
