@@ -363,6 +363,24 @@ def test_preloading_that_fails_is_no_error(monkeypatch):
     assert "does not exist" in onnxruntime_cuda.preload_libraries(SimpleNamespace(preload_dlls=fail))
 
 
+def test_the_place_that_has_what_was_missing_is_the_last_that_is_looked_into(monkeypatch, tmp_path):
+    """Else a second copy of what is loaded would be, from the next place."""
+    folders = [tmp_path / place / "nvidia" / package / "lib" for place in "ab" for package in ("cu13", "cudnn")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    asked: list[str | None] = []
+
+    def preload(directory: str | None) -> None:
+        asked.append(directory)
+        if str(folders[0]) not in asked:
+            print("Failed to load libcublas.so.13: it is nowhere")
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path / place) for place in ("", "a", "b")])
+    monkeypatch.setattr(onnxruntime_cuda, "LIBRARIES", ("lib",))
+    assert onnxruntime_cuda.preload_libraries(SimpleNamespace(preload_dlls=preload)) == ""
+    assert asked == [None, *map(str, folders[:2])]
+
+
 SPLIT = """
 import sys
 sys.path += {places!r}
