@@ -23,7 +23,7 @@ __all__ = ["PRESENT", "Item", "Outcome", "Runner", "plan"]
 WORKER = Path(__file__).with_name("gpu_worker.py")
 STEPS = {
     "export": ("export",),
-    "torch": ("open", "decode", "score"),
+    "torch": ("open", "decode", "draw", "score"),
     "engine": ("build", "open", "self-test", "verify", "decode", "draw", "score"),
 }
 """What each kind of item does, in this order."""

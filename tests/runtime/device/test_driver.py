@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from stand_ins import driver_statuses
 from support import CUDA, until
+from txl_runtime.device import cuda, gpu
 from txl_runtime.device import driver as module
-from txl_runtime.device import gpu
 from txl_runtime.device.driver import ADVICE, REPORT, SIGNATURES, Driver, Memcpy2D, open_driver
 from txl_runtime.errors import BackendError
 
@@ -183,13 +183,18 @@ HEADERS = {"CUDA 12": CUDA / "nvidia" / "cuda_runtime" / "include", "CUDA 13": C
 NUMBERS = {
     "CU_MEMORYTYPE_HOST": module.HOST,
     "CU_MEMORYTYPE_DEVICE": module.DEVICE,
-    "CU_EVENT_DISABLE_TIMING": module.DISABLE_TIMING,
+    "CU_EVENT_DISABLE_TIMING": module.EVENTS[0],
+    "(CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC)": module.EVENTS[1],
     "CU_STREAM_NON_BLOCKING": module.NON_BLOCKING,
     "CU_STREAM_CAPTURE_MODE_RELAXED": module.RELAXED,
     "CU_STREAM_CAPTURE_MODE_GLOBAL": driver_statuses.GLOBAL,
     "CU_STREAM_CAPTURE_STATUS_NONE": 0,
     "CU_STREAM_CAPTURE_STATUS_ACTIVE": driver_statuses.ACTIVE,
     "CU_STREAM_CAPTURE_STATUS_INVALIDATED": driver_statuses.INVALIDATED,
+    "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": gpu.MULTIPROCESSORS,
+    "CU_DEVICE_ATTRIBUTE_INTEGRATED": gpu.INTEGRATED,
+    "CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE": cuda.MEMORY_KHZ,
+    "CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH": cuda.MEMORY_BITS,
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": gpu.MAJOR,
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": gpu.MINOR,
     **{name: status for status, (name, _) in driver_statuses.NAMES.items()},
