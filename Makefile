@@ -11,7 +11,7 @@ BUNDLE ?= $(DEMO)/model.txl
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint packages versions clients triton browser screenshots gpu-check wheel clean
+.PHONY: demo test sweep fuzz lint packages versions clients triton browser cuda screenshots gpu-check wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make lint       ruff and mypy --strict"
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
+	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
 	@echo "make screenshots  both pages in three widths and two themes, as pictures in screenshots/ (BUNDLE=$(BUNDLE))"
 	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run (SITE=, OPTIONS=)"
 	@echo "make wheel      the package, as a file in dist/"
@@ -107,6 +108,15 @@ browser: .browser/ready
 		axe-core@4.14.1 typescript@7.0.2 || echo "npm is not here or failed; tests with axe-core will skip"
 	@touch $@
 
+# For a machine without a GPU: tests bring what stands in for CUDA's libraries, so NVIDIA's own are not wanted there.
+cuda: .cuda/ready
+
+.cuda/ready: tests/cuda.txt | $(VENV)/ready
+	rm -rf .cuda
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .cuda -r tests/cuda.txt
+	mkdir -p .cuda && rm -rf .cuda/nvidia/*/lib
+	@touch $@
+
 screenshots: .browser/ready
 	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots
 
@@ -118,4 +128,4 @@ wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) .packages .versions .clients .triton .browser $(DEMO) screenshots gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda $(DEMO) screenshots gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

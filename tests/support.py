@@ -32,6 +32,9 @@ PACKAGES = Path(__file__).parents[1] / ".packages"
 CLIENTS = Path(__file__).parents[1] / ".clients" / "bin" / "python"
 """What `make clients` makes: an environment with openai, lm-eval, Ray, tritonclient and this project's runtime."""
 
+CUDA = Path(__file__).parents[1] / ".cuda"
+"""What `make cuda` installs: ONNX Runtime with its CUDA provider, without CUDA's libraries, and NVIDIA's headers."""
+
 SMALL = {
     "vocab_size": 60,
     "n_layer": 2,

@@ -19,6 +19,7 @@ from stand_ins.driver import FakeDriver
 from stand_ins.engine import GraphRun, place_work
 
 KINDS = {"int32": "INT32", "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "bool": "BOOL"}
+REFUSED = "cudaMalloc: operation not permitted when stream is capturing"
 FAULTS = (
     "no runtime",  # the factory returned nullptr, and the bindings None
     "no runtime, TypeError",  # the factory returned nullptr, and pybind11 says so
@@ -66,8 +67,8 @@ def run_engines(
     def deserialize(runtime: Any, data: Any) -> Any:
         made_in = driver.here("an engine's memory")
         program = programs.get(hashlib.sha256(bytes(data)).hexdigest())
-        if program is None:
-            runtime._logger.log(1, "Serialization assertion failed")
+        if program is None or not driver.makes_memory():
+            runtime._logger.log(1, "Serialization assertion failed" if program is None else REFUSED)
             return None
         states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
         return engine(GraphRun(bundle, program), {state.output: state.input for state in states}, made_in)
@@ -79,7 +80,7 @@ def run_engines(
 
         def context(*given: Any) -> Any:
             driver.here("an execution context", made_in)
-            if "no context" in faults:
+            if "no context" in faults or not driver.makes_memory():
                 return None
             wrong("no context", None)
             seen.contexts += 1
@@ -92,6 +93,8 @@ def run_engines(
                 if "run refused" in faults:
                     return False
                 if not tied:
+                    if not driver.makes_memory():
+                        return False
                     refused = "waiting for the stream" if "not recordable" in faults else ""
                     tied.append((handle, place_work(driver, graph, in_place, addresses, handle, refused)))
                 stream, launch = tied[0]
