@@ -2,9 +2,9 @@
 
 `place` puts both into a folder of packages. What then runs needs no PyTorch and is the project as it was installed: a
 process that builds an engine, and one that loads it. An engine holds its graph and weights, and runs with ONNX Runtime,
-which the project itself cannot import there. It is refused by another version, and on another GPU. The library takes an
-operator only where the version's documentation has it, and opsets only up to the version's newest. What a GPU would have
-done wrong in silence ends the process with `WRONG`.
+which the project itself cannot import there. It is refused by another version, and on another GPU. The library takes
+operators only where the version's documentation has them, and opsets only up to the version's newest. What a GPU would
+have done wrong in silence ends the process with `WRONG`.
 """
 
 from __future__ import annotations
