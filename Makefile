@@ -7,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
 BUNDLE ?= $(DEMO)/model.txl
+PYTHON_VERSION ?= 3.10
 # A worker per core, each of one thread: an idle worker takes tests from the end of a busy one's, so that tests which
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint packages versions clients triton browser cuda screenshots gpu-check wheel clean
+.PHONY: demo test sweep fuzz lint packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +30,7 @@ help:
 	@echo "make screenshots  both pages in three widths and two themes, as pictures in screenshots/ (BUNDLE=$(BUNDLE))"
 	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run (SITE=, OPTIONS=)"
 	@echo "make wheel      the package, as a file in dist/"
+	@echo "make wheelhouse  the package and all it needs to build engines on a Jetson, as files (PYTHON_VERSION=$(PYTHON_VERSION))"
 	@echo "make clean      remove what the other commands made"
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -127,5 +129,11 @@ gpu-check: $(if $(SITE),,$(VENV)/ready)
 wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
 
+# docs/jetson.md has the same command, for whoever has the wheel alone.
+wheelhouse: wheel
+	rm -rf wheelhouse
+	$(BIN)/python -m pip download --dest wheelhouse --only-binary :all: --python-version $(PYTHON_VERSION) \
+		--platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 "./$$(ls -t dist/txl_deploy-*.whl | head -1)[build]"
+
 clean:
-	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda $(DEMO) screenshots gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda $(DEMO) screenshots gpu-check build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ import importlib
 import linecache
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,11 @@ SMALL = {
     "clamp_length": None,
     "same_length": False,
 }
+
+
+def typed(page: str) -> list[str]:
+    """The commands of a page, or of a part of one: what stands behind a $, with the lines that a backslash joins."""
+    return re.findall(r"^    \$ ((?:.*\\\n)*.*)$", page, re.MULTILINE)
 
 
 def small_config(**changes: Any) -> dict[str, Any]:

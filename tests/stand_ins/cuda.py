@@ -7,7 +7,7 @@ something is wrong can be asked for: they raise, return nothing, or return False
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,16 +34,40 @@ FAULTS = (
     "not recordable",
 )
 
+Engine = tuple[GraphRun, Mapping[str, str]]
+"""A graph, and of its outputs those that share an input's memory."""
+
 
 def run_engines(
     trt: Any, bundle: Bundle, programs: dict[str, Program], driver: FakeDriver, faults: Collection[str] = ()
 ) -> SimpleNamespace:
-    """Teach a stand-in for TensorRT to run engines.
+    """Teach a stand-in for TensorRT to run the engines of a bundle.
 
     Args:
         trt: from `stand_ins.tensorrt.fake`.
         bundle: whose graphs the engines are made of.
         programs: by the SHA-256 of the engine's bytes.
+        driver, faults: see `run_graphs`.
+    """
+
+    def find(data: bytes) -> Engine | None:
+        program = programs.get(hashlib.sha256(data).hexdigest())
+        if program is None:
+            return None
+        states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
+        return GraphRun(bundle, program), {state.output: state.input for state in states}
+
+    return run_graphs(trt, find, driver, faults)
+
+
+def run_graphs(
+    trt: Any, find: Callable[[bytes], Engine | None], driver: FakeDriver, faults: Collection[str] = ()
+) -> SimpleNamespace:
+    """Teach a stand-in for TensorRT to run engines.
+
+    Args:
+        trt: from `stand_ins.tensorrt.fake`.
+        find: what is in an engine's bytes; None where the library refuses them.
         driver: on whose streams they run.
         faults: what goes wrong, of `FAULTS`; a mutable collection may change later.
 
@@ -66,14 +90,13 @@ def run_engines(
 
     def deserialize(runtime: Any, data: Any) -> Any:
         made_in = driver.here("an engine's memory")
-        program = programs.get(hashlib.sha256(bytes(data)).hexdigest())
-        if program is None or not driver.makes_memory():
-            runtime._logger.log(1, "Serialization assertion failed" if program is None else REFUSED)
+        found = find(bytes(data))
+        if found is None or not driver.makes_memory():
+            runtime._logger.log(1, "Serialization assertion failed" if found is None else REFUSED)
             return None
-        states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
-        return engine(GraphRun(bundle, program), {state.output: state.input for state in states}, made_in)
+        return engine(*found, made_in)
 
-    def engine(graph: GraphRun, in_place: dict[str, str], made_in: int) -> Any:
+    def engine(graph: GraphRun, in_place: Mapping[str, str], made_in: int) -> Any:
         program = graph.program
         specs = {spec.name: spec for spec in (*program.outputs, *program.inputs)}
         inputs, names = {spec.name for spec in program.inputs}, sorted(specs)
