@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,21 +55,29 @@ def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, 
     return {"p50": middle, "p90": sorted(found)[int(0.9 * len(found))], "tokens/s": tokens / middle * 1e3}
 
 
+def large(vocabulary: int) -> dict[str, Any]:
+    """The config of a real model's size."""
+    from common import shape
+
+    cutoffs = tuple(end for end in CUTOFFS if end < vocabulary)
+    return shape(12, 512, 8, 64, 2048, vocabulary, cutoffs=cutoffs)
+
+
 def export(journal: Journal, given: argparse.Namespace) -> None:
     """A random model of a bundle's precision and B."""
-    from common import TINY, random_bundle, shape
+    from common import TINY, random_bundle
 
-    cutoffs = tuple(end for end in CUTOFFS if end < given.vocabulary)
-    values, length, memory = (
-        (TINY | {"vocab_size": given.vocabulary, "cutoffs": cutoffs}, QUICK_LENGTH, QUICK_MEMORY)
-        if given.quick
-        else (shape(12, 512, 8, 64, 2048, given.vocabulary, cutoffs=cutoffs), LENGTH, MEMORY)
-    )
+    values, length, memory = large(given.vocabulary), LENGTH, MEMORY
+    if given.quick:
+        kept = {name: values[name] for name in ("vocab_size", "cutoffs")}
+        values, length, memory = TINY | kept, QUICK_LENGTH, QUICK_MEMORY
 
     def run() -> None:
         given.bundle.parent.mkdir(parents=True, exist_ok=True)
         more = {"batch_size": given.batch, "precision": given.precision}
         random_bundle(given.bundle, values, (length, 1), memory, **more)
+        if given.quick:  # such bundles are kept in the repository
+            (given.bundle / "report.html").unlink(missing_ok=True)
 
     journal.run("export", run)
 
@@ -169,7 +178,7 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         _leave_out(journal, steps, "PyTorch was built without CUDA")
         return
-    model = txl_runtime.load(given.bundle, backend="cpu", lean=True)
+    model = txl_runtime.load(given.bundle, backend="cpu", lean=True) if given.bundle.exists() else unexported(given)
     if model.manifest.precision != "fp32":
         _leave_out(journal, steps, "PyTorch computes in fp32 here, which it does beside the bundle of fp32")
         return
@@ -191,6 +200,21 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
     inner = competitor[0]
     journal.run("decode", lambda: timed(lambda: inner.logprobs(tokens[:, :1]), given.seconds, model.batch_size))
     journal.run("score", lambda: timed(lambda: inner.score(tokens), given.seconds, tokens[:, 1:].size))
+
+
+def unexported(given: argparse.Namespace) -> Any:
+    """The model that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
+    import gpu_competitors
+    from common import deviation, random_state
+    from txl_runtime.bundle.format1 import Dialect, ModelConfig
+
+    values = large(given.vocabulary)
+    state = random_state(values, deviation=deviation(values["d_model"]))
+    config = ModelConfig(**{name: values[name] for name in ModelConfig.__struct_fields__ if name in values})
+    sizes = {"batch_size": given.batch, "segment_lengths": (LENGTH, 1), "memory_length": MEMORY, "precision": "fp32"}
+    manifest = SimpleNamespace(config=config, dialect=Dialect(), vocab_size=given.vocabulary, **sizes)
+    gpu_competitors.weights_of = lambda _: state
+    return SimpleNamespace(manifest=manifest, batch_size=given.batch, segment_lengths=sizes["segment_lengths"])
 
 
 def _leave_out(journal: Journal, steps: tuple[str, ...], reason: str) -> None:

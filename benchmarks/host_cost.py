@@ -190,14 +190,12 @@ def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
 # --- in a side's process ------------------------------------------------------------------------------------------
 
 
-class _Idle:
+class Idle:
     """An engine's program that does nothing."""
 
-    recordable = True
-
-    def __init__(self, program: Any, states: Any) -> None:
+    def __init__(self, program: Any, states: Any, recordable: bool = True) -> None:
         ring = program.update == "ring"
-        self.program = program
+        self.program, self.recordable = program, recordable
         self.in_place = {state.output: state.input for state in states} if ring else {}
 
     def prepare(self, addresses: Any, queue: Any) -> Callable[[], None]:
@@ -216,7 +214,7 @@ def _answer(source: Path, files: Path, side: str) -> None:
 
     def open_device(name: str, bundle: Any, update: str) -> Any:
         manifest = bundle.manifest
-        programs: Any = [_Idle(p, manifest.states_of(update)) for p in whole_programs(manifest, update)]
+        programs: Any = [Idle(p, manifest.states_of(update)) for p in whole_programs(manifest, update)]
         return DeviceBackend(name, "a driver that does nothing", device, device.queue(), programs)
 
     backends.open_device = open_device

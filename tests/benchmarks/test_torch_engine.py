@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
 from gpu_exercise import LIMIT, exercise, in_threads  # noqa: E402
+from stand_ins.late_place import LatePlace  # noqa: E402
 from torch_engine import HostPlace, Interpreter, Place, TorchExecutable, open_torch, view_of  # noqa: E402
 from torch_engine_operators import OPERATORS  # noqa: E402
 
@@ -208,27 +209,6 @@ def test_operators_of_programs_to_come_give_what_onnx_runtime_gives(
     found = interpreted(data)({"x": torch.from_numpy(x)})["y"].numpy()
     (expected,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-
-
-class LatePlace(Place):
-    """The stand-in for CUDA: work is done when its turn comes, on copies of what it reads."""
-
-    device = "cpu"
-
-    def __init__(self, driver: FakeDriver) -> None:
-        self._driver = driver
-
-    def tie(self, interpreter: Any, program: Program, addresses: Any, in_place: Any, queue: Any) -> Launch:
-        reads, writes = (
-            [(addresses[spec.name], tensor_bytes(spec)) for spec in side] for side in (program.inputs, program.outputs)
-        )
-
-        def work(copies: list[Any]) -> list[Any]:
-            values = {spec.name: view_of(raw, spec) for spec, raw in zip(program.inputs, copies, strict=True)}
-            results = interpreter(values)
-            return [results[spec.name].contiguous().view(torch.uint8).numpy() for spec in program.outputs]
-
-        return lambda: self._driver.launch(queue.handle, work, reads, writes, f"run {program.name}")
 
 
 @pytest.fixture
