@@ -121,26 +121,29 @@ def plan(given: argparse.Namespace) -> list[Item]:
 
 
 def _first_contact(folder: Path) -> list[Item]:
-    """What tells most first, each with its limit: all of it fits ten minutes. Only the export takes minutes itself."""
+    """What tells most first; all limits together fit ten minutes. The export is the only one that takes minutes."""
     tiny = {precision: folder / f"quick-v204-{precision}-b2.txl" for precision in ("fp32", "fp16")}
-    exercise, threads = ("gpu_exercise.py", "--backend", "torch", "--bundle"), ("--threads", "4")
-    large = {"engine": "", "precision": "fp32", "batch": 1, "bundle": folder / "v204-fp32-b1.txl"}
+    fp32, fp16 = map(str, tiny.values())
+    exercise = ("gpu_exercise.py", "--backend", "torch", "--threads", "4", "--bundle")
+    checked = (SANITIZER, "--error-exitcode", "9", *exercise, fp32, "--steps", "30")
 
-    def program(title: str, limit: float, *command: str, precision: str = "fp32", needs: Sequence[str] = ()) -> Item:
-        return Item("program", "", precision, 2, tiny[precision], title, command, limit, tuple(needs))
+    def program(title: str, limit: float, *command: str, needs: tuple[str, ...] = ()) -> Item:
+        bundle = tiny["fp16" if fp16 in command else "fp32"]
+        return Item("program", "", "", 2, bundle, title, command, limit, needs)
+
+    def large(kind: str, engine: str, limit: float | None, behind: bool = False) -> Item:
+        return Item(kind, engine, "fp32", 1, folder / "v204-fp32-b1.txl", "", (), limit, EXPORT, behind)
 
     return [
         program("smoke", 40, "gpu_smoke.py"),
-        *(
-            program(f"exercise-{precision}", 60, *exercise, str(path), *threads, precision=precision, needs=INTERPRETER)
-            for precision, path in tiny.items()
-        ),
-        program("sanitizer", 75, SANITIZER, *exercise, str(tiny["fp32"]), *threads, "--steps", "30", needs=INTERPRETER),
-        program("host", 30, "gpu_costs.py", "host", "--bundle", str(tiny["fp32"]), needs=("safetensors",)),
+        program("exercise", 60, *exercise, fp32, needs=INTERPRETER),
+        program("exercise-fp16", 40, *exercise, fp16, "--steps", "100", needs=INTERPRETER),
+        program("sanitizer", 75, *checked, needs=INTERPRETER),
+        program("host", 30, "gpu_costs.py", "host", "--bundle", fp32, needs=("safetensors",)),
         program("nodes", 20, "gpu_costs.py", "nodes"),
-        Item("export", **large, limit=180, needs=EXPORT, behind=True),
-        Item("torch", **large | {"engine": "torch"}, limit=90, needs=EXPORT),
-        Item("torch", **large | {"engine": "torch-compiled"}, needs=EXPORT),
+        large("export", "", 120, behind=True),
+        large("torch", "torch", 60),
+        large("torch", "torch-compiled", None),  # the rest
     ]
 
 
@@ -197,14 +200,15 @@ class Runner:
             return self._spent
         if not self._given.prepare:
             self._copy(item.bundle)
-        if item.kind == "export" and not self._given.first:
-            without = gpu_name() is None and set(self._given.engine).isdisjoint({"cpu"}) and not self._given.prepare
-            return NO_GPU if without else "" if not item.bundle.exists() else PRESENT
-        if item.engine != "cpu" and gpu_name() is None:
+        if item.kind == "export":
+            without = gpu_name() is None and "cpu" not in self._given.engine and not self._given.prepare
+            if without or item.bundle.exists():
+                return NO_GPU if without else PRESENT
+        elif item.engine != "cpu" and gpu_name() is None:
             return NO_GPU
         if absent := [name.replace("_", "-") for name in item.needs if find_spec(name) is None]:
             return f"it needs {', '.join(absent)}; put what is missing into --site"
-        if SANITIZER in item.command and shutil.which(SANITIZER) is None:
+        if item.command[:1] == (SANITIZER,) and shutil.which(SANITIZER) is None:
             return f"{SANITIZER} is not on PATH; it comes with CUDA's compiler"
         exported = next(
             (other for other in self.outcomes if other.item.kind == "export" and other.item.bundle == item.bundle), None
@@ -228,6 +232,10 @@ class Runner:
     def _spent(self) -> str:
         return f"the budget of {self._given.budget:g} s was spent"
 
+    @staticmethod
+    def _late(item: Item) -> str:
+        return f"stopped: it took longer than {item.limit:g} s"
+
     def _steps(self, item: Item) -> Path:
         """The file that the item's process writes its steps into."""
         folder: Path = self._given.out / "steps"
@@ -239,18 +247,17 @@ class Runner:
         given, steps = self._given, self._steps(item)
         steps.unlink(missing_ok=True)
         steps.parent.mkdir(parents=True, exist_ok=True)
-        command: list[object] = [sys.executable]
         if item.kind == "program":
-            before = [word for word in item.command[:1] if word == SANITIZER]
-            before += ["--error-exitcode", "9"] * len(before)
-            script, *options = item.command[bool(before) :]
-            command = [*before, *command, HERE / script, *options, "--out", steps.parent]
+            words = ((sys.executable, HERE / word) if word.endswith(".py") else (word,) for word in item.command)
+            command: list[object] = [part for parts in words for part in parts]
+            command += ["--out", steps.parent]
         else:
-            command += [WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
+            command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
             command += ["--engine", item.engine or "none", "--out", steps.parent, "--vocabulary", given.vocabulary]
             command += ["--segments", given.segments, "--seconds", given.seconds, "--update", given.update or "none"]
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
-            command += ["--stopped", "" if given.budget is None else f"stopped: {self._spent}"]
+            spent = "" if given.budget is None else f"stopped: {self._spent}"
+            command += ["--stopped", self._late(item) if item.limit else spent]
         print(f"--- {item.name}", file=sys.stderr, flush=True)
         with (given.out / "steps" / f"{item.name}.log").open("wb") as log:
             return subprocess.Popen(
@@ -273,7 +280,7 @@ class Runner:
         except subprocess.TimeoutExpired:
             _end(process, signal.SIGTERM)
             own = item.limit is not None and (rest is None or item.limit < rest)
-            ended = f"stopped: it took longer than its {item.limit:g} s" if own else f"stopped: {self._spent}"
+            ended = self._late(item) if own else f"stopped: {self._spent}"
         except KeyboardInterrupt:
             _end(process, signal.SIGINT)
             ended = "interrupted"

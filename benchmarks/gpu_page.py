@@ -102,7 +102,8 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
 def _counted(outcomes: Sequence[Outcome], timed: int) -> str:
     """How many engines were timed, and how many steps ended how."""
     states = [found.state for outcome in outcomes for found in outcome.found]
-    return ", ".join([f"{timed} run", *(f"{states.count(state)} {state}" for state in (OK, FAILED, ENDED, NOT_RUN))])
+    counts = {state: states.count(state) for state in (OK, FAILED, ENDED, NOT_RUN)}
+    return ", ".join([f"{timed} run", *(f"{count} {state}" for state, count in counts.items() if count)])
 
 
 def _steps(programs: Sequence[Outcome]) -> Table:

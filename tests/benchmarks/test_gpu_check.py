@@ -37,7 +37,7 @@ WORKER = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
 from pathlib import Path
-from gpu_journal import Found, Journal
+from gpu_journal import ENDED, Found, Journal
 kind, *words = sys.argv[1:]
 given = dict(zip(words[::2], words[1::2]))
 journal = Journal(given["--name"], Path(given["--out"]))
@@ -49,7 +49,7 @@ if engine == "tensorrt":
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(60)
 def stop(*_):
-    journal.skip("open", given["--stopped"])
+    journal.add(Found("open", ENDED, reason=given["--stopped"]))
     sys.exit(130)
 if engine == "cpu":
     signal.signal(signal.SIGTERM, stop)
@@ -146,7 +146,7 @@ def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
     assert [(step.name, step.state) for step in found] == [("open", FAILED), ("decode", NOT_RUN), ("score", NOT_RUN)]
     assert "code 3" in found[0].reason
     cut = gpu_items.whole(item, [Found("open", OK)], "stopped")
-    assert [(step.state, step.reason) for step in cut] == [(OK, ""), (NOT_RUN, "stopped"), (NOT_RUN, "stopped")]
+    assert [(step.state, step.reason) for step in cut] == [(OK, ""), (ENDED, "stopped"), (NOT_RUN, "stopped")]
 
 
 def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +163,7 @@ def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Capture
         (("--segments", "0"), "is 0, expected at least 1"),
         (("--seconds", "-1"), "is -1, expected seconds from 0 on"),
         (("--budget", "nan"), "is nan, expected seconds from 0 on"),
+        (("--precision", "fp16"), "--precision is of engines: name these too, e.g. --engine cuda"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(
@@ -183,7 +184,7 @@ def test_results_that_cannot_be_written_are_one_line_before_anything_runs(
     (tmp_path / "of_somebody" / "gpu_check.md").mkdir(parents=True)
     monkeypatch.setattr(gpu_items.Runner, "run", lambda *_: pytest.fail("an item was run"))
     with pytest.raises(SystemExit) as ended:
-        gpu_check.main(["--quick", "--out", str(tmp_path / place)])
+        gpu_check.main(["--out", str(tmp_path / place)])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpu_check: cannot write ")
@@ -211,7 +212,7 @@ def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monk
 
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(common, "random_bundle", lambda path, values, *_, **__: made.append(values))
-    given = gpu_check.parsed(["--quick", "--vocabulary", "30000"])
+    given = gpu_check.parsed(["--quick", "--vocabulary", "30000", "--engine", "rtx"])
     assert "v30000" in gpu_items.plan(given)[0].bundle.name
     given.bundle, given.batch, given.precision = tmp_path / "m.txl", 1, "fp32"
     gpu_worker.export(Journal("any", None), given)
@@ -219,9 +220,7 @@ def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monk
 
 
 def test_every_bundle_is_exported_before_it_is_run() -> None:
-    given = gpu_check.parsed(
-        ["--precision", "fp32", "fp16", "--batch", "1", "8", "--engine", "rtx", "torch"]
-    )
+    given = gpu_check.parsed(["--precision", "fp32", "fp16", "--batch", "1", "8", "--engine", "rtx", "torch"])
     names = [item.name for item in gpu_items.plan(given)]
     assert names[:3] == ["export-fp32-b1", "rtx-fp32-b1", "torch-fp32-b1"]
     assert len(names) == 12
@@ -369,7 +368,7 @@ def run(*options: object, python: str = sys.executable, **environment: str) -> s
 
 @pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
 def test_without_a_gpu_nothing_is_run_and_nothing_is_wrong(tmp_path: Path) -> None:
-    done = run("--quick", "--out", tmp_path)
+    done = run("--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0 run" in done.stdout
     page = (tmp_path / "gpu_check.md").read_text()
@@ -401,7 +400,7 @@ def test_it_is_rehearsed_on_the_cpu_by_a_python_without_packages(tmp_path: Path)
 def test_with_a_gpu_everything_there_is_runs(tmp_path: Path) -> None:
     if gpu_name() is None:
         pytest.skip("no usable CUDA driver was found, expected an NVIDIA GPU and its driver")
-    done = run("--quick", "--seconds", "0.2", "--out", tmp_path)
+    done = run("--engine", *gpu_check.ENGINES, "--quick", "--seconds", "0.2", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "gpu_check.json").read_text())["results"]["run"] > 0
 

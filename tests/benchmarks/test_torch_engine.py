@@ -30,7 +30,7 @@ sys.path.insert(0, str(FOLDER))
 
 from gpu_exercise import LIMIT, exercise, in_threads  # noqa: E402
 from stand_ins.late_place import LatePlace  # noqa: E402
-from torch_engine import HostPlace, Interpreter, Place, TorchExecutable, open_torch, view_of  # noqa: E402
+from torch_engine import HostPlace, Interpreter, TorchExecutable, open_torch, view_of  # noqa: E402
 from torch_engine_operators import OPERATORS  # noqa: E402
 
 B = 3
