@@ -26,7 +26,7 @@ help:
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
 	@echo "make screenshots  both pages in three widths and two themes, as pictures in screenshots/ (BUNDLE=$(BUNDLE))"
-	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run (SITE=, OPTIONS=)"
+	@echo "make gpu-check  the first contact with this machine's GPU, in ten minutes (SITE=, OPTIONS=; PYTHON=: no pip)"
 	@echo "make wheel      the package, as a file in dist/"
 	@echo "make clean      remove what the other commands made"
 
@@ -110,12 +110,13 @@ browser: .browser/ready
 screenshots: .browser/ready
 	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots
 
-# SITE=FOLDER of carried packages: no pip, no network, and PYTHON runs it. OPTIONS: see benchmarks/gpu_check.py --help
-gpu-check: $(if $(SITE),,$(VENV)/ready)
-	$(if $(SITE),$(PYTHON),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
+# SITE=FOLDER of carried packages, or PYTHON=python3: no pip, no network. OPTIONS: see benchmarks/gpu_check.py --help
+CHECKED_BY := $(if $(SITE)$(filter command,$(origin PYTHON)),$(PYTHON))
+gpu-check: $(if $(CHECKED_BY),,$(VENV)/ready)
+	$(or $(CHECKED_BY),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
 
 wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) .packages .versions .clients .triton .browser $(DEMO) screenshots gpu-check build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages .versions .clients .triton .browser $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

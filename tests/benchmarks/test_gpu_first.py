@@ -20,6 +20,7 @@ import pytest
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
 from txl_runtime import load
+from txl_runtime.device.gpu import gpu_name
 from txl_runtime.selftest import run_selftest
 
 ROOT = Path(__file__).parents[2]
@@ -306,3 +307,35 @@ def test_the_first_contact_is_rehearsed_on_the_stand_in(tmp_path: Path) -> None:
     ]
     assert (elsewhere / "gpu-check.tar.gz").stat().st_size < 2**20
     assert not list((FOLDER / "bundles").rglob("*.engine")), "engines are built into copies"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
+@pytest.mark.skipif(not (Path(sys.base_prefix) / "bin" / "python3").exists(), reason="no Python without packages here")
+def test_the_page_s_commands_do_what_they_say_as_typed(tmp_path: Path) -> None:
+    """In a folder elsewhere, one after the other, as far as that goes without a GPU and within seconds."""
+    home, tools, elsewhere = (tmp_path / name for name in ("home", "tools", "elsewhere"))
+    for folder in (home, tools, elsewhere / "wheels"):
+        folder.mkdir(parents=True)
+    (home / "txl-deploy").symlink_to(ROOT)
+    packages, base = Path(np.__file__).parents[1], Path(sys.base_prefix) / "bin" / "python3"
+    (tools / "python3").write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {base} "$@"\n')
+    (tools / "python3").chmod(0o755)
+    (elsewhere / "wheels" / "own").write_text("instead of what is downloaded")
+    page = (ROOT / "docs" / "gpu-check.md").read_text()
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    typed = [line for line in lines if "pip download" not in line and "--prepare" not in line]
+    assert len(lines) - len(typed) == 2
+    assert all(line.startswith(("python3 $TXL/", "python3 -m pytest", "export ")) for line in typed)
+    script = "\n".join(f"{line}\necho done: $?" for line in typed)
+    environment = {"HOME": str(home), "PATH": f"{tools}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=280, check=False, cwd=elsewhere, env=environment
+    )
+    assert done.stdout.count("done: 0") == len(typed) == done.stdout.count("done: "), done.stdout + done.stderr
+    assert (home / "site" / "own").is_file()
+    assert {path.name for path in elsewhere.glob("*.tar.gz")} == {
+        f"{name}.tar.gz" for name in ("gpu-check", "cuda", "batch-1", "half")
+    }
+    assert " skipped" in done.stdout
+    assert "error" not in done.stdout.lower(), done.stdout
