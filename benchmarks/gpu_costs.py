@@ -48,24 +48,25 @@ def median_us(work: Callable[[], object], seconds: float = 0.0) -> float:
     return float(np.median(found))
 
 
-def host(path: Path, update: str, recordable: bool, seconds: float) -> Mapping[str, Any]:
+def host(path: Path, rule: str, recordable: bool, seconds: float) -> Mapping[str, Any]:
     """A step's time where nothing is computed."""
 
-    def open_idle(name: str, bundle: Bundle, rule: str) -> DeviceBackend:
+    def open_idle(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
         states, device = bundle.manifest.states_of(rule), open_cuda()
-        programs = [Idle(program, states, recordable) for program in whole_programs(bundle.manifest, rule)]
+        programs: list[Any] = [Idle(program, states, recordable) for program in whole_programs(bundle.manifest, rule)]
         return DeviceBackend(name, "programs that do nothing", device, device.queue(), programs)
 
     real, choosing.open_device = choosing.open_device, open_idle
     try:
-        model = txl_runtime.load(path, backend="rtx", update=update)
+        model = txl_runtime.load(path, backend="rtx", update=rule)
     finally:
         choosing.open_device = real
     stream, tokens = model.stream(), np.zeros((model.batch_size, model.segment_lengths[0]), np.int32)
     while int(stream.fill.min()) < model.manifest.memory_length:
         stream.feed(tokens)
     micro = median_us(lambda: stream.step(tokens[:, :1]), seconds)
-    return {"µs": micro, "B": model.batch_size, "recorded": sorted(set(stream.loop.recorded.values()))}
+    loop: Any = stream.loop
+    return {"µs": micro, "B": model.batch_size, "recorded": sorted(set(loop.recorded.values()))}
 
 
 def nodes() -> Mapping[str, Any]:
@@ -81,7 +82,12 @@ def nodes() -> Mapping[str, Any]:
                     queue.zero(block.address, 4)
 
             replay = queue.capture(work)
-            took[count] = median_us(lambda replay=replay: (replay(), queue.wait()))
+
+            def step(replay: Callable[[], None] = replay) -> None:
+                replay()
+                queue.wait()
+
+            took[count] = median_us(step)
     per_node = (took[NODES[-1]] - took[NODES[0]]) / (NODES[-1] - NODES[0])
     return {f"{count} nodes µs": micro for count, micro in took.items()} | {"µs per node": per_node}
 

@@ -17,6 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -203,7 +204,6 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
 
 def unexported(given: argparse.Namespace) -> Any:
     """The model that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
-    import gpu_competitors
     from common import deviation, random_state
     from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
@@ -212,7 +212,8 @@ def unexported(given: argparse.Namespace) -> Any:
     config = ModelConfig(**{name: values[name] for name in ModelConfig.__struct_fields__ if name in values})
     sizes = {"batch_size": given.batch, "segment_lengths": (LENGTH, 1), "memory_length": MEMORY, "precision": "fp32"}
     manifest = SimpleNamespace(config=config, dialect=Dialect(), vocab_size=given.vocabulary, **sizes)
-    gpu_competitors.weights_of = lambda _: state
+    competitors: Any = import_module("gpu_competitors")
+    competitors.weights_of = lambda _: state
     return SimpleNamespace(manifest=manifest, batch_size=given.batch, segment_lengths=sizes["segment_lengths"])
 
 

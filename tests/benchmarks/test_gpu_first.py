@@ -313,13 +313,15 @@ def test_the_first_contact_is_rehearsed_on_the_stand_in(tmp_path: Path) -> None:
 @pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
 @pytest.mark.skipif(not (Path(sys.base_prefix) / "bin" / "python3").exists(), reason="no Python without packages here")
 def test_the_page_s_commands_do_what_they_say_as_typed(tmp_path: Path) -> None:
-    """In a folder elsewhere, one after the other, as far as that goes without a GPU and within seconds."""
+    """In a folder elsewhere, without packages that serve or are a command line, as far as it goes without a GPU."""
     home, tools, elsewhere = (tmp_path / name for name in ("home", "tools", "elsewhere"))
     for folder in (home, tools, elsewhere / "wheels"):
         folder.mkdir(parents=True)
     (home / "txl-deploy").symlink_to(ROOT)
     packages, base = Path(np.__file__).parents[1], Path(sys.base_prefix) / "bin" / "python3"
-    (tools / "python3").write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {base} "$@"\n')
+    for name in ("httpx2", "starlette", "uvicorn", "prometheus_client", "typer", "rich"):
+        (tools / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name={name!r})\n")
+    (tools / "python3").write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{tools}:{packages}" exec {base} "$@"\n')
     (tools / "python3").chmod(0o755)
     (elsewhere / "wheels" / "own").write_text("instead of what is downloaded")
     page = (ROOT / "docs" / "gpu-check.md").read_text()
