@@ -1,15 +1,21 @@
-"""Time what Python does around a step on a device, with a driver and engines that do nothing: old and new in turns.
+"""Time what Python does around a step on a device, with a driver and engines that do nothing: alone, or old and new.
 
-    python benchmarks/host_cost.py ../old-checkout [--rounds 12] [--seconds 0.3] [--out FOLDER]
+    python benchmarks/host_cost.py [../old-checkout] [--rounds 12] [--seconds 0.3] [--out FOLDER]
 
 Every call of the driver returns at once and every engine's launch is empty, so all that is left is what the host does
-for a step. The results are zeros. A driver is a library in C, called as the real one is, or a module in Python whose
+for a step. The results are zeros. Every work is done in both ways that the loop has: "recorded", where a step is one
+launch of a graph, as with TensorRT, and "singly", where the copies to the device, the engine and the copies back are
+put in one by one, as with TensorRT-RTX and ONNX Runtime. What these libraries do in their own call is not in it.
+ A driver is a library in C, called as the real one is, or a module in Python whose
 functions do nothing, which is less work than any call into a library. A checkout that calls CUDA through NVIDIA's
 Python bindings (before the driver was called directly) can only have the latter, so both are shown: "Python" compares
 like with like, "C" is nearer to what a GPU's host pays.
 
-One process per side works in turns with the others, and who goes first changes with every round. The table has medians
-over rounds of each round's median, the ratio to the old side's round with its quartiles, and calls of the driver.
+One process per side works in turns with the others, and who goes first changes with every round. One thread calls, and
+its processor time is counted, so that waiting for a processor is not; blocks of calls are timed, since the clock takes
+time too. Of each round the table takes the block below which a tenth of them lie: work of others slows blocks down for
+a while even by this clock, where processors share a core or a cache. It has medians over rounds with their quartiles,
+the same of the ratio to the old side's round, the median block of the last side, and calls of the driver.
 """
 
 # ruff: noqa: N802, N815 - names are CUDA's
@@ -36,9 +42,12 @@ from typing import Any
 import numpy as np
 from asking import Ask, asked
 from bit_equality import runtime_of
+from numpy.typing import NDArray
 
-SIDES = ("old Python", "new Python", "new C")
+OLD, NEW = ("old Python",), ("new Python", "new C")
 """A checkout, and what its driver is made of."""
+WAYS = {"recorded": True, "singly": False}
+"""How work is put in, and whether engines say that theirs can be recorded."""
 BUNDLES = {"one": 1, "eight": 8}
 """Transformer-XLs by their batch size."""
 WORKS = {
@@ -54,7 +63,7 @@ WORKS = {
 }
 """What is timed: a bundle and its update rule."""
 VOCABULARY, LENGTH, MEMORY = 64, 64, 128
-WARM_UP_CALLS = 8
+WARM_UP_CALLS, BLOCK = 8, 25
 
 NO_OP_DRIVER = r"""
 #include <stdlib.h>
@@ -96,7 +105,7 @@ HANDLE(cuEventCreate) NOTHING(cuEventDestroy_v2) NOTHING(cuEventRecord) NOTHING(
 def main() -> int:
     """Read the command line; measure, or be a side's process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="what to compare with")
+    parser.add_argument("old", type=Path, nargs="?", metavar="OLD_CHECKOUT", help="what to compare with")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[1], help="by default this checkout")
     parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
     parser.add_argument("--seconds", type=float, default=0.3, help="of a slice (default 0.3)")
@@ -107,7 +116,7 @@ def main() -> int:
     if options.child is not None:
         _answer(options.old, options.files, options.child)
         return 0
-    for source in (options.old, options.new):
+    for source in filter(None, (options.old, options.new)):
         if not (source / "runtime" / "txl_runtime").is_dir():
             parser.error(f"{source} has no runtime/txl_runtime, expected a checkout of this project")
     with tempfile.TemporaryDirectory() as folder:
@@ -154,15 +163,17 @@ def _export(files: Path) -> None:
 
 
 def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Nanoseconds and calls of the driver per work, side and round."""
-    found: dict[str, dict[str, list[dict[str, float]]]] = {work: {side: [] for side in SIDES} for work in WORKS}
+    """Nanoseconds and calls of the driver per work and way, side and round."""
+    sides = (*OLD, *NEW) if options.old else NEW
+    rows = [f"{work}: {way}" for work, way in itertools.product(WORKS, WAYS)]
+    found: dict[str, dict[str, list[dict[str, float]]]] = {row: {side: [] for side in sides} for row in rows}
     with ExitStack() as stack:
         sources = {"old": options.old, "new": options.new}
-        ask = {side: stack.enter_context(_child(sources[side.split()[0]], files, side)) for side in SIDES}
-        for turn, work in itertools.product(range(options.rounds), WORKS):
-            for place in range(len(SIDES)):
-                side = SIDES[(turn + place) % len(SIDES)]
-                found[work][side].append(ask[side]({"work": work, "seconds": options.seconds}))
+        ask = {side: stack.enter_context(_child(sources[side.split()[0]], files, side)) for side in sides}
+        for turn, row in itertools.product(range(options.rounds), rows):
+            for place in range(len(sides)):
+                side = sides[(turn + place) % len(sides)]
+                found[row][side].append(ask[side]({"work": row, "seconds": options.seconds}))
     return found
 
 
@@ -173,18 +184,28 @@ def _child(source: Path, files: Path, side: str) -> AbstractContextManager[Ask]:
 
 
 def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
-    head = ["µs", *(f"{side} driver" for side in SIDES)]
-    head += [f"{side} / old (quartiles)" for side in SIDES[1:]] + ["calls of the driver, old, new"]
+    sides = list(next(iter(found.values())))
+    compared, counted = (sides[1:], sides[:2]) if sides[0] in OLD else ([], sides[:1])
+    head = ["µs of processor time (quartiles), 1 thread", *(f"{side} driver" for side in sides)]
+    head += [f"{side} / old" for side in compared]
+    head += [
+        f"{sides[-1]} driver, median block",
+        f"calls of the driver, {', '.join(side.split()[0] for side in counted)}",
+    ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for work, sides in found.items():
-        values = {side: np.array([answer["median"] for answer in sides[side]]) for side in SIDES}
-        cells = [work, *(f"{np.median(values[side]) / 1e3:.1f}" for side in SIDES)]
-        for side in SIDES[1:]:
-            low, middle, high = np.percentile(values[side] / values[SIDES[0]], (25, 50, 75))
-            cells.append(f"{middle:.2f} ({low:.2f} … {high:.2f})")
-        cells.append(", ".join(f"{statistics.median(a['calls'] for a in sides[s]):g}" for s in SIDES[:2]))
+    for row, answers in found.items():
+        values = {side: np.array([answer["tenth"] for answer in answers[side]]) for side in sides}
+        cells = [row, *(_spread(values[side] / 1e3, 1) for side in sides)]
+        cells += [_spread(values[side] / values[sides[0]], 2) for side in compared]
+        cells.append(_spread(np.array([answer["median"] for answer in answers[sides[-1]]]) / 1e3, 1))
+        cells.append(", ".join(f"{statistics.median(a['calls'] for a in answers[s]):g}" for s in counted))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _spread(values: NDArray[np.float64], digits: int) -> str:
+    low, middle, high = (f"{value:.{digits}f}" for value in np.percentile(values, (25, 50, 75)))
+    return f"{middle} ({low} … {high})"
 
 
 # --- in a side's process ------------------------------------------------------------------------------------------
@@ -193,7 +214,7 @@ def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
 class Idle:
     """An engine's program that does nothing."""
 
-    def __init__(self, program: Any, states: Any, recordable: bool = True) -> None:
+    def __init__(self, program: Any, states: Any, recordable: bool) -> None:
         ring = program.update == "ring"
         self.program, self.recordable = program, recordable
         self.in_place = {state.output: state.input for state in states} if ring else {}
@@ -212,16 +233,19 @@ def _answer(source: Path, files: Path, side: str) -> None:
     backends: Any = choosing
     device, calls = _open_device(side, files)
 
-    def open_device(name: str, bundle: Any, update: str) -> Any:
-        manifest = bundle.manifest
-        programs: Any = [Idle(p, manifest.states_of(update)) for p in whole_programs(manifest, update)]
-        return DeviceBackend(name, "a driver that does nothing", device, device.queue(), programs)
+    def opener(recordable: bool) -> Callable[[str, Any, str], Any]:
+        def open_device(name: str, bundle: Any, update: str) -> Any:
+            manifest = bundle.manifest
+            idle: Any = [Idle(p, manifest.states_of(update), recordable) for p in whole_programs(manifest, update)]
+            return DeviceBackend(name, "a driver that does nothing", device, device.queue(), idle)
 
-    backends.open_device = open_device
-    streams = {
-        work: runtime.load(files / f"{name}.txl", backend="rtx", update=update).stream()
-        for work, (name, update) in WORKS.items()
-    }
+        return open_device
+
+    streams = {}
+    for (work, (name, update)), (way, recordable) in itertools.product(WORKS.items(), WAYS.items()):
+        backends.open_device = opener(recordable)
+        model = runtime.load(files / f"{name}.txl", backend="rtx", update=update)
+        streams[f"{work}: {way}"] = model.stream()
     for line in sys.stdin:
         request = json.loads(line)
         work = request["work"]
@@ -252,13 +276,14 @@ def _time(call: Callable[[], object], seconds: float, calls: Callable[[], int]) 
     before = calls()
     call()
     asked = calls() - before
-    samples = []
+    samples: list[float] = []
     until = time.perf_counter_ns() + int(seconds * 1e9)
-    while time.perf_counter_ns() < until:
-        started = time.perf_counter_ns()
-        call()
-        samples.append(time.perf_counter_ns() - started)
-    return {"median": statistics.median(samples), "calls": asked}
+    while not samples or time.perf_counter_ns() < until:
+        started = time.thread_time_ns()
+        for _ in range(BLOCK):
+            call()
+        samples.append((time.thread_time_ns() - started) / BLOCK)
+    return {"tenth": float(np.percentile(samples, 10)), "median": statistics.median(samples), "calls": asked}
 
 
 def _open_device(side: str, files: Path) -> tuple[Any, Callable[[], int]]:

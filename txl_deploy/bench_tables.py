@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from txl_deploy.bench.floor import GOAL, DeviceFloor
 from txl_deploy.bench.measuring import BUNDLE, Conditions, Machine, Report, Row
 from txl_deploy.bench.steps import StepConditions, StepReport, StepRow
 from txl_deploy.console import facts_table, number, quantity, rows_table, stdout
@@ -138,6 +139,8 @@ def _once(report: Report | StepReport, step: str, first: str, ran: str) -> dict[
             f"{python.in_step:.1f} µs of {python.step:.0f} ({python.share:.1%}); "
             f"{python.without_engine:.1f} with an engine that does nothing"
         )
+    for name, floor in zip(("measured", "stated"), report.device_floors, strict=False):  # neither on the CPU
+        facts[f"floor by {name} speed, computed"] = _floor(floor)
     if (load := report.load) is not None:
         facts[f"load → first {first}"] = (
             f"{load.total:.2f} s, files cached ({load.without_hashes:.2f} without hashes, "
@@ -152,6 +155,14 @@ def _once(report: Report | StepReport, step: str, first: str, ran: str) -> dict[
             f"{quantity(memory.before or 0)} before loading"
         )
     return facts
+
+
+def _floor(floor: DeviceFloor) -> str:
+    if floor.us is None:
+        return floor.by
+    each = f"{floor.us_per_kernel:.3g} for each of {floor.kernels} kernels" if floor.kernels else "kernels not listed"
+    speed = f"{quantity(floor.bytes)} at {number(floor.gb_per_second)} GB/s ({floor.by})"
+    return f"{number(floor.us)} µs a step, {speed}; {number(floor.goal_us)} at {GOAL:.0%} of it, {each}"
 
 
 def _trust(rows: Sequence[Row | StepRow]) -> dict[str, object]:

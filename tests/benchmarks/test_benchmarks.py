@@ -20,7 +20,7 @@ QUICK = {
     "load_and_memory": (),
     "soak": (),  # a hundredth of it; its exit code says that nothing leaked, drifted or was wrong
 }
-OF_RTX = {"rtx_layouts": "ring, one operator", "rtx_weights": "one of two profiles"}
+OF_RTX = {"rtx_layouts": "ring, one operator", "rtx_weights": "one of two profiles", "device_floor": "Orin Nano"}
 
 
 def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:

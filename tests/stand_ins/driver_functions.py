@@ -23,6 +23,8 @@ from stand_ins.driver_statuses import (
     INVALIDATED,
     MAJOR,
     MAX_PITCH,
+    MEMORY_BITS,
+    MEMORY_KHZ,
     MINOR,
     NAMES,
     NO_DEVICE,
@@ -50,6 +52,7 @@ class Functions:
         self.bytes_copied = self.captured = self.replayed = 0
         self.handles: dict[int, Any] = {}
         self._made_in: dict[int, int] = {}
+        self.attributes = {MAJOR: 8, MINOR: 6, MEMORY_KHZ: 7_501_000, MEMORY_BITS: 192}  # an RTX 3060's; the rest are 0
         self.contexts: list[int] = [0x1000 + device for device in range(devices)]
         self.retained: Counter[int] = Counter()
         self.begun, self._next = False, 0x5000
@@ -149,7 +152,7 @@ class Functions:
 
     def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> None:
         self._device(device)
-        value._obj.value = {MAJOR: 8, MINOR: 6}.get(attribute, 0)
+        value._obj.value = self.attributes.get(attribute, 0)
 
     def _device(self, ordinal: int) -> None:
         if not 0 <= ordinal < self.devices:

@@ -21,6 +21,8 @@ from txl_runtime.bundle.weight_header import read_header
 
 PASSES_SECONDS = 0.15
 ARRAY_BYTES = 512 * 2**20
+GOAL = 0.6
+"""The share of the memory's speed that a step on a device should reach."""
 
 
 class Bytes(Struct, frozen=True, kw_only=True):
@@ -113,6 +115,31 @@ def _position_bytes(m: Manifest, length: int) -> int:
     if c.attn_type in (0, 1):
         return item * c.n_layer * rows * c.n_head * c.d_head
     return item * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)
+
+
+class DeviceFloor(Struct, frozen=True):
+    """How long a step on a device takes if it reads its bytes once, computed from the memory's speed.
+
+    Attributes:
+        by: how the speed is known, or why it is not; what follows from it is None then.
+        us, goal_us: microseconds of a step at that speed, and at `GOAL` of it; `us_per_kernel` shares out `goal_us`.
+        kernels: of the step, as its engine's sidecar counts them; None where nothing lists them.
+    """
+
+    by: str
+    gb_per_second: float | None
+    bytes: int
+    us: float | None
+    goal_us: float | None
+    kernels: int | None
+    us_per_kernel: float | None
+
+
+def device_floor(by: str, gb_per_second: float | None, size: int, kernels: int | None) -> DeviceFloor:
+    """The floor of a step that reads `size` bytes."""
+    us = size / gb_per_second / 1e3 if gb_per_second else None
+    goal = us / GOAL if us else None
+    return DeviceFloor(by, gb_per_second, size, us, goal, kernels, goal / kernels if goal and kernels else None)
 
 
 class Bandwidth(ABC):

@@ -15,8 +15,8 @@ from txl_runtime.model import Model
 from txl_deploy.bench import timing
 from txl_deploy.bench.agreement import Agreement, agree
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker, StepCompetitor, fill
-from txl_deploy.bench.floor import Bandwidth, Bytes, bytes_of_step
-from txl_deploy.bench.on_device import bandwidth_of
+from txl_deploy.bench.floor import Bandwidth, Bytes, DeviceFloor, bytes_of_step
+from txl_deploy.bench.on_device import bandwidth_of, device_floors
 from txl_deploy.bench.overhead import Overhead, overhead
 from txl_deploy.bench.processes import Footprint, LoadTime, measure_footprint, measure_load
 from txl_deploy.bench.timing import Percentiles, Work, interleave, random_tokens
@@ -113,6 +113,7 @@ class Report(Struct, frozen=True, kw_only=True):
     overhead: Overhead | None
     load: LoadTime | None
     memory: Footprint | None
+    device_floors: tuple[DeviceFloor, ...] = ()
 
 
 def tasks_of(model: Model) -> tuple[Task, ...]:
@@ -192,6 +193,7 @@ def bench(
         overhead=python,
         load=load,
         memory=memory,
+        device_floors=device_floors(model, bytes_of_step(model.bundle, 1).total, bandwidth),
     )
 
 

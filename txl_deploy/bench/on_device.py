@@ -10,10 +10,12 @@ from importlib import import_module
 
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.choosing import PACKAGES
+from txl_runtime.device.engines.files import bundle_engines
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
+from txl_runtime.model import Model
 
-from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, HostBandwidth
+from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, DeviceFloor, HostBandwidth, device_floor
 
 COPIED_BYTES = 256 * 2**20
 COPIES = 4
@@ -59,6 +61,20 @@ class DeviceBandwidth(Bandwidth):
 def bandwidth_of(backend: object, threads: int) -> Bandwidth:
     """The memory that a backend's programs read; on the CPU with so many threads."""
     return DeviceBandwidth(backend) if isinstance(backend, DeviceBackend) else HostBandwidth(threads)
+
+
+def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[DeviceFloor, ...]:
+    """Of the shortest step, which reads `size` bytes, by the speed measured and by the one stated; none on the CPU."""
+    if not isinstance(backend := model.backend, DeviceBackend):
+        return ()
+    whole = (program for program in backend.programs if program.kind in ("logprobs", "step"))
+    runs = min(whole, key=lambda program: program.segment_length).name
+    sidecars = (sidecar for name, sidecar in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
+    kernels = next((sidecar.kernels for sidecar in sidecars if sidecar.identity.program == runs), None)
+    stated = backend.device.bandwidth()
+    said = "by the driver's figures" if stated else "not known: the driver does not say how fast the memory is"
+    speeds = (bandwidth.method, bandwidth.gb_per_second), (said, stated)
+    return tuple(device_floor(by, speed, size, kernels) for by, speed in speeds)
 
 
 class _Nothing(Executable):

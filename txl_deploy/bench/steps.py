@@ -13,9 +13,9 @@ from txl_runtime.types import Array
 from txl_deploy.bench import timing
 from txl_deploy.bench.competitor import BundleSteps, StepCompetitor
 from txl_deploy.bench.driving import random_inputs, until_full
-from txl_deploy.bench.floor import StepBytes, bytes_of_any_step
+from txl_deploy.bench.floor import DeviceFloor, StepBytes, bytes_of_any_step
 from txl_deploy.bench.measuring import AT_REST, ROUNDS, Machine, check_times, in_fresh_processes, machine_of
-from txl_deploy.bench.on_device import bandwidth_of
+from txl_deploy.bench.on_device import bandwidth_of, device_floors
 from txl_deploy.bench.overhead import Overhead, overhead
 from txl_deploy.bench.processes import Footprint, LoadTime
 from txl_deploy.bench.timing import Percentiles, Timed, Work, interleave
@@ -100,6 +100,7 @@ class StepReport(Struct, frozen=True, kw_only=True):
     overhead: Overhead | None
     load: LoadTime | None
     memory: Footprint | None
+    device_floors: tuple[DeviceFloor, ...] = ()
 
 
 def bench_steps(
@@ -168,6 +169,7 @@ def bench_steps(
         overhead=python,
         load=load,
         memory=memory,
+        device_floors=device_floors(model, bytes_of_any_step(model.bundle).total, bandwidth),
     )
 
 

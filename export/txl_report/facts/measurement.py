@@ -104,6 +104,12 @@ class _Memory(Struct):
     settled: Amount | None = None
 
 
+class _Floor(Struct):
+    by: Word
+    bytes: Amount
+    us: _Size | None
+
+
 class _Document(Struct):
     model_id: Sha256
     precision: Word
@@ -115,6 +121,7 @@ class _Document(Struct):
     overhead: _Overhead | None = None
     load: _Load | None = None
     memory: _Memory | None = None
+    device_floors: Annotated[list[_Floor], Meta(max_length=10)] = []
 
 
 def speed_of_file(path: Path, bundle: Bundle) -> Speed:
@@ -215,6 +222,8 @@ def _once(document: _Document) -> Iterator[Row]:
             f"{python.in_step:.1f} µs of {python.step:.0f}, {python.without_engine:.1f} with an engine that does "
             "nothing",
         )
+    for floor in (each for each in document.device_floors if each.us is not None):
+        yield Row("floor of a step, computed", f"{floor.us:.3g} µs for {floor.bytes / 1e6:.1f} MB ({floor.by})")
     if (load := document.load) is not None:
         yield Row(
             "from loading to the first result",

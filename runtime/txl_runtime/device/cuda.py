@@ -26,6 +26,8 @@ from txl_runtime.errors import BackendError
 Work = Callable[[], None]
 """Puts something into a queue."""
 DLPACK_CUDA = 2
+INTEGRATED, MEMORY_KHZ, MEMORY_BITS = 18, 36, 37
+"""CU_DEVICE_ATTRIBUTE_INTEGRATED, _MEMORY_CLOCK_RATE and _GLOBAL_MEMORY_BUS_WIDTH."""
 WIDEST = 2**31 - 1
 """CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far: rows that lie further apart are copied and zeroed one by one."""
 
@@ -225,6 +227,16 @@ class Device:
             BackendError: on entry, in a process that was forked from the one that opened the device.
         """
         return Current(self._context)
+
+    def bandwidth(self) -> float | None:
+        """GB/s of its memory by the driver's figures; None without them, and on a Jetson, where they are wrong."""
+        driver, (_, ordinal), device = self._context.driver, self.dlpack, ctypes.c_int()
+        driver.cuDeviceGet(ctypes.byref(device), ordinal)
+        found = {number: ctypes.c_int() for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS)}
+        for number, value in found.items():
+            driver.cuDeviceGetAttribute(ctypes.byref(value), number, device.value)
+        shared, khz, bits = (value.value for value in found.values())
+        return None if shared else 2 * khz * bits / 8e6 or None  # two bits a clock on each line
 
     def allocate(self, size: int) -> Block:
         """Memory on the device, zeroed and aligned.

@@ -12,14 +12,16 @@ import msgspec
 import numpy as np
 import pytest
 import txl_runtime
+from stand_ins.driver_statuses import INTEGRATED, MEMORY_BITS, MEMORY_KHZ
 from stand_ins.engine import open_stand_in, refuse
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.model import Model
 
 from txl_deploy.bench import on_device, processes
 from txl_deploy.bench.competitor import BundleCompetitor
+from txl_deploy.bench.floor import HostBandwidth
 from txl_deploy.bench.measuring import bench, tasks_of, time_tasks
-from txl_deploy.bench.on_device import DeviceBandwidth, bandwidth_of, import_library, without_programs
+from txl_deploy.bench.on_device import DeviceBandwidth, bandwidth_of, device_floors, import_library, without_programs
 from txl_deploy.bench.overhead import PYTHON, WITH_DRIVER, overhead
 from txl_deploy.bench_tables import panels, show, verdict
 
@@ -141,6 +143,62 @@ def test_c8_where_the_device_has_no_room_nothing_is_shown(model: Model, capsys: 
     assert "of what memory delivers" in verdict(report)
     assert "of what memory delivers" not in verdict(without)
     assert len(panels(without)) == len(panels(report))
+
+
+def listing(kernels: dict[str, int | None], target: str = "rtx") -> Callable[[Any], list[tuple[str, Any]]]:
+    """A bundle's engines: a file and a sidecar for each program named."""
+    return lambda _: [
+        (f"engines/{target}/{name}.engine", SimpleNamespace(identity=SimpleNamespace(program=name), kernels=count))
+        for name, count in kernels.items()
+    ]
+
+
+def test_the_floor_of_a_step_on_a_device_is_its_bytes_at_the_memory_s_speed(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(on_device, "bundle_engines", listing({"logprobs-ring-1": 5, "logprobs-ring-5": 99}))
+    report = bench(model, threads=1, seconds=0.01, rounds=1, processes=False)
+    measured, stated = report.device_floors
+    assert measured.bytes == stated.bytes == report.floor["decode"].total
+    assert measured.gb_per_second == report.machine.read_gb_per_second
+    assert stated.gb_per_second == pytest.approx(360, abs=0.1), "an RTX 3060's"
+    for floor in report.device_floors:
+        assert floor.us == pytest.approx(floor.bytes / floor.gb_per_second / 1e3)
+        assert floor.goal_us == pytest.approx(floor.us / 0.6)
+        assert floor.us_per_kernel == pytest.approx(floor.goal_us / 5), "of the shortest program, not of another"
+    show(report)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "floor by stated speed, computed" in shown
+    assert "at 360 GB/s (by the driver's figures)" in shown
+    assert "for each of 5 kernels" in shown
+
+
+@pytest.mark.parametrize(
+    "told", [{MEMORY_KHZ: 0}, {MEMORY_BITS: 0}, {MEMORY_KHZ: 1_275_000, MEMORY_BITS: 128, INTEGRATED: 1}]
+)
+def test_a_speed_that_the_driver_does_not_know_is_not_made_up(
+    model: Model, told: dict[int, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last is an Orin's driver, which gives the GPU's clock for the memory's."""
+    model.backend.driver.attributes |= told
+    monkeypatch.setattr(on_device, "bundle_engines", listing({"logprobs-ring-1": 5}, target="tensorrt"))
+    bandwidth = bandwidth_of(model.backend, threads=1)
+    bandwidth.measured.append(100.0)
+    measured, stated = device_floors(model, 10**8, bandwidth)
+    assert (measured.us, measured.kernels, measured.us_per_kernel) == (1000, None, None), "no engine of this backend"
+    assert stated.by.startswith("not known")
+    assert (stated.gb_per_second, stated.us, stated.goal_us, stated.us_per_kernel) == (None, None, None, None)
+    report = bench(model, threads=1, seconds=0.01, rounds=1, processes=False)
+    capsys.readouterr()
+    show(report)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "not known: the driver does not say how fast the memory is" in shown
+    assert "kernels not listed" in shown
+
+
+def test_on_the_cpu_no_floor_of_a_device_is_shown(make_bundle: Callable[..., Path]) -> None:
+    opened = txl_runtime.load(make_bundle(), backend="cpu", threads=1)
+    assert device_floors(opened, 10**8, HostBandwidth.__new__(HostBandwidth)) == ()
 
 
 def test_c8_rows_of_competitors_on_the_cpu_have_no_share_of_it(model: Model) -> None:

@@ -212,7 +212,7 @@ def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
     document = json.loads(done.stdout)
     assert set(document) == {
         *("model_id", "family", "precision", "machine", "conditions", "rows", "floor", "agreement", "left_out"),
-        *("overhead", "load", "memory", "verdict"),
+        *("overhead", "load", "memory", "device_floors", "verdict"),
     }
     assert [(row["task"], row["segment_length"], row["competitor"]) for row in document["rows"]] == [
         ("step", 1, BUNDLE),
@@ -229,6 +229,7 @@ def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
     assert document["conditions"]["state"] == {"hidden": [1, 2, 8], "cell": [1, 2, 8]}
     assert 0 < document["load"]["total"] <= document["load"]["process"]
     assert document["memory"]["state"] == 2 * 2 * 8 * 4
+    assert document["device_floors"] == [], "it ran on the CPU"
     assert document["verdict"].startswith("L 1 ")
     assert document["verdict"].count("× torch") == 1
 

@@ -15,7 +15,7 @@ from txl_report.facts.speed import Speed
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.errors import UsageError
 
-from txl_deploy.bench.floor import StepBytes
+from txl_deploy.bench.floor import StepBytes, device_floor
 from txl_deploy.bench.measuring import Conditions, Machine, Report
 from txl_deploy.bench.measuring import Row as BenchRow
 from txl_deploy.bench.overhead import Overhead
@@ -105,6 +105,13 @@ def test_a_measurement_is_read_with_the_bundle_first_and_ratios_to_it(tmp_path, 
     assert said["Python per step"].startswith("20.0 µs of 500")
     assert said["peak memory"].startswith("9.0 MB, 8.0 MB after loading")
     assert found.cautions == ()
+
+
+def test_the_floor_on_a_device_is_read_where_it_is_known(tmp_path, opened, report):
+    floors = device_floor("copies", 100.0, 2 * 10**6, 5), device_floor("not known", None, 2 * 10**6, 5)
+    found = read(tmp_path, opened, report_document(msgspec.structs.replace(report, device_floors=floors)))
+    said = [row for row in found.facts if row.name.startswith("floor")]
+    assert said == [Row("floor of a step, computed", "20 µs for 2.0 MB (copies)")]
 
 
 def test_a_busy_machine_is_told(tmp_path, opened, report):
