@@ -136,7 +136,7 @@ def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], mon
     check("rtx", "torch")
     assert len(pages) == 4, "before anything runs, after each engine, and at the end"
     assert "0 run, not finished" in pages[0]
-    assert "1 run, not finished" in pages[1]
+    assert "1 run, 7 ok, not finished" in pages[1]
     assert "| torch |" not in pages[1]
 
 
