@@ -17,7 +17,8 @@ Where there is no GPU it says so, writes a page that says so, and ends with 0.
 
 It needs neither pip nor a network: packages that were carried to the machine are found in --site, and the project's own
 are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
-Engine `cpu` is run only when it is named: it takes all the same steps on the CPU, to rehearse.
+Two engines are run only when they are named. `cpu` takes all the same steps on the CPU, to rehearse; `torch-autotuned`
+is torch.compile in mode max-autotune, which compiles for minutes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
 ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
 REHEARSAL = "cpu"
+NAMED = (REHEARSAL, "torch-autotuned")
+"""Run only when they are named."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
 BUDGET = 570.0
@@ -78,7 +81,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
     made.add_argument("--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)")
     made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
-    made.add_argument("--engine", nargs="+", choices=(*ENGINES, REHEARSAL), help="which to run (of a --bundle: all)")
+    made.add_argument("--engine", nargs="+", choices=(*ENGINES, *NAMED), help="which to run (of a --bundle: all)")
     made.add_argument("--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)")
     made.add_argument(
         "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"

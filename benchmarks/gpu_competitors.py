@@ -1,97 +1,134 @@
-"""PyTorch on a GPU with a bundle's weights: eager, and torch.compile in mode reduce-overhead, which is CUDA graphs.
+"""PyTorch on a GPU with a bundle's weights: eager, and torch.compile with CUDA graphs.
 
-Both keep keys and values and fold what does not depend on the input, as the bundle does; scores come back to the host.
+Both keep keys and values and fold what does not depend on the input, as the bundle does, and compute in its precision.
+Ids go to the GPU and answers come back through page-locked memory, with one wait per call, as the bundle's do. What is
+timed is first compared with `RELEASED`, the released code's layout in float32, on the same GPU.
 """
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from txl_runtime.model import Model
+from txl_export.families.transformer_xl.family import weights_of_bundle
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.errors import CheckError
+from txl_runtime.ladder import competitor_limit
+from txl_runtime.types import Array
 
-from txl_deploy.bench.competitors import weights_of
 from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
-from txl_deploy.bench.competitors.parts import Parts
+from txl_deploy.bench.competitors.hidden import TimeFirstHidden
+from txl_deploy.bench.competitors.parts import Eager, Parts, Work
 
-__all__ = ["TorchOnGpu"]
+__all__ = ["DTYPES", "EAGER", "MODES", "RELEASED", "TorchOnGpu", "compare"]
 
-
-class _Recorded(CompiledKeyValue):
-    """The compiled form with CUDA graphs; its ring stays where it is, which they have to be told."""
-
-    def __init__(self, parts: Parts, batch_size: int, longest: int) -> None:
-        super().__init__(parts, batch_size, longest)
-        self._compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(
-            self._in_ring, dynamic=False, mode="reduce-overhead"
-        )
-        self._told = False
-
-    def segment(self, tokens: Tensor) -> Tensor:
-        """See `Eager`."""
-        if not self._told and self.rows >= self.parts.memory_length > 0:
-            self._ring = [torch.nn.functional.pad(rows, (0, 0, 0, self._longest)) for rows in self.memory()]
-            self._head = self._head + self.parts.memory_length
-            for rows in self._ring:
-                torch._dynamo.mark_static_address(rows)
-            self._told = True
-        return super().segment(tokens)
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What PyTorch computes in beside a bundle of each precision; log-probabilities are float32."""
+EAGER, RELEASED = "torch", "torch-released"
+MODES = {"torch-compiled": "reduce-overhead", "torch-autotuned": "max-autotune"}
+"""Forms that torch.compile makes, and its mode: both use CUDA graphs, and the second tries many kernels first."""
+COMPARED = 3
+"""Steps of one token that are compared: CUDA graphs run from the third call on."""
 
 
 class TorchOnGpu:
     """PyTorch on a GPU, as a competitor.
 
     Args:
-        model: the bundle, loaded anywhere.
-        compiled: with CUDA graphs; eager otherwise.
-        device: "cuda"; tests say "cpu".
+        bundle: of a precision of `DTYPES`.
+        form: `EAGER`, `RELEASED`, or one of `MODES`.
+        device: "cuda"; tests say "cpu" or "meta".
+        temperature, top_k: of draws.
     """
 
-    def __init__(self, model: Model, compiled: bool, device: str) -> None:
-        m, self._device, self._compiled = model.manifest, torch.device(device), compiled
-        self._batch, self._length = m.batch_size, m.segment_lengths[0]
-        torch.backends.cuda.matmul.allow_tf32 = False
-        with self._device, torch.inference_mode():
-            state = {name: tensor.to(self._device) for name, tensor in weights_of(model).items()}
-            self.parts = Parts(m.config, m.dialect, m.memory_length, state)
-            self._inner = (
-                _Recorded(self.parts, self._batch, self._length) if compiled else KeyValue(self.parts, self._batch)
-            )
+    def __init__(self, bundle: Bundle, form: str, device: str, temperature: float = 0.8, top_k: int = 50) -> None:
+        m, self._device = bundle.manifest, torch.device(device)
+        self._length, self._temperature, self._top_k = m.segment_lengths[0], temperature, min(top_k, m.vocab_size)
+        self.name, self.precision = form, "fp32" if form == RELEASED else str(m.precision)
+        torch.backends.cuda.matmul.allow_tf32 = False  # the bundle's products of fp32 have no TF32 either
+        weights = weights_of_bundle(bundle.file(m.weights), m)
+        state = {name: tensor.to(self._device) for name, tensor in weights.items()}
+        self.parts = Parts(m.config, m.dialect, m.memory_length, state, DTYPES[self.precision])
+        self.inner: Eager
+        if form in MODES:
+            self.inner = CompiledKeyValue(self.parts, m.batch_size, self._length, MODES[form])
+        else:
+            self.inner = (TimeFirstHidden if form == RELEASED else KeyValue)(self.parts, m.batch_size)
+        self._locked: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+        self._ids: dict[torch.Size, Tensor] = {}
 
     def fill(self, tokens: NDArray[np.int32]) -> None:
-        """Segments until the memory is full, and one of each length, so that what is computed once is there."""
-        with self._device:
-            for _ in range(-(-self.parts.memory_length // self._length) + 1):
-                self._segment(tokens[:, : self._length])
-            self._segment(tokens[:, :1])
+        """Segments until the memory is full."""
+        for _ in range(-(-self.parts.memory_length // self._length)):
+            self.logprobs(tokens[:, : self._length])
 
-    def logprobs(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def logprobs(self, tokens: NDArray[np.int32]) -> Array:
         """int32 [B, T] → float32 [B, T, V]."""
-        with self._mode(), torch.inference_mode():
-            hidden = self._segment(tokens).flatten(0, 1)
-            return self._array(self.parts.log_probabilities(hidden)).reshape(*tokens.shape, -1)
+        return self._answer(self.inner.distribution, tokens)
 
-    def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def draw(self, tokens: NDArray[np.int32]) -> Array:
+        """int32 [B, T] → int32 [B], drawn from the most likely ids."""
+        return self._answer(self._drawn, tokens)
+
+    def score(self, tokens: NDArray[np.int32]) -> Array:
         """int32 [B, T] → nats of tokens[:, 1:], float32 [B, T-1]."""
-        with self._mode(), torch.inference_mode():
-            targets = torch.from_numpy(np.ascontiguousarray(tokens[:, 1:])).to(self._device).long().flatten()
-            hidden = self._segment(tokens[:, :-1]).flatten(0, 1)
-            return self._array(self.parts.nll(hidden, targets)).reshape(len(tokens), -1)
+        return self._answer(self.inner.nats, tokens)
 
-    def _mode(self) -> AbstractContextManager[Any]:
-        """A default device costs time in every eager call: eager, nothing is created any more once memory is full."""
-        return self._device if self._compiled else contextlib.nullcontext()
+    def _drawn(self, tokens: Tensor) -> Tensor:
+        """The id whose share is largest when each is divided by an exponential draw: `multinomial` without a wait."""
+        log_probabilities = self.parts.log_probabilities(self.inner.segment(tokens)[:, -1])
+        found, ids = (log_probabilities / self._temperature).topk(self._top_k)
+        shares = found.softmax(dim=-1)
+        drawn = (shares / torch.empty_like(shares).exponential_()).argmax(dim=-1, keepdim=True)
+        return ids.gather(1, drawn)[:, 0].int()
 
-    def _segment(self, tokens: NDArray[np.int32]) -> Tensor:
-        with torch.inference_mode():
-            return self._inner.segment(torch.from_numpy(np.ascontiguousarray(tokens)).to(self._device).long())
+    @torch.inference_mode()
+    def _answer(self, work: Work, tokens: NDArray[np.int32]) -> Array:
+        given = torch.from_numpy(tokens)
+        if given.shape not in self._ids:
+            self._ids[given.shape] = torch.empty(given.shape, dtype=given.dtype, device=self._device)
+            torch._dynamo.mark_static_address(self._ids[given.shape], guard=True)
+        ids = self._ids[given.shape]
+        ids.copy_(self._page_locked(given).copy_(given), non_blocking=True)
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return self._on_host(self.inner.answer(work, ids))
 
-    def _array(self, tensor: Tensor) -> NDArray[np.float32]:
-        array: NDArray[np.float32] = tensor.cpu().numpy()
+    def _on_host(self, found: Tensor) -> Array:
+        held = self._page_locked(found).copy_(found, non_blocking=True)
+        if found.is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()
+        array: Array = held.numpy().copy()
         return array
+
+    def _page_locked(self, like: Tensor) -> Tensor:
+        """Memory of the host that the GPU copies from and to at full speed, kept for all calls of the same shape."""
+        kind = like.shape, like.dtype
+        if kind not in self._locked:
+            self._locked[kind] = torch.empty(
+                like.shape, dtype=like.dtype, device="cpu", pin_memory=self._device.type == "cuda"
+            )
+        return self._locked[kind]
+
+
+def compare(found: TorchOnGpu, expected: TorchOnGpu, tokens: NDArray[np.int32]) -> dict[str, float]:
+    """Fill both memories and take steps of one token: how far the log-probabilities are apart.
+
+    Raises:
+        CheckError: they do not compute the same function, so timing would compare nothing.
+    """
+    for each in (found, expected):
+        each.fill(tokens)
+    measure, limit = competitor_limit({found.precision, expected.precision})
+    worst = 0.0
+    for column in range(COMPARED):
+        token = np.ascontiguousarray(tokens[:, [column % tokens.shape[1]]])
+        p, q = (each.logprobs(token).astype(np.float64) for each in (expected, found))
+        apart = np.abs(p - q).max() if measure == "max_abs" else (np.exp(p) * (p - q)).sum(-1).mean()
+        worst = max(worst, float(apart)) if np.isfinite(apart) else np.nan
+    if not worst <= limit:  # NaN is no agreement either
+        raise CheckError(
+            f"{found.name}: differs from the released layout by {measure} {worst:.3g}, expected at most {limit:g}; "
+            "it computes something else, so it is not timed"
+        )
+    return {measure: worst}

@@ -33,7 +33,7 @@ CARRIED = HERE / "bundles"
 them anew."""
 STEPS = {
     "export": ("export",),
-    "torch": ("open", "decode", "score"),
+    "torch": ("open", "decode", "draw", "score"),
     "engine": ("build", "open", "self-test", "verify", "decode", "draw", "score"),
 }
 """What each kind of item does, in this order."""

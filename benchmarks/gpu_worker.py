@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import txl_runtime
@@ -37,7 +37,10 @@ LENGTH, MEMORY = 64, 640
 QUICK_LENGTH, QUICK_MEMORY = 4, 12
 CUTOFFS = (20000, 40000, 200000)
 """Where clusters of an adaptive softmax end, as far as a vocabulary has them."""
-TOP_K = 50
+TEMPERATURE, TOP_K = 0.8, 50
+"""Of draws, the bundle's and PyTorch's."""
+IN_PYTORCH = ("fp32", "fp16", "bf16")
+"""Precisions of bundles that PyTorch computes in too."""
 WARM_UP, LEAST = 5, 10
 """Calls before timing, and the fewest that are timed."""
 
@@ -160,7 +163,7 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
 
     def draw() -> Mapping[str, Any]:
         return timed(
-            lambda: next(stream.generate(tokens[:, :1], 1, temperature=0.8, top_k=TOP_K, seed=0)),
+            lambda: next(stream.generate(tokens[:, :1], 1, temperature=TEMPERATURE, top_k=TOP_K, seed=0)),
             given.seconds,
             model.batch_size,
         )
@@ -174,47 +177,46 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
     """PyTorch on the GPU with the bundle's weights: eager, or compiled to CUDA graphs."""
     import torch
 
-    steps = ("open", "decode", "score")
+    steps = ("open", "decode", "draw", "score")
     if not torch.cuda.is_available():
         _leave_out(journal, steps, "PyTorch was built without CUDA")
         return
-    model = txl_runtime.load(given.bundle, backend="cpu", lean=True) if given.bundle.exists() else unexported(given)
-    if model.manifest.precision != "fp32":
-        _leave_out(journal, steps, "PyTorch computes in fp32 here, which it does beside the bundle of fp32")
+    bundle = open_bundle(given.bundle, verify_files=False) if given.bundle.exists() else unexported(given)
+    m = bundle.manifest
+    if m.precision not in IN_PYTORCH:
+        _leave_out(journal, steps, f"PyTorch computes in {', '.join(IN_PYTORCH)} here, the bundle in {m.precision}")
         return
     competitor: list[Any] = []
-    tokens = np.random.default_rng(0).integers(
-        0, model.manifest.vocab_size, (model.batch_size, model.segment_lengths[0] + 1), np.int32
-    )
+    tokens = np.random.default_rng(0).integers(0, m.vocab_size, (m.batch_size, m.segment_lengths[0] + 1), np.int32)
 
     def open_torch() -> Mapping[str, Any]:
-        from gpu_competitors import TorchOnGpu
+        from gpu_competitors import RELEASED, TorchOnGpu, compare
 
-        competitor.append(TorchOnGpu(model, given.engine == "torch-compiled", "cuda"))
-        competitor[0].fill(tokens)
-        return {"description": f"PyTorch {torch.__version__}"}
+        competitor.append(TorchOnGpu(bundle, given.engine, "cuda", TEMPERATURE, TOP_K))
+        apart = compare(competitor[0], TorchOnGpu(bundle, RELEASED, "cuda"), tokens)
+        return {"description": f"PyTorch {torch.__version__}"} | apart
 
     if journal.run("open", open_torch).state != OK:
         _leave_out(journal, steps[1:], "it did not open")
         return
     inner = competitor[0]
-    journal.run("decode", lambda: timed(lambda: inner.logprobs(tokens[:, :1]), given.seconds, model.batch_size))
+    journal.run("decode", lambda: timed(lambda: inner.logprobs(tokens[:, :1]), given.seconds, m.batch_size))
+    journal.run("draw", lambda: timed(lambda: inner.draw(tokens[:, :1]), given.seconds, m.batch_size))
     journal.run("score", lambda: timed(lambda: inner.score(tokens), given.seconds, tokens[:, 1:].size))
 
 
 def unexported(given: argparse.Namespace) -> Any:
-    """The model that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
+    """The bundle that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
     from common import deviation, random_state
     from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
-    values = large(given.vocabulary)
+    values, competitors = large(given.vocabulary), cast(Any, import_module("gpu_competitors"))
     state = random_state(values, deviation=deviation(values["d_model"]))
+    competitors.weights_of_bundle = lambda *_: state
     config = ModelConfig(**{name: values[name] for name in ModelConfig.__struct_fields__ if name in values})
     sizes = {"batch_size": given.batch, "segment_lengths": (LENGTH, 1), "memory_length": MEMORY, "precision": "fp32"}
-    manifest = SimpleNamespace(config=config, dialect=Dialect(), vocab_size=given.vocabulary, **sizes)
-    competitors: Any = import_module("gpu_competitors")
-    competitors.weights_of = lambda _: state
-    return SimpleNamespace(manifest=manifest, batch_size=given.batch, segment_lengths=sizes["segment_lengths"])
+    manifest = SimpleNamespace(config=config, dialect=Dialect(), vocab_size=given.vocabulary, weights="", **sizes)
+    return SimpleNamespace(manifest=manifest, file=Path)
 
 
 def _leave_out(journal: Journal, steps: tuple[str, ...], reason: str) -> None:

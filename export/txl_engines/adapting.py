@@ -59,7 +59,7 @@ def _replaced(graph: Graph, operator: str, made: Callable[[Any, Any, str], list[
     if all(operator != found for _, found in graph.nodes):
         return graph
     model = decode_graph(graph.data, graph.path)
-    kinds, kept = _types(model), list[Any]()
+    kinds, kept = value_types(graph.data), list[Any]()
     for node in model.graph.node:
         nodes = made(model, node, kinds.get(node.input[0], "")) if node.op_type == operator else None
         kept += [deepcopy(node)] if nodes is None else nodes
@@ -100,10 +100,10 @@ def _elu(model: Any, node: Any, kind: str) -> list[Any] | None:
     ]
 
 
-def _types(model: Any) -> dict[str, str]:
-    """The element type of every value."""
+def value_types(data: bytes) -> dict[str, str]:
+    """The element type of every value of a graph, by ONNX's names."""
     onnx = import_onnx()
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph = onnx.shape_inference.infer_shapes(data).graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     return {name: onnx.TensorProto.DataType.Name(kind) for name, kind in kinds.items()}

@@ -23,8 +23,8 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.bundle.writing import write_file
 from txl_runtime.device.engines.facts import Facts
 from txl_runtime.device.engines.library import Library, load_library
-from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, TARGETS, Target
-from txl_runtime.device.gpu import gpu_name, platform_name
+from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, RECIPE, TARGETS, WEAK_RECIPE, Target
+from txl_runtime.device.gpu import gpu_model, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
 from txl_runtime.starting import environment
@@ -48,7 +48,7 @@ class CompiledEngines:
     Attributes:
         target: the backend that will load them.
         title: what makes them, for people.
-        version, gpus, device, platform: the fields of an engine's `Identity`.
+        version, gpus, device, platform, recipe: the fields of an engine's `Identity`.
         ring: whether its engines can update a ring of memory in place.
 
     Raises:
@@ -65,8 +65,9 @@ class CompiledEngines:
         self.target: Target = library.target
         self.title, self.version = library.title, library.version
         self.gpus = check_gpus(gpus, precision, library)
-        self.device = None if library.facts.portable else gpu_name()
+        self.device = None if library.facts.portable else gpu_model()
         self.platform = platform_name()
+        self.recipe = WEAK_RECIPE if library.facts.weakly_typed and precision == "fp16" else RECIPE
         self.ring = ring_works(library.facts)
 
     def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:
@@ -125,6 +126,7 @@ class ComposedEngines:
     version, platform = COMPOSED, ANYWHERE
     device: str | None = None
     gpus: tuple[int, ...] = ()
+    recipe = RECIPE
     title = f"{FLAVOURS['cuda']} ({COMPOSED})"
     ring = True
 
@@ -280,10 +282,10 @@ def _explain(outcome: Outcome, printed: str, graph: Graph, library: Library) -> 
 def _doubts(outcome: Outcome, attentions: int, precision: str) -> list[str]:
     """Why an engine may be slower than it could be."""
     fused = outcome.layers.fused_attention
-    if outcome.layers.kernels is None:
-        return ["the library did not list its layers, so whether attention fused is not known"]
     if fused >= attentions:
         return []
+    if outcome.layers.kernels is None:
+        return ["the library did not list its kernels, so whether attention fused is not known"]
     reason = (
         "in fp32 the compiler runs it as several; export with --precision fp16 or bf16 for one"
         if precision == "fp32"

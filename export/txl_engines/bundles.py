@@ -177,6 +177,7 @@ def _identity(program: Program, graph: Graph, precision: str, maker: Maker) -> I
         outputs=program.outputs,
         onnx=graph.sha256,
         weights=graph.weights,
+        recipe=maker.recipe,
     )
 
 

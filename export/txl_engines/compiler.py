@@ -16,6 +16,8 @@ from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.errors import BackendError
 
+from txl_engines.adapting import value_types
+
 
 class NodeError(NamedTuple):
     """One complaint of the parser.
@@ -33,6 +35,7 @@ class NodeError(NamedTuple):
 class Network:
     """A parsed graph, or the parser's complaints; and the objects that have to live as long as the network is used."""
 
+    graph: bytes
     builder: Any
     network: Any
     errors: tuple[NodeError, ...]
@@ -78,11 +81,12 @@ class Compiler:
         if not parser.parse(data, path):
             errors = [parser.get_error(i) for i in range(parser.num_errors)]
             told = tuple(NodeError(int(error.node()), str(error.desc()), str(error.func())) for error in errors)
-            return Network(builder, network, told)
+            return Network(data, builder, network, told)
         layers = [network.get_layer(i) for i in range(network.num_layers)]
         if library.facts.reads_in_place:
             _give_attention_its_keys(trt, layers)
         return Network(
+            data,
             builder,
             network,
             errors=(),
@@ -97,7 +101,7 @@ class Compiler:
         Args:
             parsed: from `parse`.
             gpus: compute capabilities, where the library takes a list; empty for its default.
-            half: the graph is fp16. A library whose networks are weakly typed has to be told.
+            half: the graph is fp16. A library whose networks are weakly typed is told, and what stays float32 too.
             on_step: called at each step of the builder, where the library tells of them.
         """
         trt, library = self.library.module, self.library
@@ -107,6 +111,8 @@ class Compiler:
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and then fp32 products have 10 bits of fraction
         if half and library.facts.weakly_typed:
             config.set_flag(trt.BuilderFlag.FP16)
+            config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+            _keep_float32(trt, network, value_types(parsed.graph))
         if library.facts.portable and gpus:
             known = trt.ComputeCapability.__members__
             config.num_compute_capabilities = len(gpus)
@@ -154,6 +160,31 @@ class Compiler:
                 "build on the machine that will run the engine (TensorRT-RTX needs none: --target rtx)"
             )
         return builder
+
+
+def _keep_float32(trt: Any, network: Any, types: Mapping[str, str]) -> None:
+    """Bind what the graph has in float32 to float32; a weakly typed library takes fp16 wherever that is faster.
+
+    The graph's own `types` decide, by the names that the parser takes over. It is asked itself only about what it adds
+    between them, such as the softmax of a LogSoftmax: its types of other values are not settled before the build. A
+    cast is left alone, since the library refuses any type but the one it casts to, and so are whole numbers. A norm in
+    fp16 still takes its mean and variance in float32.
+    """
+    whole = trt.DataType.FLOAT
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.CAST:
+            continue
+        for place in range(layer.num_outputs):
+            tensor = layer.get_output(place)
+            name = layer.name if layer.type == trt.LayerType.CONSTANT else tensor.name
+            if types.get(name, _enum_name(tensor.dtype)) == "FLOAT":
+                layer.precision = whole
+                layer.set_output_type(place, whole)
+        if layer.type == trt.LayerType.NORMALIZATION:
+            norm = layer
+            norm.__class__ = trt.INormalizationLayer  # the bindings return the class of all layers
+            norm.compute_precision = whole
 
 
 def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:

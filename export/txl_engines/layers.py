@@ -13,6 +13,8 @@ FUSED_ATTENTION = ("_mha_v", "fmha")
 """Parts of the names of kernels that do a whole attention: scores, bias, softmax and the sum over values."""
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})
 """Kinds of layer that start no work on the device."""
+REGION = "ForeignNode["
+"""In the name of a layer that holds any number of kernels; TensorRT 8.6 lists none of them."""
 SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int64": 8}
 """Bytes of the types that listings name."""
 
@@ -67,7 +69,7 @@ class LayerReport:
     """Counts over a program's layers, as `Sidecar` has them.
 
     Attributes:
-        kernels: layers that start work on the device; None where nothing lists them.
+        kernels: layers that start work on the device; None where nothing lists them all.
         rows: each layer's name and kind.
         fused: fused attention, by the kernel's name.
         read_in_place: states that a fused attention or a product reads where they are.
@@ -98,7 +100,7 @@ def read_layers(listing: str, states: Collection[str] = ()) -> LayerReport:
     kernels = tuple(read_kernels(listing))
     direct = (kernel.reads(states) for kernel in kernels if kernel.attends or kernel.kind == "gemm")
     return LayerReport(
-        kernels=len(kernels),
+        kernels=None if any(REGION in name for name, _ in rows) else len(kernels),
         rows=rows,
         fused=dict(sorted(fused.items())),
         read_in_place=len(frozenset().union(*direct)),

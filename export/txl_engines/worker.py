@@ -132,7 +132,7 @@ def compile_graph(
         sha256=file_sha256(out),
         bytes=len(written),
         seconds=round(seconds, 3),
-        layers=inspected if listed.kernels is None else listed,
+        layers=listed if listed.rows else inspected,
         in_place=parsed.layer_types.count(IN_PLACE),
         verified=verified,
     )

@@ -167,7 +167,7 @@ def test_a_failing_export_costs_nothing_else(contact: Callable[..., Any], tmp_pa
         "kind, given = sys.argv[1], dict(zip(sys.argv[2::2], sys.argv[3::2]))\n"
         "journal = Journal(given['--name'], Path(given['--out']))\n"
         "if kind == 'export': journal.run('export', lambda: {}['no such operator'])\n"
-        "else: [journal.run(name, dict) for name in ('open', 'decode', 'score')]\n"
+        "else: [journal.run(name, dict) for name in ('open', 'decode', 'draw', 'score')]\n"
     )
     large = [Item(kind, engine, "fp32", 1, tmp_path / "m.txl") for kind, engine in (("export", ""), ("torch", "torch"))]
     code, found, page, archive = contact(*large, "good")
@@ -243,20 +243,21 @@ def test_a_node_costs_the_difference_between_graphs(monkeypatch: pytest.MonkeyPa
     driver.check()
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 def test_pytorch_runs_a_model_that_could_not_be_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_competitors
     from common import shape
 
-    monkeypatch.setattr(gpu_competitors, "weights_of", gpu_competitors.weights_of)  # put back afterwards
+    monkeypatch.setattr(gpu_competitors, "weights_of_bundle", gpu_competitors.weights_of_bundle)  # put back afterwards
     monkeypatch.setattr(gpu_worker, "large", lambda vocabulary: shape(2, 16, 2, 8, 32, vocabulary))
     monkeypatch.setattr(gpu_worker, "LENGTH", 4)
     monkeypatch.setattr(gpu_worker, "MEMORY", 8)
-    model = gpu_worker.unexported(argparse.Namespace(vocabulary=60, batch=2))
-    rival = gpu_competitors.TorchOnGpu(model, False, "cpu")
-    tokens = np.zeros((model.batch_size, model.segment_lengths[0] + 1), np.int32)
-    rival.fill(tokens)
-    assert rival.logprobs(tokens[:, :1]).shape == (2, 1, model.manifest.vocab_size)
-    assert np.isfinite(rival.score(tokens)).all()
+    bundle = gpu_worker.unexported(argparse.Namespace(vocabulary=60, batch=2))
+    tokens = np.zeros((bundle.manifest.batch_size, bundle.manifest.segment_lengths[0] + 1), np.int32)
+    forms = (gpu_competitors.EAGER, gpu_competitors.RELEASED)
+    rivals = [gpu_competitors.TorchOnGpu(bundle, form, "cpu") for form in forms]
+    assert gpu_competitors.compare(*rivals, tokens)["max_abs"] < 1e-4
+    assert np.isfinite(rivals[0].score(tokens)).all()
 
 
 PACKAGES = """torch torchgen functorch numpy numpy.libs msgspec typing_extensions.py sympy mpmath filelock jinja2

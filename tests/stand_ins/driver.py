@@ -62,11 +62,13 @@ class FakeDriver(Functions):
         unified: give addresses of the device that the host can read, for executables that run on the host.
         capacity: bytes of the device.
         devices: how many there are.
+        integrated: whether they are of a board; events have to fit that.
 
     Attributes:
         violations: what a GPU would have done wrong.
         calls: names of the functions called, and how often.
         log: names of the tasks done, in their order.
+        attributes: of its devices, by the driver's numbers, as it says.
         bytes_copied: to, from and within the device, by what was done.
         captured, replayed: graphs made, and launched.
         failures: functions that failed and their statuses.
@@ -81,11 +83,12 @@ class FakeDriver(Functions):
         unified: bool = False,
         capacity: int = 2**30,
         devices: int = 1,
+        integrated: bool = False,
     ) -> None:
         self.violations: list[str] = []
         self.calls: Counter[str] = Counter()
         self.failures: list[tuple[str, Status]] = []
-        super().__init__(Memory(unified), Scheduler(seed, eager, self._went_wrong), capacity, devices)
+        super().__init__(Memory(unified), Scheduler(seed, eager, self._went_wrong), capacity, devices, integrated)
         self.log = self.scheduler.log
         self._lock, self._process, self._lost = threading.RLock(), os.getpid(), False
         self._told: list[Told] = []

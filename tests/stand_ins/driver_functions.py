@@ -17,6 +17,7 @@ from stand_ins.driver_statuses import (
     DEVICE,
     HOST,
     ILLEGAL_STATE,
+    INTEGRATED,
     INVALID_CONTEXT,
     INVALID_DEVICE,
     INVALID_VALUE,
@@ -26,12 +27,14 @@ from stand_ins.driver_statuses import (
     MEMORY_BITS,
     MEMORY_KHZ,
     MINOR,
+    MULTIPROCESSORS,
     NAMES,
     NO_DEVICE,
     NO_TIMING,
     NON_BLOCKING,
     OUT_OF_MEMORY,
     RELAXED,
+    SLEEPS,
     WRONG_THREAD,
     MemoryCopy,
     Refused,
@@ -45,14 +48,26 @@ class Functions:
         memory, scheduler: of the devices.
         capacity: bytes of each kind of memory.
         devices: how many there are.
+        integrated: whether they are of a board.
     """
 
-    def __init__(self, memory: Memory, scheduler: Scheduler, capacity: int, devices: int) -> None:
+    def __init__(
+        self, memory: Memory, scheduler: Scheduler, capacity: int, devices: int, integrated: bool = False
+    ) -> None:
+        self.integrated = integrated
         self.memory, self.scheduler, self.capacity, self.devices = memory, scheduler, capacity, devices
         self.bytes_copied = self.captured = self.replayed = 0
         self.handles: dict[int, Any] = {}
         self._made_in: dict[int, int] = {}
-        self.attributes = {MAJOR: 8, MINOR: 6, MEMORY_KHZ: 7_501_000, MEMORY_BITS: 192}  # an RTX 3060's; the rest are 0
+        # An RTX 3060's, but for the multiprocessors.
+        self.attributes = {
+            MAJOR: 8,
+            MINOR: 6,
+            MULTIPROCESSORS: 16,
+            INTEGRATED: int(integrated),
+            MEMORY_KHZ: 7_501_000,
+            MEMORY_BITS: 192,
+        }
         self.contexts: list[int] = [0x1000 + device for device in range(devices)]
         self.retained: Counter[int] = Counter()
         self.begun, self._next = False, 0x5000
@@ -152,7 +167,9 @@ class Functions:
 
     def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> None:
         self._device(device)
-        value._obj.value = self.attributes.get(attribute, 0)
+        if attribute not in self.attributes:
+            raise ViolationError(f"attribute {attribute}, of which the stand-in knows nothing")
+        value._obj.value = self.attributes[attribute]
 
     def _device(self, ordinal: int) -> None:
         if not 0 <= ordinal < self.devices:
@@ -370,8 +387,10 @@ class Functions:
         self.scheduler.launch(into, found)
 
     def cuEventCreate(self, event: Any, flags: int) -> None:
-        if flags != NO_TIMING:
+        if not flags & NO_TIMING:
             raise ViolationError("an event that takes the time")
+        if bool(flags & SLEEPS) != self.integrated:
+            raise ViolationError("an event that keeps a core busy on a board" if self.integrated else "a late event")
         event._obj.value = self._new(Event())
 
     def cuEventDestroy_v2(self, event: int) -> None:

@@ -28,6 +28,18 @@ VERSIONS = {
 }
 DTYPES = {1: "FLOAT", 10: "HALF", 16: "BF16", 6: "INT32", 7: "INT64", 9: "BOOL", 11: "FLOAT"}
 
+LAYERS = {
+    "TensorScatter": "KV_CACHE_UPDATE",
+    "MatMul": "MATRIX_MULTIPLY",
+    "Cast": "CAST",
+    "Softmax": "SOFTMAX",
+    "LogSoftmax": "UNARY",
+    "ReduceSum": "REDUCE",
+    "LayerNormalization": "NORMALIZATION",
+    "TopK": "TOPK",
+}
+"""The layers that operators become, as far as tests look at them; others are SHUFFLE here."""
+
 
 def read_members(name: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Classes and enums of a version, each with its members."""
@@ -49,10 +61,14 @@ class _Severity(enum.IntEnum):
 
 
 def fake(name: str, record: SimpleNamespace | None = None) -> Any:
-    """A module with one version's members. `record` hears what is asked of it: flags, gpus, data, steps."""
+    """A module with one version's members.
+
+    `record` hears what is asked of it: flags, gpus, data, steps; by the names of layers what stays float32, in `kept`,
+    and of their outputs, in `bound`.
+    """
     classes, enums = read_members(name)
     record = record if record is not None else SimpleNamespace()
-    record.set, record.cleared, record.gpus = [], [], {}
+    record.set, record.cleared, record.gpus, record.kept, record.bound = [], [], {}, [], []
     module_name, version = VERSIONS[name]
     trt = ModuleType(module_name)
     trt.__version__ = version
@@ -102,15 +118,65 @@ def _behaviour(trt: Any, record: SimpleNamespace) -> dict[str, dict[str, Any]]:
         record.data = data
         model = onnx.load_model_from_string(data)
         net = parser._network
-        kinds = {"TensorScatter": "KV_CACHE_UPDATE", "MatMul": "MATRIX_MULTIPLY"}
-        layers = [kinds.get(node.op_type, "SHUFFLE") for node in model.graph.node]
-        types = [getattr(trt.LayerType, kind, trt.LayerType.SHUFFLE) for kind in layers]
+        layers = network_layers(model)
         object.__setattr__(net, "num_layers", len(layers))
-        object.__setattr__(net, "get_layer", lambda i: make("ILayer", type=types[i]))
+        object.__setattr__(net, "get_layer", lambda i: layers[i])
         for side, values in (("input", list(model.graph.input)), ("output", list(model.graph.output))):
             object.__setattr__(net, f"num_{side}s", len(values))
             object.__setattr__(net, f"get_{side}", lambda i, values=values: tensor(values[i]))
         return True
+
+    def network_layers(model: onnx.ModelProto) -> list[Any]:
+        """A constant for each initializer; a layer for each node, but two for a LogSoftmax, the first without a name.
+
+        What a weakly typed library says of a tensor's type before it has built the network is of no use to anybody: it
+        is FLOAT for every constant, and for whatever has a name in the graph, if it is a real number.
+        """
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+        kinds = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.output)}
+        weak = not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+
+        def layer(kind: str, name: str, outputs: list[tuple[str, int]]) -> Any:
+            types = [real(dtype, weak and (kind == "CONSTANT" or "Unnamed" not in said)) for said, dtype in outputs]
+            tensors = [make("ITensor", name=said, dtype=dtype) for (said, _), dtype in zip(outputs, types, strict=True)]
+            kind = kind if hasattr(trt.LayerType, kind) else "SHUFFLE"
+            given = {"type": getattr(trt.LayerType, kind), "name": name, "num_outputs": len(outputs)}
+            return make(
+                "ILayer", **given, get_output=lambda place: tensors[place], _kinds=[kind for _, kind in outputs]
+            )
+
+        def real(dtype: int, weak: bool) -> Any:
+            name = DTYPES[dtype]
+            return trt.DataType.FLOAT if weak and name == "HALF" else getattr(trt.DataType, name, trt.DataType.INT32)
+
+        layers = [
+            layer("CONSTANT", tensor.name, [(f"(Unnamed Layer* {index}) [Constant]_output", tensor.data_type)])
+            for index, tensor in enumerate(model.graph.initializer)
+        ]
+        for node in model.graph.node:
+            if node.op_type == "LogSoftmax":
+                unnamed = f"(Unnamed Layer* {len(layers)}) [SoftMax]_output"
+                layers.append(layer("SOFTMAX", unnamed, [(unnamed, kinds[node.output[0]])]))
+            name = node.name or node.output[0]
+            outputs = [(output, kinds[output]) for output in node.output if output]
+            layers.append(layer(LAYERS.get(node.op_type, "SHUFFLE"), name, outputs))
+        return layers
+
+    def set_precision(layer: Any, dtype: Any) -> None:
+        assert dtype == trt.DataType.FLOAT, f"{layer.name}: fp16 is chosen by the flag"
+        assert layer.type != trt.LayerType.CAST, f"{layer.name}: the precision of a cast"
+        assert onnx.TensorProto.FLOAT in layer._kinds, f"{layer.name}: float32 where the graph has none"
+        record.kept.append(layer.name)
+
+    def set_output_type(layer: Any, place: int, dtype: Any) -> None:
+        assert dtype == trt.DataType.FLOAT, f"{layer.name}: fp16 is chosen by the flag"
+        assert layer.type != trt.LayerType.CAST, f"{layer.name}: what a cast returns is what it casts to"
+        assert layer._kinds[place] == onnx.TensorProto.FLOAT, f"{layer.name}: output {place} is no float32"
+        record.bound.append(layer.get_output(place).name)
+
+    def set_compute_precision(layer: Any, dtype: Any) -> None:
+        assert layer.type == trt.LayerType.NORMALIZATION, f"{layer.name} is no norm"
+        record.statistics = dtype.name
 
     def parser_init(parser: Any, net: Any, logger: Any) -> None:
         parser._network = net
@@ -161,6 +227,8 @@ def _behaviour(trt: Any, record: SimpleNamespace) -> dict[str, dict[str, Any]]:
             "build_serialized_network": build,
         },
         "OnnxParser": {"__init__": parser_init, "parse": parse, "num_errors": 0},
+        "ILayer": {"precision": property(None, set_precision), "set_output_type": set_output_type},
+        "INormalizationLayer": {"compute_precision": property(None, set_compute_precision)},
         "IBuilderConfig": {
             "set_flag": lambda config, flag: record.set.append(flag.name),
             "clear_flag": lambda config, flag: record.cleared.append(flag.name),

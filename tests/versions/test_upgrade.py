@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import txl_export
@@ -24,7 +25,7 @@ from txl_report.facts.plain import Missing
 from txl_runtime import BundleError
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import checked_engines
-from txl_runtime.device.engines.sidecar import COMPOSED
+from txl_runtime.device.engines.sidecar import COMPOSED, differences
 from txl_runtime.sessions import Outputs, Request, Sampling, Sessions, Token
 from versions.exercise import ROUNDING, exercise
 
@@ -98,6 +99,15 @@ def test_a_model_of_ones_own_verifies_by_its_module_as_it_was_written(name: str,
 def test_graphs_that_a_build_wrote_for_a_gpu_are_taken():
     programs = {engine.program.name for engine in checked_engines(open_bundle(FROZEN / "tokens"), "cuda", COMPOSED)}
     assert programs == {"last-ring-4", "logprobs-ring-1", "logprobs-ring-4", "score-ring-4"}
+
+
+def test_an_engine_is_taken_whose_gpu_the_release_knew_by_name_alone():
+    """It did not write the number of multiprocessors, so an engine of another Orin cannot be told from this one's."""
+    engine = checked_engines(open_bundle(FROZEN / "tokens"), "cuda", COMPOSED)[0]
+    written = msgspec.structs.replace(engine.sidecar.identity, device="Orin, SM 87")
+    for here in ("Orin, SM 87, 16 multiprocessors", "Orin, SM 87, 8 multiprocessors"):
+        assert differences(written, msgspec.structs.replace(written, device=here)) == []
+    assert differences(written, msgspec.structs.replace(written, device="Thor, SM 110, 20 multiprocessors"))
 
 
 def test_conversations_go_on_word_by_word(tmp_path: Path):

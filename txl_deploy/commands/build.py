@@ -98,7 +98,7 @@ def _row(engine: EngineResult) -> tuple[object, ...]:
         f"{sidecar.seconds:.1f}",
         "–" if sidecar.kernels is None else sidecar.kernels,
         sidecar.attention_layers,
-        sidecar.fused_attention,
+        "–" if sidecar.kernels is None else sidecar.fused_attention,
         "was there" if engine.reused else "built",
     )
 

@@ -140,7 +140,7 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
             f"{facts['flavour']} {facts['version']}",
             built_for(facts),
             facts["kernels"] or "–",
-            f"{facts['fused_attention']} of {facts['attention_layers']}",
+            "–" if facts["kernels"] is None else f"{facts['fused_attention']} of {facts['attention_layers']}",
         )
         for facts in engines
     ]
@@ -150,6 +150,7 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
 
 def _print_engine(facts: dict[str, Any]) -> None:
     fused = ", ".join(facts["fused_kernels"]) or "none"
+    united = f"{facts['fused_attention']} of {facts['attention_layers']} layers in one kernel: {fused}"
     shown = {
         "engine": f"{facts['file']}, {quantity(facts['bytes'])}, is the file that was built",
         "program": f"{facts['program']}, of kind {facts['program_kind']}, L {facts['segment_length']}",
@@ -158,7 +159,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
         "built for": built_for(facts),
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
-        "attention": f"{facts['fused_attention']} of {facts['attention_layers']} layers in one kernel: {fused}",
+        "attention": "not known" if facts["kernels"] is None else united,
         "checked": ", ".join(facts["verified_on"]),
     }
     stdout.print(facts_table(shown), soft_wrap=True)

@@ -110,7 +110,7 @@ def _engine(found: EngineFacts) -> tuple[str, ...]:
         f"{found.built_by}, {number(found.seconds)} s",
         found.built_for,
         whole(found.kernels),
-        f"{found.fused_attention} of {found.attention_layers}",
+        NONE if found.kernels is None else f"{found.fused_attention} of {found.attention_layers}",
         f"{found.in_place} updated, {found.read_in_place} read, {found.copying} copied",
         "; ".join(found.verified_on) or "not checked on a device",
     )

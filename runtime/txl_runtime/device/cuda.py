@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.device.context import Context, Current
-from txl_runtime.device.driver import DEVICE, DISABLE_TIMING, HOST, NON_BLOCKING, RELAXED, Driver, Memcpy2D, open_driver
-from txl_runtime.device.gpu import device_title
+from txl_runtime.device.driver import DEVICE, EVENTS, HOST, NON_BLOCKING, RELAXED, Driver, Memcpy2D, open_driver
+from txl_runtime.device.gpu import INTEGRATED, device_number, device_title
 from txl_runtime.errors import BackendError
 
 Work = Callable[[], None]
 """Puts something into a queue."""
 DLPACK_CUDA = 2
-INTEGRATED, MEMORY_KHZ, MEMORY_BITS = 18, 36, 37
-"""CU_DEVICE_ATTRIBUTE_INTEGRATED, _MEMORY_CLOCK_RATE and _GLOBAL_MEMORY_BUS_WIDTH."""
+MEMORY_KHZ, MEMORY_BITS = 36, 37
+"""CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE and _GLOBAL_MEMORY_BUS_WIDTH."""
 WIDEST = 2**31 - 1
 """CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far: rows that lie further apart are copied and zeroed one by one."""
 
@@ -60,8 +60,8 @@ class Event:
         handle: CUDA's.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.handle = _own(self, context, "cuEventCreate", "cuEventDestroy_v2", DISABLE_TIMING)
+    def __init__(self, context: Context, flags: int) -> None:
+        self.handle = _own(self, context, "cuEventCreate", "cuEventDestroy_v2", flags)
         self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
@@ -216,6 +216,8 @@ class Device:
         if count.value > 1:
             self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
         self.dlpack = (DLPACK_CUDA, ordinal)
+        # Who waits for an event keeps a core busy and hears sooner, or on a board, whose cores are few, sleeps.
+        self._flags = EVENTS[device_number(driver, ordinal, INTEGRATED) != 0]
         self._context = Context(driver, ordinal)
         with self.current():
             self._zeroing = Queue(self._context)
@@ -230,12 +232,8 @@ class Device:
 
     def bandwidth(self) -> float | None:
         """GB/s of its memory by the driver's figures; None without them, and on a Jetson, where they are wrong."""
-        driver, (_, ordinal), device = self._context.driver, self.dlpack, ctypes.c_int()
-        driver.cuDeviceGet(ctypes.byref(device), ordinal)
-        found = {number: ctypes.c_int() for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS)}
-        for number, value in found.items():
-            driver.cuDeviceGetAttribute(ctypes.byref(value), number, device.value)
-        shared, khz, bits = (value.value for value in found.values())
+        driver, (_, ordinal) = self._context.driver, self.dlpack
+        shared, khz, bits = (device_number(driver, ordinal, number) for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS))
         return None if shared else 2 * khz * bits / 8e6 or None  # two bits a clock on each line
 
     def allocate(self, size: int) -> Block:
@@ -262,7 +260,7 @@ class Device:
     def event(self) -> Event:
         """A new event, which was not recorded yet."""
         with self.current():
-            return Event(self._context)
+            return Event(self._context, self._flags)
 
 
 class _Pinned:

@@ -21,8 +21,10 @@ from txl_runtime.errors import BackendError
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 HOST, DEVICE = 1, 2
 """CU_MEMORYTYPE_HOST and _DEVICE."""
-DISABLE_TIMING, NON_BLOCKING, RELAXED = 2, 1, 2
-"""CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED."""
+NON_BLOCKING, RELAXED = 1, 2
+"""CU_STREAM_NON_BLOCKING and CU_STREAM_CAPTURE_MODE_RELAXED."""
+EVENTS = (2, 3)
+"""CU_EVENT_DISABLE_TIMING, alone and with CU_EVENT_BLOCKING_SYNC."""
 
 
 class Memcpy2D(ctypes.Structure):

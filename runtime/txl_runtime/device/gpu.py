@@ -17,8 +17,8 @@ from txl_runtime.errors import BackendError
 if TYPE_CHECKING:
     from txl_runtime.device.driver import Driver
 
-MAJOR, MINOR = 75, 76
-"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+MULTIPROCESSORS, INTEGRATED, MAJOR, MINOR = 16, 18, 75, 76
+"""CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, _INTEGRATED, _COMPUTE_CAPABILITY_MAJOR and _COMPUTE_CAPABILITY_MINOR."""
 DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu", "dxg")
 """In /dev: those of NVIDIA's driver, of a Jetson's (three), and of the Windows that a WSL runs in."""
 
@@ -43,18 +43,37 @@ def gpu_name() -> str | None:
         return None
 
 
+def gpu_model() -> str | None:
+    """The first GPU, as `gpu_name` and by its size: "Orin, SM 87, 8 multiprocessors". By name all Orin are one."""
+    from txl_runtime.device.driver import open_driver
+
+    name = gpu_name()
+    return name and f"{name}, {device_number(open_driver(), 0, MULTIPROCESSORS)} multiprocessors"
+
+
 def device_title(driver: Driver, ordinal: int) -> str:
     """A GPU's name and compute capability, e.g. "Orin, SM 87"; asking makes no context.
 
     Raises:
         BackendError: there is no such device.
     """
-    device, major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     driver.cuDeviceGet(ctypes.byref(device), ordinal)
     driver.cuDeviceGetName(name, len(name), device.value)
-    driver.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device.value)
-    driver.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device.value)
-    return f"{name.value.decode(errors='replace')}, SM {major.value}{minor.value}"
+    major, minor = (device_number(driver, ordinal, attribute) for attribute in (MAJOR, MINOR))
+    return f"{name.value.decode(errors='replace')}, SM {major}{minor}"
+
+
+def device_number(driver: Driver, ordinal: int, attribute: int) -> int:
+    """One of the numbers that the driver tells of a GPU, by CUDA's own numbers for them; asking makes no context.
+
+    Raises:
+        BackendError: there is no such device.
+    """
+    device, value = ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGet(ctypes.byref(device), ordinal)
+    driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device.value)
+    return value.value
 
 
 def platform_name() -> str:

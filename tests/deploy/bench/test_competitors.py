@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 import txl_runtime
+from stand_ins.compiler import Compiler
 from support import random_state, small_config
+from torch.fx.experimental import _config
+from torch.utils._python_dispatch import TorchDispatchMode
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.weights import check_weights
@@ -24,6 +29,7 @@ from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.hidden import BatchFirstHidden, TimeFirstHidden
 from txl_deploy.bench.competitors.parts import Eager, Parts
 
+quiet = pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 M, BATCH = 7, 2
 LENGTHS = (4, 4, 4, 1, 1, 1, 5, 4, 1, 9, 1, 4, 4, *[1] * 12)
 """Filling, over the edge of the memory, longer than the memory, and many single tokens behind each other."""
@@ -84,10 +90,86 @@ def test_a_competitor_needs_no_memory(kind: Callable[..., Eager]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
+@quiet
 def test_the_compiled_competitor_is_the_reference() -> None:
     parts, reference = parts_of({}, {"window": M})
     assert largest_error(CompiledKeyValue(parts, BATCH, longest=9), reference) < 2e-5
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    found = Compiler()
+    monkeypatch.setattr(torch, "compile", found.compile)
+    yield found
+    torch._dynamo.reset()
+
+
+@quiet
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["plain", "adaptive, div_val 2"])
+def test_graphs_of_the_compiled_competitor_compute_the_reference(
+    model: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LENGTHS", (4, 4, 1, 1, 1, 1, 4, 4, 4, 1, 1, 1))
+    parts, reference = parts_of(*MODELS[model])
+    competitor = CompiledKeyValue(parts, BATCH, longest=4)
+    assert largest_error(competitor, reference) < 2e-5
+    compiled = len(compiler.graphs)
+    competitor.reset()
+    assert largest_error(competitor, reference) < 2e-5, "the same again after a reset"
+    assert len(compiler.graphs) == compiled, "nothing is compiled twice"
+
+
+def moved(parts: Parts) -> Parts:
+    """The same on device "meta", which stands for a GPU: what is made on the CPU cannot be mixed with it."""
+    weights = {name: tensor.to("meta") for name, tensor in parts.state.items()}
+    return Parts(parts.config, parts.dialect, parts.memory_length, weights)
+
+
+@quiet
+@_config.patch(meta_nonzero_assume_all_nonzero=True)
+@pytest.mark.parametrize("model", [{}, {"cutoffs": (20, 40), "div_val": 2}], ids=["plain", "adaptive"])
+def test_a_compiled_step_copies_its_ids_alone(model: dict[str, Any], compiler: Compiler) -> None:
+    parts, _ = parts_of({"n_layer": 1, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 2048, **model}, {}, 16)
+    competitor = CompiledKeyValue(moved(parts), BATCH, longest=4, mode="reduce-overhead")
+    tokens = torch.zeros(BATCH, 5, dtype=torch.int32, device="meta")
+    with torch.inference_mode():
+        for _ in range(4):
+            competitor.answer(competitor.greedy, tokens[:, :4])
+        assert not compiler.graphs, "while memory fills, every call would be another graph"
+        for _ in range(3):
+            competitor.answer(competitor.distribution, tokens[:, :1])
+            competitor.answer(competitor.nats, tokens)
+    assert [graph.moving for graph in compiler.graphs] == [BATCH * 4, BATCH * 5 * 4], "ids, and each graph once"
+    assert all(graph.static > 4e6 for graph in compiler.graphs), "weights, folded tables and the ring"
+    assert all(graph.written < 100 for graph in compiler.graphs), "ids and where the ring begins; rows go in place"
+    assert {graph.devices for graph in compiler.graphs} == {frozenset({"meta"})}
+    assert compiler.modes == ["reduce-overhead"] * 2
+
+
+class _Elsewhere(TorchDispatchMode):
+    """Refuses every tensor that is made on another device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        made = found if isinstance(found, (list, tuple)) else [found]
+        devices = {tensor.device.type for tensor in made if isinstance(tensor, torch.Tensor)}
+        assert devices <= {"meta"}, f"{function} made a tensor on {devices}"
+        return found
+
+
+@_config.patch(meta_nonzero_assume_all_nonzero=True)
+@pytest.mark.parametrize("kind", [TimeFirstHidden, BatchFirstHidden, KeyValue], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("model", ["plain", "window of M", "zeros attended, biases", "adaptive, div_val 2"])
+def test_tensors_are_made_where_the_weights_are(kind: Callable[..., Eager], model: str) -> None:
+    parts = moved(parts_of(*MODELS[model])[0])
+    with torch.inference_mode(), _Elsewhere():
+        competitor = kind(parts, BATCH)
+        for length in (4, 4, 4, 1, 1, 9, 4):
+            tokens = torch.zeros(BATCH, length + 1, dtype=torch.int32, device="meta")
+            assert competitor.answer(competitor.distribution, tokens[:, 1:]).shape == (BATCH, length, 60)
+            assert competitor.answer(competitor.greedy, tokens[:, 1:]).shape == (BATCH,)
+            assert competitor.answer(competitor.nats, tokens).shape == (BATCH, length)
 
 
 def test_bfloat16_is_close() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_ins.driver import FakeDriver
+from txl_runtime.device import driver as driver_module
+from txl_runtime.device import gpu
 from txl_runtime.device.context import Current, open_lock
 from txl_runtime.device.cuda import WIDEST, Block, Device
 from txl_runtime.device.driver import Driver
@@ -387,6 +389,31 @@ def test_threads_that_share_a_queue_and_threads_that_do_not_compute_what_each_co
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+# --- boards and cards ---------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_is_told_from_others_of_its_name_by_its_multiprocessors(monkeypatch):
+    machine = Machine()
+    monkeypatch.setattr(driver_module, "open_driver", lambda: machine.driver)
+    monkeypatch.setattr(gpu, "gpu_name", gpu.gpu_name.__wrapped__)
+    assert gpu.gpu_model() == "Fake RTX, SM 86, 16 multiprocessors"
+    machine.fake.attributes[gpu.MULTIPROCESSORS] = 8
+    assert gpu.gpu_model() == "Fake RTX, SM 86, 8 multiprocessors"
+    machine.fake.devices = 0
+    assert gpu.gpu_model() is None
+
+
+@pytest.mark.parametrize("integrated", [False, True])
+def test_who_waits_for_an_event_keeps_a_core_busy_on_a_card_and_sleeps_on_a_board(integrated):
+    """The stand-in takes no other events."""
+    machine = Machine(seed=3, integrated=integrated)
+    event = machine.device.event()
+    with machine.device.current():
+        machine.queue.record(event)
+        event.wait()
+    machine.fake.check()
 
 
 # --- several devices ----------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txl_deploy.bench.competitors.hidden import shift
-from txl_deploy.bench.competitors.parts import Eager, Parts
+from txl_deploy.bench.competitors.hidden import by_distance, shift
+from txl_deploy.bench.competitors.parts import Eager, Parts, Work
 
 KEPT = 5
 """How many tables and masks are kept: a memory that is still filling meets every length once."""
@@ -75,7 +75,7 @@ class KeyValue(Eager):
         for i, name in enumerate(parts.attention):
             query, key, value = self._project(i, hidden)
             keys, values = join(i, key, value)
-            scores = place((query + self.position[i]) @ tables[i])  # [B, H, L, K]
+            scores = place(by_distance(query + self.position[i], tables[i]))  # [B, H, L, K]
             mixed = F.scaled_dot_product_attention(query + self.content[i], keys, values, scores, scale=1.0)
             attended = parts.linear(f"{name}.output", mixed.transpose(1, 2).flatten(2))
             hidden = parts.feed_forward(i, hidden, attended)
@@ -102,8 +102,7 @@ class KeyValue(Eager):
 
     def _allocate(self, room: int) -> list[Tensor]:
         c = self.parts.config
-        shape = (self.batch_size, c.n_head, room, c.d_head)
-        return [torch.zeros(shape, dtype=self.parts.dtype) for _ in range(2 * c.n_layer)]
+        return [self.parts.zeros(self.batch_size, c.n_head, room, c.d_head) for _ in range(2 * c.n_layer)]
 
     def _make_room(self, length: int) -> None:
         """Move the rows of the memory to the front; where a segment is longer than the room, into larger buffers."""
@@ -117,62 +116,73 @@ class KeyValue(Eager):
     def _remember_zeros(self) -> None:
         """Remember M rows of zeros as layers project them: with pre-norm or biases, keys and values are not zero."""
         m = self.parts.memory_length
-        zeros = torch.zeros(1, 1, self.parts.config.d_model, dtype=self.parts.dtype)
+        zeros = self.parts.zeros(1, 1, self.parts.config.d_model)
         for i in range(self.parts.config.n_layer):
             _, self._buffers[2 * i][:, :, :m], self._buffers[2 * i + 1][:, :, :m] = self._project(i, zeros)
         self.rows = self._end = m
 
     def _find_mask(self, length: int, rows: int) -> Tensor | None:
         """What to add to scores [L, K]; None where everything may be seen."""
+        if self.parts.sees_all(length, rows):
+            return None
         unseen = self.parts.unseen(length, rows)
-        mask = torch.zeros(unseen.shape, dtype=self.parts.dtype).masked_fill(unseen, float("-inf"))
-        return mask if bool(unseen.any()) else None
+        return self.parts.zeros(*unseen.shape).masked_fill(unseen, float("-inf"))
 
 
 class CompiledKeyValue(KeyValue):
     """torch.compile of the same layers with a static cache: a ring written in place, shapes that never change.
 
-    It runs eagerly until the memory is full, so that only one graph per segment length is compiled.
+    A call is one graph, from the token ids to what is asked for. The compiler is told that weights and ring stay where
+    they are: CUDA graphs copy every other input before each step. It runs eagerly until the memory is full, so that
+    only one graph per question and segment length is compiled. `mode` is torch.compile's.
     """
 
     name = "torch-compile"
     description = "torch.compile (inductor), K/V memory in a static ring, W_r·R folded"
 
-    def __init__(self, parts: Parts, batch_size: int, longest: int) -> None:
-        self._compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(self._in_ring, dynamic=False)
-        self._longest = longest
-        self._by_distance: dict[int, list[Tensor]] = {}
+    def __init__(self, parts: Parts, batch_size: int, longest: int, mode: str | None = None) -> None:
+        self._longest, self._mode = longest, mode
+        self._graphs: dict[Work, Work] = {}
         super().__init__(parts, batch_size, "torch-compile")
+        size = parts.memory_length + longest
+        self._ring, self._head = self._allocate(size), parts.zeros().long()
+        self._by_distance = [table.flip(2).contiguous() for table in parts.tables(size)]
+        joined = (tensor for pair in self.joined for tensor in pair if tensor is not None)
+        folded = (*joined, *self.content, *self.position, *self._by_distance)
+        for tensor in (*parts.state.values(), *folded, *self._ring, self._head):
+            torch._dynamo.mark_static_address(tensor, guard=True)
 
     def reset(self) -> None:
         super().reset()
-        self._ring: list[Tensor] = []
-        self._head = torch.zeros((), dtype=torch.int64)
+        self._in_ring = False
+
+    def answer(self, work: Work, tokens: Tensor) -> Tensor:
+        if self.rows < self.parts.memory_length:
+            return work(tokens)
+        if work == self.nats and len(self.parts.config.clusters) > 1 and tokens.device.type == "cpu":
+            hidden = self.answer(self.segment, tokens[:, :-1])  # a CPU is faster with a tail for its rows alone
+            return self.parts.nll(hidden.flatten(0, 1), tokens[:, 1:].flatten()).view(len(tokens), -1)
+        if not self._in_ring:
+            for slots, rows in zip(self._ring, self.memory(), strict=True):
+                slots[:, :, : self.rows] = rows
+            self._head.fill_(self.rows)
+            self._in_ring = True
+        if work not in self._graphs:
+            self._graphs[work] = torch.compile(work, dynamic=False, fullgraph=True, mode=self._mode)
+        return self._graphs[work](tokens)
 
     def segment(self, tokens: Tensor) -> Tensor:
-        length, m = tokens.shape[1], self.parts.memory_length
-        if self.rows < m or not m or length > self._longest:
+        if not self._in_ring:
             return super().segment(tokens)
-        if not self._ring:
-            pad = (0, 0, 0, self._longest)
-            self._ring = [F.pad(rows, pad) for rows in self.memory()]  # [B, H, M + longest, d_head]
-            self._head = self._head + m
-        if length not in self._by_distance:
-            self._by_distance[length] = [table.flip(2).contiguous() for table in self._tables(m + length)]
-        hidden = self._compiled(tokens, self._head)
-        self._head = (self._head + length) % (m + self._longest)
-        return hidden
-
-    def _in_ring(self, tokens: Tensor, head: Tensor) -> Tensor:
         length, m, window = tokens.shape[1], self.parts.memory_length, self.parts.dialect.window
-        size = m + self._longest
-        behind = (torch.arange(size) - head) % size  # slots after the first that is written now
+        size, head, ahead = m + self._longest, self._head, torch.arange(length, device=tokens.device)
+        behind = (torch.arange(size, device=tokens.device) - head) % size  # slots after the first that is written now
         row = torch.where(behind < length, behind, behind - size)  # counted from the segment's first
-        distance = torch.arange(length)[:, None] - row  # [L, size]
+        distance = ahead[:, None] - row  # [L, size]
         visible = (distance >= 0) & (row >= -m)
         if window is not None:
             visible &= distance < window
-        index, slots = distance.clamp(0, m + length - 1), (head + torch.arange(length)) % size
+        index, slots = distance.clamp(0, m + length - 1), (head + ahead) % size
 
         def join(i: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             keys, values = self._ring[2 * i], self._ring[2 * i + 1]
@@ -181,4 +191,6 @@ class CompiledKeyValue(KeyValue):
         def place(scores: Tensor) -> Tensor:
             return scores.gather(3, index.expand(*scores.shape[:3], -1)).masked_fill(~visible, float("-inf"))
 
-        return self.run(tokens, self._by_distance[length], join, place)
+        hidden = self.run(tokens, [table[:, :, : m + length] for table in self._by_distance], join, place)
+        head.copy_((head + length) % size)
+        return hidden

@@ -32,7 +32,7 @@ class _Hidden(Eager):
         c = self.parts.config
         rows = self.parts.memory_length if self.parts.dialect.memory_start == "zeros" else 0
         shape = (rows, self.batch_size) if self.rows_axis == 0 else (self.batch_size, rows)
-        self.memory = [torch.zeros(*shape, c.d_model, dtype=self.parts.dtype) for _ in range(c.n_layer)]
+        self.memory = [self.parts.zeros(*shape, c.d_model) for _ in range(c.n_layer)]
 
     def step_bytes(self, length: int) -> int:
         c, m = self.parts.config, self.parts.memory_length
@@ -117,9 +117,8 @@ class BatchFirstHidden(_Hidden):
     def _prepare(self, length: int, rows: int) -> None:
         if self._of == (length, rows):
             return
-        unseen = self.parts.unseen(length, rows)
         self._tables = self.parts.tables(rows + length)
-        self._unseen = unseen if bool(unseen.any()) else None
+        self._unseen = None if self.parts.sees_all(length, rows) else self.parts.unseen(length, rows)
         self._of = (length, rows)
 
     def _attend(self, i: int, context: Tensor, length: int) -> Tensor:
@@ -127,7 +126,7 @@ class BatchFirstHidden(_Hidden):
         query = self._heads(parts.linear(f"{name}.query", context[:, -length:]))
         key, value = map(self._heads, F.linear(context, *self.joined[i]).chunk(2, dim=-1))
         content = (query + parts.state[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
-        distance = (query + parts.state[f"{name}.position_bias"][:, None]) @ self._tables[i]
+        distance = by_distance(query + parts.state[f"{name}.position_bias"][:, None], self._tables[i])
         scores = (content + shift(distance)) * self.scale
         if self._unseen is not None:
             scores = scores.masked_fill(self._unseen, float("-inf"))
@@ -136,6 +135,13 @@ class BatchFirstHidden(_Hidden):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], *self.parts.heads).transpose(1, 2)
+
+
+def by_distance(query: Tensor, table: Tensor) -> Tensor:
+    """[B, H, L, d_head] times [H, d_head, distances], without a copy of the table per sequence."""
+    batch, heads, length, width = query.shape
+    rows = query.transpose(0, 1).reshape(heads, batch * length, width)
+    return (rows @ table).view(heads, batch, length, -1).transpose(0, 1)
 
 
 def shift(x: Tensor) -> Tensor:

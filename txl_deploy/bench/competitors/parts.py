@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,9 +12,12 @@ from txl_export.families.transformer_xl.reference import activate
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Array, Floats, Ids
 
 from txl_deploy.bench.competitor import Competitor
+
+Work = Callable[[Tensor], Tensor]
+"""What is made of the token ids of a segment, [B, T]."""
 
 
 class Parts:
@@ -47,11 +51,16 @@ class Parts:
         self.heads = (config.n_head, config.d_head)
         self.attention = [f"{layer_name(i)}.attention" for i in range(config.n_layer)]
         self.state = {name: tensor.to(dtype) for name, tensor in state.items()}
-        self.frequencies = 1 / (10000 ** (torch.arange(0.0, config.d_model, 2.0) / config.d_model))
+        device = next(iter(state.values())).device
+        self.frequencies = 1 / (10000 ** (torch.arange(0.0, config.d_model, 2.0, device=device) / config.d_model))
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Zeros of the parameters' dtype, where the parameters are."""
+        return torch.zeros(shape, dtype=self.dtype, device=self.frequencies.device)
 
     def positions(self, rows: int) -> Tensor:
         """Sinusoids of distances rows-1 … 0, clamped: [rows, D]; sines first."""
-        distances = torch.arange(rows - 1, -1, -1.0)
+        distances = torch.arange(rows - 1, -1, -1.0, device=self.frequencies.device)
         if self.dialect.clamp_length is not None:
             distances.clamp_(max=self.dialect.clamp_length)
         angles = distances[:, None] * self.frequencies
@@ -63,9 +72,13 @@ class Parts:
         projected = (self.linear(f"{name}.position", positions) for name in self.attention)
         return [x.view(rows, *self.heads).permute(1, 2, 0).contiguous() for x in projected]
 
+    def sees_all(self, length: int, remembered: int) -> bool:
+        """Whether every query may see every key, which a GPU is not asked: the host would wait for its answer."""
+        return length == 1 and (self.dialect.window is None or self.dialect.window > remembered)
+
     def unseen(self, length: int, remembered: int) -> Tensor:
         """Which keys a query may not see: bool [L, remembered + L]."""
-        ones = torch.ones(length, remembered + length, dtype=torch.bool)
+        ones = torch.ones(length, remembered + length, dtype=torch.bool, device=self.frequencies.device)
         unseen = ones.triu(remembered + 1)
         if self.dialect.window is not None:
             unseen |= ones.tril(remembered - self.dialect.window)
@@ -79,12 +92,15 @@ class Parts:
             projection = self.state.get("embedding.projections.0")
             return (rows if projection is None else F.linear(rows, projection)) * c.embedding_scale
         flat = tokens.flatten()
-        embedded = torch.zeros(len(flat), c.d_model, dtype=self.dtype)
+        embedded = self.zeros(len(flat), c.d_model)
         for cluster, (first, last) in enumerate(c.clusters):
-            index = ((flat >= first) & (flat < last)).nonzero().flatten()
-            if len(index):
-                rows = F.embedding(flat[index] - first, self.state[f"embedding.tables.{cluster}"])
-                embedded.index_copy_(0, index, F.linear(rows, self.state[f"embedding.projections.{cluster}"]))
+            table, projection = (self.state[f"embedding.{part}.{cluster}"] for part in ("tables", "projections"))
+            inside = (flat >= first) & (flat < last)
+            if torch.compiler.is_compiling():  # shapes that depend on ids would break the graph
+                rows = F.linear(F.embedding((flat - first).clamp(0, last - first - 1), table), projection)
+                embedded = torch.where(inside[:, None], rows, embedded)
+            elif len(index := inside.nonzero().flatten()):
+                embedded.index_copy_(0, index, F.linear(F.embedding(flat[index] - first, table), projection))
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
     def linear(self, name: str, x: Tensor) -> Tensor:
@@ -132,16 +148,17 @@ class Parts:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[N, D] and token ids [N] → nats, float32 [N]; as in the released code, a tail runs only for its rows."""
-        head, clusters = self._head(hidden), self.config.clusters
-        if len(clusters) == 1:
-            return -head.gather(1, targets[:, None])[:, 0]
-        result, first = torch.empty(len(targets)), self.config.cutoffs[0]
+        """[N, D] and token ids [N] → nats, float32 [N]; where no graph fixes shapes, a tail runs only for its rows."""
+        clusters = self.config.clusters
+        if len(clusters) == 1 or torch.compiler.is_compiling():
+            return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
+        head, first = self._head(hidden), self.config.cutoffs[0]
+        result = head.new_empty(len(targets))
         for cluster, (low, high) in enumerate(clusters):
             index = ((targets >= low) & (targets < high)).nonzero().flatten()
             if not len(index):
                 continue
-            rows, inside = head[index], (targets[index] - low)[:, None]
+            rows, inside = head[index], (targets[index] - low).long()[:, None]
             if cluster == 0:
                 found = rows.gather(1, inside)[:, 0]
             else:
@@ -188,24 +205,35 @@ class Eager(Competitor):
         self.reset()
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """One segment: token ids int64 [B, T] → hidden states [B, T, D], with the memory carried along."""
+        """One segment: token ids [B, T] → hidden states [B, T, D], with the memory carried along."""
         raise NotImplementedError
 
-    @torch.inference_mode()
+    def answer(self, work: Work, tokens: Tensor) -> Tensor:
+        """One of the three below, or another that takes one `segment`; inside inference mode."""
+        return work(tokens)
+
+    def distribution(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → log-probabilities of the next token after each, [B, T, V]."""
+        return self.parts.log_probabilities(self.segment(tokens).flatten(0, 1)).view(*tokens.shape, -1)
+
+    def greedy(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → the most likely token after them, int32 [B]."""
+        return self.parts.log_probabilities(self.segment(tokens)[:, -1]).argmax(dim=-1).int()
+
+    def nats(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, T] → those of tokens[:, 1:], [B, T-1]."""
+        hidden = self.segment(tokens[:, :-1]).flatten(0, 1)
+        return self.parts.nll(hidden, tokens[:, 1:].flatten()).view(len(tokens), -1)
+
     def logprobs(self, tokens: Ids) -> Floats:
-        hidden = self.segment(torch.from_numpy(tokens).long())
-        found: Floats = self.parts.log_probabilities(hidden.flatten(0, 1)).view(*tokens.shape, -1).numpy()
-        return found
+        return self._array(self.distribution, tokens)
 
-    @torch.inference_mode()
     def next_token(self, tokens: Ids) -> Ids:
-        last = self.segment(torch.from_numpy(tokens).long())[:, -1]
-        found: Ids = self.parts.log_probabilities(last).argmax(dim=-1).int().numpy()
-        return found
+        return self._array(self.greedy, tokens)
+
+    def score(self, tokens: Ids) -> Floats:
+        return self._array(self.nats, tokens)
 
     @torch.inference_mode()
-    def score(self, tokens: Ids) -> Floats:
-        ids = torch.from_numpy(tokens).long()
-        hidden = self.segment(ids[:, :-1])
-        found: Floats = self.parts.nll(hidden.flatten(0, 1), ids[:, 1:].flatten()).view(len(ids), -1).numpy()
-        return found
+    def _array(self, work: Work, tokens: Ids) -> Array:
+        return np.asarray(self.answer(work, torch.from_numpy(tokens)))

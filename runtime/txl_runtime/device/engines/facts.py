@@ -79,6 +79,7 @@ FACTS: tuple[Facts, ...] = (
 
 NEEDS: dict[str, str] = {
     "BuilderFlag.FP16": "weakly_typed",
+    "BuilderFlag.OBEY_PRECISION_CONSTRAINTS": "weakly_typed",
     "ComputeCapability.__members__": "portable",
     "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE": "portable",
     "EngineInvalidityDiagnostics.__members__": "portable",
@@ -92,6 +93,9 @@ NEEDS: dict[str, str] = {
     "IBuilderConfig.set_compute_capability": "portable",
     "ICudaEngine.create_runtime_config": "portable",
     "ICudaEngine.get_aliased_input_tensor": "ring",
+    "ILayer.precision": "weakly_typed",
+    "ILayer.set_output_type": "weakly_typed",
+    "INormalizationLayer.compute_precision": "weakly_typed",
     "IProgressMonitor.phase_finish": "progress",
     "IProgressMonitor.phase_start": "progress",
     "IProgressMonitor.step_complete": "progress",

@@ -22,7 +22,7 @@ from txl_runtime.device.engines.sidecar import (
     read_sidecar,
     sidecar_path,
 )
-from txl_runtime.device.gpu import gpu_name, platform_name
+from txl_runtime.device.gpu import gpu_model, gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError
 
 DEFAULT_GPUS = 80
@@ -105,7 +105,7 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
         version=version,
         platform=ANYWHERE if target == "cuda" else platform_name(),
         precision=bundle.manifest.precision,
-        device=found.device if found.device is None else gpu_name(),
+        device=found.device if found.device is None else gpu_model(),
         onnx=found.onnx if graph is None else graph.sha256,
         weights={name: files[name].sha256 for name in found.weights if name in files},
     )

@@ -25,8 +25,9 @@ FORMAT_VERSION = "1.0"
 MOST_BYTES = 1 << 24
 """Of a sidecar; it lists the layers of an engine."""
 ADVICE = "build the engine again with `txl-deploy build`"
-RECIPE = 2
-"""Counts changes of how engines are built from the same graph; part of an engine's identity."""
+RECIPE, WEAK_RECIPE = 2, 3
+"""Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of fp16
+engines by a library whose networks are weakly typed: since 3, what the graph has in float32 is computed so."""
 
 Target = Literal["rtx", "tensorrt", "cuda"]
 """The backends that load engines."""
@@ -46,7 +47,8 @@ class Identity(Struct, frozen=True, kw_only=True):
         flavour, version: the module that runs it, "tensorrt", "tensorrt_rtx" or "onnxruntime", and the version that
             built it. Graphs for ONNX Runtime fit every version of it; theirs is `COMPOSED`.
         compute_capabilities: the GPUs that it was asked for; empty for the library's default or the GPU at hand.
-        device: the GPU that it was built on, where it runs on no other; None where any GPU will do.
+        device: the GPU that it was built on, where it runs on no other; None where any GPU will do. Up to 0.8.0 it is
+            written without the number of multiprocessors, and then not held against one.
         platform: operating system and processor, or `ANYWHERE`.
         program, kind, segment_length, update, inputs, outputs: the `Program`.
         precision: of the bundle.
@@ -96,7 +98,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         identity: what it was made from; `key` is its hash.
         sha256, bytes: of the engine file.
         seconds: that the build took.
-        kernels: layers that start work on the device; None where nothing lists them.
+        kernels: layers that start work on the device; None where nothing lists them all.
         layers: each layer's name and kind, in the order they run.
         attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
         fused_kernels: their names.
@@ -193,7 +195,8 @@ def differences(found: Identity, wanted: Identity) -> list[str]:
     reasons = []
     for name in Identity.__struct_fields__:
         has, wants = getattr(found, name), getattr(wanted, name)
-        if has != wants:
+        uncounted = name == "device" and str(wants).startswith(f"{has}, ")
+        if has != wants and not uncounted:
             words = WORDS.get(name, f"has {name} {{found}}, asked for is {{wanted}}")
             words = WORDS.get(f"{name} of {wanted.flavour}", words)
             reasons.append(words.format(found=_shown(name, has), wanted=_shown(name, wants)))

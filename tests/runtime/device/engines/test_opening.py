@@ -34,6 +34,7 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this p
 
 B, V = 2, 60
 GPU = "Fake RTX, SM 86"
+MODEL = f"{GPU}, 16 multiprocessors"
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
@@ -57,6 +58,7 @@ def built(make_bundle, tmp_path_factory):
 def here(monkeypatch):
     """A machine with a GPU, as far as files are concerned."""
     monkeypatch.setattr(engine_files, "gpu_name", lambda: GPU)
+    monkeypatch.setattr(engine_files, "gpu_model", lambda: MODEL)
 
 
 def opened(path: Path, name: str = "rtx171", faults: Collection[str] = ()) -> Any:
@@ -76,7 +78,7 @@ def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         return load(path, backend=backend.name)
 
 
-def as_tensorrt(path: Path, place: Path, version: str) -> Path:
+def as_tensorrt(path: Path, place: Path, version: str, device: str = MODEL) -> Path:
     """The same bundle, with its engines passed off as TensorRT's of a version."""
     copy = Path(shutil.copytree(path, place))
     shutil.move(copy / "engines" / "rtx", copy / "engines" / "tensorrt")
@@ -90,7 +92,7 @@ def as_tensorrt(path: Path, place: Path, version: str) -> Path:
                 "flavour": "tensorrt",
                 "version": version,
                 "compute_capabilities": [],
-                "device": GPU,
+                "device": device,
             }
             (copy / moved).write_bytes(msgspec.json.encode(sidecar))
         manifest["files"][moved] = {"size": (copy / moved).stat().st_size, "sha256": file_sha256(copy / moved)}
@@ -260,11 +262,11 @@ def test_engines_that_pass_say_where(built, here, tmp_path, monkeypatch):
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-def refusal(path: Path, version: str = "1.7.1.116") -> str:
+def refusal(path: Path, version: str = "1.7.1.116", target: Any = "rtx") -> str:
     bundle = open_bundle(path)
-    engine = find_engines(bundle, "rtx")[0]
+    engine = find_engines(bundle, target)[0]
     with pytest.raises(BackendError) as caught:
-        check_identity(bundle, engine, version, "rtx")
+        check_identity(bundle, engine, version, target)
     assert len(str(caught.value).splitlines()) == 1
     assert "txl-deploy build" in str(caught.value)
     return str(caught.value)
@@ -277,6 +279,21 @@ def test_an_engine_of_another_version_is_refused_by_name(built, here):
 def test_an_engine_for_another_gpu_is_refused_by_name(built, monkeypatch):
     monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake, SM 120")
     assert "was built for SM 86, the GPU here is SM 120" in refusal(built("ring"))
+
+
+def test_an_engine_of_a_gpu_of_another_size_is_refused_though_it_has_the_same_name(built, tmp_path, monkeypatch):
+    """All Jetson Orin are "Orin, SM 87"; what 0.8.0 wrote holds no more than that, and is taken."""
+    large, small = (f"Orin, SM 87, {count} multiprocessors" for count in (16, 8))
+    path = as_tensorrt(built("ring"), tmp_path / "new.txl", "10.3.0", large)
+    old = as_tensorrt(built("ring"), tmp_path / "old.txl", "10.3.0", "Orin, SM 87")
+    for here in (large, small):
+        monkeypatch.setattr(engine_files, "gpu_model", lambda here=here: here)
+        check_identity(open_bundle(old), find_engines(open_bundle(old), "tensorrt")[0], "10.3.0", "tensorrt")
+    assert f"was built on {large}, here is {small}, and it fits one GPU only" in refusal(path, "10.3.0", "tensorrt")
+    monkeypatch.setattr(engine_files, "gpu_model", lambda: "Orin, SM 8, 16 multiprocessors")
+    assert "was built on Orin, SM 87, here is Orin, SM 8, 16" in refusal(old, "10.3.0", "tensorrt")
+    monkeypatch.setattr(engine_files, "gpu_model", lambda: None)
+    assert "was built on Orin, SM 87, here is no known GPU" in refusal(old, "10.3.0", "tensorrt")
 
 
 def test_an_engine_of_other_weights_is_refused_by_name(built, here, tmp_path):

@@ -31,7 +31,7 @@ from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines
 from txl_runtime.streaming.memory import initial_values
 
-GPU = "Fake RTX, SM 86"
+GPU = "Fake RTX, SM 86, 16 multiprocessors"
 every = pytest.mark.parametrize("kind", MODELS)
 
 
@@ -114,7 +114,7 @@ def run_both(kind: str, pair: tuple[Any, Any], turns: int) -> None:
 @every
 @pytest.mark.parametrize("name", ["rtx171", "trt860", "trt10.0.1", "trt10.16.1.11", "trt114a"])
 def test_engines_of_every_version_compute_what_the_cpu_does(built, tmp_path, monkeypatch, kind, name):
-    monkeypatch.setattr(engine_files, "gpu_name", lambda: GPU)
+    monkeypatch.setattr(engine_files, "gpu_model", lambda: GPU)
     path, cuda = built(kind, "rtx"), FakeDriver()
     if not name.startswith("rtx"):
         versions = {"trt860": "8.6.0", "trt114a": "11.4.0.106"}
