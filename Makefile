@@ -28,7 +28,7 @@ help:
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
 	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
 	@echo "make screenshots  both pages in three widths and two themes, as pictures in screenshots/ (BUNDLE=$(BUNDLE))"
-	@echo "make gpu-check  build, verify and time everything that this machine's GPU can run (SITE=, OPTIONS=)"
+	@echo "make gpu-check  the first contact with this machine's GPU, in ten minutes (SITE=, OPTIONS=; PYTHON=: no pip)"
 	@echo "make wheel      the package, as a file in dist/"
 	@echo "make wheelhouse  the package and all it needs to build engines on a Jetson, as files (PYTHON_VERSION=$(PYTHON_VERSION))"
 	@echo "make clean      remove what the other commands made"
@@ -122,9 +122,10 @@ cuda: .cuda/ready
 screenshots: .browser/ready
 	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots
 
-# SITE=FOLDER of carried packages: no pip, no network, and PYTHON runs it. OPTIONS: see benchmarks/gpu_check.py --help
-gpu-check: $(if $(SITE),,$(VENV)/ready)
-	$(if $(SITE),$(PYTHON),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
+# SITE=FOLDER of carried packages, or PYTHON=python3: no pip, no network. OPTIONS: see benchmarks/gpu_check.py --help
+CHECKED_BY := $(if $(SITE)$(filter command,$(origin PYTHON)),$(PYTHON))
+gpu-check: $(if $(CHECKED_BY),,$(VENV)/ready)
+	$(or $(CHECKED_BY),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
 
 wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
@@ -136,4 +137,4 @@ wheelhouse: wheel
 		--platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 "./$$(ls -t dist/txl_deploy-*.whl | head -1)[build]"
 
 clean:
-	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda $(DEMO) screenshots gpu-check build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis

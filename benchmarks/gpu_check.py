@@ -1,13 +1,19 @@
-"""Everything the GPU of this machine can run of a bundle: built, verified and timed against PyTorch on the same GPU.
+"""What the GPU of this machine does with this project, in one command: `python3 gpu_check.py`, at most ten minutes.
 
-    python benchmarks/gpu_check.py [--quick] [--bundle BUNDLE] [--batch 1 8 32] [--precision fp32 fp16]
-                                   [--vocabulary 267735] [--update rolled] [--engine cuda rtx …] [--segments 12]
-                                   [--seconds 2] [--budget SECONDS] [--site FOLDER] [--bundles FOLDER] [--prepare]
-                                   [--out FOLDER]
+    python benchmarks/gpu_check.py [--budget 570] [--site FOLDER] [--out FOLDER]
+    python benchmarks/gpu_check.py --engine cuda rtx … [--quick] [--bundle BUNDLE] [--batch 1 8 32]
+                                   [--precision fp32 fp16] [--vocabulary 267735] [--update rolled] [--segments 12]
+                                   [--seconds 2] [--budget SECONDS] [--site FOLDER] [--bundles FOLDER] [--out FOLDER]
+    python benchmarks/gpu_check.py --prepare [--bundles FOLDER] …
 
-Each engine runs in a process of its own, so that a CUDA error ends that one alone, and each step's result is on the
-disk when the next begins. Ctrl-C, and a budget that is spent, end it with what there is. Where there is no GPU it says
-so, writes a page that says so, and ends with 0.
+Without --engine, --bundle and --prepare it is the first contact with a machine: the project's own CUDA code call by
+call, its loop with PyTorch as the engine, the same under compute-sanitizer, what the host and a graph's nodes cost, and
+PyTorch's own speed. It needs what a machine with PyTorch has, and msgspec. With --engine bundles are built, verified
+and timed on each of these engines.
+
+Each item runs in a process of its own, so that a CUDA error ends that one alone, and its result is on the disk when the
+next begins. Ctrl-C, and a budget that is spent, end it with what there is; at the end OUT.tar.gz holds all results.
+Where there is no GPU it says so, writes a page that says so, and ends with 0.
 
 It needs neither pip nor a network: packages that were carried to the machine are found in --site, and the project's own
 are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
@@ -20,6 +26,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +39,10 @@ NAMED = (REHEARSAL, "torch-autotuned")
 """Run only when they are named."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
+BUDGET = 570.0
+"""Seconds of a first contact: it is over within ten minutes, also where a process has to be ended."""
+OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "segments", "seconds")
+"""Options that a first contact has no use for."""
 
 
 def environment_of(site: Path | None) -> dict[str, str]:
@@ -70,7 +81,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
     made.add_argument("--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)")
     made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
-    made.add_argument("--engine", nargs="+", choices=(*ENGINES, *NAMED), default=list(ENGINES), help="which to run")
+    made.add_argument("--engine", nargs="+", choices=(*ENGINES, *NAMED), help="which to run (of a --bundle: all)")
     made.add_argument("--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)")
     made.add_argument(
         "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"
@@ -85,18 +96,32 @@ def options() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 where a step failed."""
-    given = options().parse_args(arguments)
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, as far as they agree with each other; `first` where this is a first contact."""
+    made = options()
+    given = made.parse_args(arguments)
     if given.site is not None and not given.site.is_dir():
-        options().error(f"--site is {given.site}, expected a folder")
+        made.error(f"--site is {given.site}, expected a folder")
     if given.prepare and given.bundle is not None:
-        options().error("--prepare exports random models and --bundle is exported already: leave out one of them")
+        made.error("--prepare exports random models and --bundle is exported already: leave out one of them")
+    given.first = given.engine is None and given.bundle is None and not given.prepare
+    for name in OF_ENGINES if given.first else ():
+        if getattr(given, name) != made.get_default(name):
+            made.error(f"--{name} is of engines: name these too, e.g. --engine {' '.join(ENGINES)}")
+    if given.first and given.budget is None:
+        given.budget = BUDGET
+    given.engine, given.out = given.engine or list(ENGINES), given.out.resolve()
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; 1 where a step failed or was ended."""
+    given = parsed(arguments)
     environment = environment_of(given.site)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     from gpu_items import Runner, plan
-    from gpu_journal import FAILED, writing
-    from gpu_page import write_page
+    from gpu_journal import ENDED, FAILED, writing
+    from gpu_page import pack, write_machine, write_page
     from txl_runtime.errors import TxlError
 
     try:
@@ -107,19 +132,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with writing("gpu_check"):
         write_page(runner.outcomes, given)
         (given.out / "steps").mkdir(exist_ok=True)
+        write_machine(given.out)
     stopped = False
     try:
+        runner.begin()
         for item in items:
             runner.run(item)
             write_page(runner.outcomes, given)
     except KeyboardInterrupt:
         stopped = True
         runner.leave_out("interrupted")
-    print(write_page(runner.outcomes, given, final=True))
+    print(write_page(runner.outcomes, given, final=True), flush=True)
+    print(f"all results: {pack(given.out)}", file=sys.stderr)
     if stopped:
         return INTERRUPTED
-    return int(any(found.state == FAILED for outcome in runner.outcomes for found in outcome.found))
+    return int(any(found.state in (FAILED, ENDED) for outcome in runner.outcomes for found in outcome.found))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of `timeout`, and of whoever lent the machine
     sys.exit(main())

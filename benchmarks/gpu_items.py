@@ -1,18 +1,24 @@
-"""What the GPU check runs, item by item: each is a process of its own that writes its steps down as it goes."""
+"""What the GPU check runs, item by item: each is a process of its own that writes its steps down as it goes.
+
+`plan` is the list of items: those of the first contact with a machine, or engines that were named.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_journal import FAILED, NOT_RUN, OK, Found, read_found
+from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Found, read_found
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.choosing import DEVICES, NO_GPU, missing
 from txl_runtime.device.gpu import gpu_name
@@ -20,7 +26,11 @@ from txl_runtime.errors import TxlError
 
 __all__ = ["PRESENT", "Item", "Outcome", "Runner", "plan"]
 
-WORKER = Path(__file__).with_name("gpu_worker.py")
+HERE = Path(__file__).parent
+WORKER = HERE / "gpu_worker.py"
+CARRIED = HERE / "bundles"
+"""The tiny bundles of --quick and of the first contact; engines are built into copies. A README there says how to make
+them anew."""
 STEPS = {
     "export": ("export",),
     "torch": ("open", "decode", "draw", "score"),
@@ -29,10 +39,14 @@ STEPS = {
 """What each kind of item does, in this order."""
 PRESENT = "it was there"
 """Why a bundle is not exported."""
-STDERR = 2
-"""Where processes write what people read."""
-PATIENCE, TOLD = 20.0, 2.0
-"""Seconds that a process has to end in when it is asked to, and that it has first where it may know already."""
+INTERPRETER = ("torch", "onnx", "onnxruntime", "safetensors")
+"""Packages of programs that PyTorch interprets, and that ONNX Runtime runs on the CPU to compare."""
+EXPORT = (*INTERPRETER, "onnx_ir", "onnxscript", "filelock")
+SANITIZER = "compute-sanitizer"
+PATIENCE = 5.0
+"""Seconds that a process has to end in when it is asked to."""
+SHOWN = 4000
+"""Characters of what a process said that are shown when it has ended; its file has all of it."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +54,15 @@ class Item:
     """One process.
 
     Attributes:
-        kind: of `STEPS`.
+        kind: of `STEPS`, or "program": a script beside this file, which says itself what it does.
         engine: what runs, "" for an export.
         precision, batch: of the bundle.
         bundle: its folder.
+        title: of a program.
+        command: of a program: the script and its options.
+        limit: seconds that it may take.
+        needs: packages that it imports.
+        behind: it runs while the items before it do.
     """
 
     kind: str
@@ -51,11 +70,16 @@ class Item:
     precision: str
     batch: int
     bundle: Path
+    title: str = ""
+    command: tuple[str, ...] = ()
+    limit: float | None = None
+    needs: tuple[str, ...] = ()
+    behind: bool = False
 
     @property
     def name(self) -> str:
         """Of its result file too."""
-        return f"{self.engine or self.kind}-{self.precision}-b{self.batch}"
+        return self.title or f"{self.engine or self.kind}-{self.precision}-b{self.batch}"
 
 
 @dataclass
@@ -77,6 +101,8 @@ def plan(given: argparse.Namespace) -> list[Item]:
     Raises:
         TxlError: the bundle that was given is none.
     """
+    if given.first:
+        return _first_contact(given.bundles or given.out / "bundles")
     if given.bundle is not None:
         m = open_bundle(given.bundle, verify_files=False).manifest
         named = [] if given.prepare else given.engine
@@ -87,11 +113,38 @@ def plan(given: argparse.Namespace) -> list[Item]:
         for precision in given.precision:
             size = f"{'quick-' if given.quick else ''}v{given.vocabulary}"
             rule = f"-{given.update}" if given.update else ""  # a bundle of its own, for verify takes the best there is
-            bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"
+            bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"  # the carried ones have such names
             items.append(Item("export", "", precision, batch, bundle))
             if not given.prepare:
                 items += [_item(engine, precision, batch, bundle) for engine in given.engine]
     return items
+
+
+def _first_contact(folder: Path) -> list[Item]:
+    """What tells most first; all limits together fit ten minutes. The export is the only one that takes minutes."""
+    tiny = {precision: folder / f"quick-v204-{precision}-b2.txl" for precision in ("fp32", "fp16")}
+    fp32, fp16 = map(str, tiny.values())
+    exercise = ("gpu_exercise.py", "--backend", "torch", "--threads", "4", "--bundle")
+    checked = (SANITIZER, "--error-exitcode", "9", *exercise, fp32, "--steps", "30")
+
+    def program(title: str, limit: float, *command: str, needs: tuple[str, ...] = ()) -> Item:
+        bundle = tiny["fp16" if fp16 in command else "fp32"]
+        return Item("program", "", "", 2, bundle, title, command, limit, needs)
+
+    def large(kind: str, engine: str, limit: float | None, behind: bool = False) -> Item:
+        return Item(kind, engine, "fp32", 1, folder / "v204-fp32-b1.txl", "", (), limit, EXPORT, behind)
+
+    return [
+        program("smoke", 40, "gpu_smoke.py"),
+        program("exercise", 60, *exercise, fp32, needs=INTERPRETER),
+        program("exercise-fp16", 40, *exercise, fp16, "--steps", "100", needs=INTERPRETER),
+        program("sanitizer", 75, *checked, needs=INTERPRETER),
+        program("host", 30, "gpu_costs.py", "host", "--bundle", fp32, needs=("safetensors",)),
+        program("nodes", 20, "gpu_costs.py", "nodes"),
+        large("export", "", 120, behind=True),
+        large("torch", "torch", 60),
+        large("torch", "torch-compiled", None),  # the rest
+    ]
 
 
 def _item(engine: str, precision: str, batch: int, bundle: Path) -> Item:
@@ -113,7 +166,12 @@ class Runner:
         self._given, self._environment = given, dict(environment)
         self._deadline = None if given.budget is None else time.monotonic() + given.budget
         self._left = plan(given)
+        self._behind: dict[Item, subprocess.Popen[bytes]] = {}
         self.outcomes: list[Outcome] = []
+
+    def begin(self) -> None:
+        """Start what runs while others do."""
+        self._behind = {item: self._start(item) for item in self._left if item.behind and not self._obstacle(item)}
 
     def run(self, item: Item) -> Outcome:
         """Run an item, unless there is a reason not to.
@@ -124,29 +182,38 @@ class Runner:
         outcome = Outcome(item)
         self.outcomes.append(outcome)
         self._left.remove(item)
-        outcome.reason = self._obstacle(item)
+        outcome.reason = "" if item in self._behind else self._obstacle(item)
         if not outcome.reason:
             self._process(outcome)
         return outcome
 
     def leave_out(self, reason: str) -> None:
-        """Note that the items that are left are not run."""
+        """Note that the items that are left are not run, and end what has begun of them."""
+        for process in self._behind.values():
+            _end(process, signal.SIGTERM)
         self.outcomes += [Outcome(item, reason=reason) for item in self._left]
         self._left = []
 
     def _obstacle(self, item: Item) -> str:
         """Why an item is not run; empty where it is."""
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            return f"the budget of {self._given.budget:g} s was spent"
+            return self._spent
+        if not self._given.prepare:
+            self._copy(item.bundle)
         if item.kind == "export":
-            without = gpu_name() is None and set(self._given.engine).isdisjoint({"cpu"}) and not self._given.prepare
-            return NO_GPU if without else "" if not item.bundle.exists() else PRESENT
-        if item.engine != "cpu" and gpu_name() is None:
+            without = gpu_name() is None and "cpu" not in self._given.engine and not self._given.prepare
+            if without or item.bundle.exists():
+                return NO_GPU if without else PRESENT
+        elif item.engine != "cpu" and gpu_name() is None:
             return NO_GPU
+        if absent := [name.replace("_", "-") for name in item.needs if find_spec(name) is None]:
+            return f"it needs {', '.join(absent)}; put what is missing into --site"
+        if item.command[:1] == (SANITIZER,) and shutil.which(SANITIZER) is None:
+            return f"{SANITIZER} is not on PATH; it comes with CUDA's compiler"
         exported = next(
             (other for other in self.outcomes if other.item.kind == "export" and other.item.bundle == item.bundle), None
         )
-        if exported is not None and any(found.state != OK for found in exported.found):
+        if exported is not None and not self._given.first and any(found.state != OK for found in exported.found):
             return "its bundle was not exported"
         if item.kind == "engine" and item.engine in DEVICES:
             try:
@@ -155,63 +222,111 @@ class Runner:
                 return str(error)
         return ""
 
-    def _process(self, outcome: Outcome) -> None:
-        item, given = outcome.item, self._given
-        folder = given.out / "steps"
-        (folder / f"{item.name}.jsonl").unlink(missing_ok=True)
-        command: list[object] = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
-        command += ["--engine", item.engine or "none", "--out", folder]
-        command += ["--segments", given.segments, "--seconds", given.seconds, "--update", given.update or "none"]
-        if item.kind == "export":
+    def _copy(self, bundle: Path) -> None:
+        """A carried bundle, to where it is looked for: engines are built into the copy."""
+        carried = CARRIED / bundle.name
+        if carried.is_dir() and not bundle.exists():
+            shutil.copytree(carried, bundle)
+
+    @property
+    def _spent(self) -> str:
+        return f"the budget of {self._given.budget:g} s was spent"
+
+    @staticmethod
+    def _late(item: Item) -> str:
+        return f"stopped: it took longer than {item.limit:g} s"
+
+    def _steps(self, item: Item) -> Path:
+        """The file that the item's process writes its steps into."""
+        folder: Path = self._given.out / "steps"
+        script = next((Path(word).stem for word in item.command if word.endswith(".py")), "")
+        return folder / item.name / f"{script}.jsonl" if script else folder / f"{item.name}.jsonl"
+
+    def _start(self, item: Item) -> subprocess.Popen[bytes]:
+        """Its process, in a group of its own: what it starts ends with it, and the terminal's Ctrl-C is told by us."""
+        given, steps = self._given, self._steps(item)
+        steps.unlink(missing_ok=True)
+        steps.parent.mkdir(parents=True, exist_ok=True)
+        if item.kind == "program":
+            words = ((sys.executable, HERE / word) if word.endswith(".py") else (word,) for word in item.command)
+            command: list[object] = [part for parts in words for part in parts]
+            command += ["--out", steps.parent]
+        else:
+            command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
+            command += ["--engine", item.engine or "none", "--out", steps.parent, "--vocabulary", given.vocabulary]
+            command += ["--segments", given.segments, "--seconds", given.seconds, "--update", given.update or "none"]
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
-            command += ["--vocabulary", given.vocabulary]
-        spent = "" if given.budget is None else f"stopped: the budget of {given.budget:g} s was spent"
-        command += ["--stopped", spent]
-        ended = ""
-        process = subprocess.Popen([str(part) for part in command], stdout=STDERR, env=self._environment)
+            spent = "" if given.budget is None else f"stopped: {self._spent}"
+            command += ["--stopped", self._late(item) if item.limit else spent]
+        print(f"--- {item.name}", file=sys.stderr, flush=True)
+        with (given.out / "steps" / f"{item.name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=os.name == "posix",
+            )
+
+    def _process(self, outcome: Outcome) -> None:
+        item, ended = outcome.item, ""
+        process = self._behind.pop(item, None) or self._start(item)
         try:
             rest = None if self._deadline is None else max(self._deadline - time.monotonic(), 0.1)
-            code = process.wait(rest)
+            limits = [limit for limit in (rest, item.limit) if limit is not None]
+            code = process.wait(min(limits, default=None))
             ended = "" if code == 0 else f"the process ended with {_said(code)}"
         except subprocess.TimeoutExpired:
             _end(process, signal.SIGTERM)
-            ended = spent
+            own = item.limit is not None and (rest is None or item.limit < rest)
+            ended = self._late(item) if own else f"stopped: {self._spent}"
         except KeyboardInterrupt:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a terminal tells it too, and it has a step to note
-                process.wait(TOLD)
             _end(process, signal.SIGINT)
             ended = "interrupted"
             raise
         finally:
-            outcome.found = whole(item, read_found(folder / f"{item.name}.jsonl"), ended)
+            outcome.found = whole(item, read_found(self._steps(item)), ended)
+            log = self._given.out / "steps" / f"{item.name}.log"
+            print(log.read_text(errors="replace")[-SHOWN:], end="", file=sys.stderr, flush=True)
 
 
 def whole(item: Item, found: Sequence[Found], ended: str) -> list[Found]:
     """All steps of an item: those that it noted, and the others with what became of the process."""
-    noted = {step.name: step for step in found}
-    steps: list[Found] = []
-    failed = ended.startswith("the process ended")
+    failed, steps = ended.startswith("the process ended"), list(found)
+    if item.kind == "program":
+        told = any(step.state in (FAILED, ENDED) for step in steps)  # that is why it ended so
+        if ended and not told:
+            steps.append(Found(item.name, FAILED if failed else ENDED, reason=ended))
+        elif not steps:
+            steps.append(Found(item.name, FAILED, reason="the process ended well and noted nothing"))
+        return steps
+    noted, steps = {step.name: step for step in found}, []
+    begun = not any(step.state == ENDED for step in found)
     for name in STEPS[item.kind]:
         if name in noted:
             steps.append(noted[name])
             continue
-        state = FAILED if failed else NOT_RUN
+        state = NOT_RUN if not (begun and ended) else FAILED if failed else ENDED
         steps.append(Found(name, state, reason=ended or "the process did not come to it"))
-        failed = False  # the first of them ended it
-        ended = ended if ended and not ended.startswith("the process ended") else "the process had ended"
+        begun = False  # the first of them ended it
+        ended = "the process had ended" if failed else ended
     return steps
 
 
 def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
-    """Ask a process of this check to end, and end it where it does not."""
-    if process.poll() is not None:
-        return
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.send_signal(request)
-        process.wait(PATIENCE)
-        return
-    process.kill()
-    process.wait()
+    """Ask a process of this check to end, and end it and what it started where it does not.
+
+    One that hangs in the driver cannot be ended; nobody waits for it.
+    """
+    for asked in (request, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        if process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
+                if os.name == "posix":
+                    os.killpg(process.pid, asked)
+                else:
+                    process.send_signal(asked)
+                process.wait(PATIENCE)
 
 
 def _said(code: int) -> str:

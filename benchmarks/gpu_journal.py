@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAILED", "NOT_RUN", "OK", "Found", "Journal", "read_found", "said_of", "writing"]
+__all__ = ["ENDED", "FAILED", "NOT_RUN", "OK", "Found", "Journal", "figures_of", "read_found", "said_of", "writing"]
 
-OK, FAILED, NOT_RUN = "ok", "FAILED", "not run"
+OK, FAILED, ENDED, NOT_RUN = "ok", "FAILED", "ended", "not run"
+"""`ENDED` is what a limit, the budget or somebody's Ctrl-C ended: nothing is known of it."""
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Found:
 
     Attributes:
         name: what was checked.
-        state: `OK`, `FAILED` or `NOT_RUN`.
+        state: `OK`, `FAILED`, `ENDED` or `NOT_RUN`.
         seconds: how long it took.
         figures: what was measured.
         reason: why it failed or was not run.
@@ -41,9 +42,13 @@ class Found:
 
 def said_of(found: Found) -> str:
     """A check in one line."""
-    parts = [f"{name} {_short(value)}" for name, value in found.figures.items()]
-    said = found.reason or ", ".join(parts)
+    said = figures_of(found)
     return f"{found.state:7} {found.name}{': ' if said else ''}{said}"
+
+
+def figures_of(found: Found) -> str:
+    """What was measured, or why nothing was."""
+    return found.reason or ", ".join(f"{name} {_short(value)}" for name, value in found.figures.items())
 
 
 def _short(value: object) -> str:
@@ -80,13 +85,13 @@ class Journal:
         """Run a check, which returns figures and raises where it fails; whatever it raises, the next one can run.
 
         Raises:
-            KeyboardInterrupt: somebody stops the program. The check is noted as not run, with what the interrupt says.
+            KeyboardInterrupt: somebody stops the program. The check is noted as ended, with what the interrupt says.
         """
         started = time.perf_counter()
         try:
             found = Found(name, OK, figures=dict(check() or {}))
         except KeyboardInterrupt as stop:
-            self.add(Found(name, NOT_RUN, time.perf_counter() - started, reason=str(stop) or "interrupted"))
+            self.add(Found(name, ENDED, time.perf_counter() - started, reason=str(stop) or "interrupted"))
             raise
         except Exception as error:  # one that cannot run must not keep the others from it
             found = Found(name, FAILED, reason=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
@@ -117,7 +122,7 @@ class Journal:
     def page(self) -> str:
         """All checks as a table."""
         counts = ", ".join(
-            f"{sum(found.state == state for found in self.found)} {state}" for state in (OK, FAILED, NOT_RUN)
+            f"{sum(found.state == state for found in self.found)} {state}" for state in (OK, FAILED, ENDED, NOT_RUN)
         )
         lines = [
             f"# {self.name}: {counts}",
@@ -126,8 +131,8 @@ class Journal:
             "| --- | --- | --- | --- |",
         ]
         for found in self.found:
-            said = found.reason or ", ".join(f"{name} {_short(value)}" for name, value in found.figures.items())
-            lines.append(f"| {found.name} | {found.state} | {found.seconds:.1f} | {said.replace('|', '/')} |")
+            said = figures_of(found).replace("|", "/")
+            lines.append(f"| {found.name} | {found.state} | {found.seconds:.1f} | {said} |")
         return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,7 @@
-"""The page and the document of the GPU check: what ran, how fast, and what did not run, with the reason."""
+"""The page and the document of the GPU check: what ran, how fast, and what did not run, with the reason.
+
+Beside them are the machine's facts, and in the end one archive of all results.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,71 @@ import argparse
 import json
 import os
 import platform
+import subprocess
+import tarfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import distributions
+from io import BytesIO
 from pathlib import Path
 
 from gpu_items import PRESENT, Outcome
-from gpu_journal import FAILED, NOT_RUN, OK, Found
+from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Found, figures_of
 from tables import Table
 from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.gpu import gpu_name
 
 from txl_deploy.bench.measuring import cpu_name, version_of
 
-__all__ = ["write_page"]
+__all__ = ["pack", "write_machine", "write_page"]
 
 RATES = ("p90", "tokens/s")
 CHECKS = ("build", "open", "self-test", "verify")
 COLUMNS = ("B", "precision", "engine", *CHECKS, "decode ms p50", *RATES, "draw ms p50", "score ms p50", *RATES)
 PACKAGES = ("txl-deploy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "numpy")
+FACTS = (("nvidia-smi",), ("nvidia-smi", "-q", "-d", "CLOCK,ECC,POWER,PERFORMANCE"))
+"""What a driver says of its GPUs, without their serial numbers."""
+LARGEST = 2**20
+"""Bytes of a file that go into the archive: the last ones."""
+
+
+def write_machine(folder: Path) -> None:
+    """Write what the machine is, and which packages it has."""
+    parts = [f"{platform.platform()}; {cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}"]
+    for command in FACTS:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+            parts.append(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            parts.append(f"$ {' '.join(command)}\n{error}")
+    parts.append("\n".join(sorted({f"{item.name}=={item.version}" for item in distributions()})))
+    (folder / "machine.txt").write_text("\n\n".join(parts) + "\n")
+
+
+def pack(folder: Path) -> Path:
+    """The results in one archive beside their folder; neither bundles nor engines, and of a long file its end."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    with tarfile.open(archive, "w:gz") as tar:
+        for file in sorted([*folder.glob("*.*"), *(folder / "steps").rglob("*")]):
+            if file.is_file():
+                content = file.read_bytes()[-LARGEST:]
+                member = tarfile.TarInfo(f"{folder.name}/{file.relative_to(folder).as_posix()}")
+                member.size, member.mtime = len(content), int(file.stat().st_mtime)
+                tar.addfile(member, BytesIO(content))
+    return archive
 
 
 def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bool = False) -> str:
     """Write gpu_check.md and gpu_check.json with what there is so far; the page."""
     gpu = gpu_name()
-    ran = [outcome for outcome in outcomes if outcome.item.kind != "export" and outcome.found]
+    begun = [outcome for outcome in outcomes if outcome.found]
+    programs = [outcome for outcome in begun if outcome.item.kind == "program"]
+    ran = [outcome for outcome in begun if outcome.item.kind not in ("export", "program")]
     timed = sum((step := outcome.step("decode")) is not None and step.state == OK for outcome in ran)
-    title = (prepared(outcomes) if given.prepare else f"{gpu or 'no GPU'}: {timed} run") + (
-        "" if final else ", not finished"
-    )
-    parts = [f"**{title}**", _table(ran).markdown()] if ran else [f"**{title}**"]
+    title = prepared(outcomes) if given.prepare else f"{gpu or 'no GPU'}: {_counted(outcomes, timed)}"
+    parts = [f"**{title}{'' if final else ', not finished'}**"]
+    parts += [_steps(programs).markdown()] if programs else []
+    parts += [_table(ran).markdown()] if ran else []
     notes = left_out(outcomes, gpu)
     if notes:
         parts.append("\n".join(["What did not run, or failed:", "", *(f"* {note}" for note in notes)]))
@@ -48,6 +87,7 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
         "results": {
             "gpu": gpu,
             "run": timed,
+            "programs": [{"name": item.item.name, "steps": [asdict(step) for step in item.found]} for item in programs],
             "finished": final,
             "engines": [_plain(item) for item in ran],
             "left_out": notes,
@@ -57,6 +97,23 @@ def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bo
     (given.out / "gpu_check.md").write_text(page)
     (given.out / "gpu_check.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
     return page
+
+
+def _counted(outcomes: Sequence[Outcome], timed: int) -> str:
+    """How many engines were timed, and how many steps ended how."""
+    states = [found.state for outcome in outcomes for found in outcome.found]
+    counts = {state: states.count(state) for state in (OK, FAILED, ENDED, NOT_RUN)}
+    return ", ".join([f"{timed} run", *(f"{count} {state}" for state, count in counts.items() if count)])
+
+
+def _steps(programs: Sequence[Outcome]) -> Table:
+    """What programs found, but for what is listed as failed or not run."""
+    table = Table(("program", "step", "", "seconds", "figures"))
+    for outcome in programs:
+        for found in outcome.found:
+            said = figures_of(found) if found.state == OK else "below"
+            table.add(outcome.item.name, found.name, found.state, f"{found.seconds:.1f}", said.replace("|", "/"))
+    return table
 
 
 def prepared(outcomes: Sequence[Outcome]) -> str:
@@ -75,7 +132,7 @@ def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
     for outcome in outcomes:
         if outcome.reason and not (outcome.item.kind == "export" and outcome.reason == PRESENT):
             notes.append(f"{outcome.item.name}: {NOT_RUN}: {outcome.reason}")
-        for state in (FAILED, NOT_RUN):
+        for state in (FAILED, ENDED, NOT_RUN):
             reasons: dict[str, list[str]] = {}
             for found in outcome.found:
                 if found.state == state:

@@ -17,10 +17,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import txl_runtime
@@ -57,16 +59,23 @@ def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, 
     return {"p50": middle, "p90": sorted(found)[int(0.9 * len(found))], "tokens/s": tokens / middle * 1e3}
 
 
+def large(vocabulary: int) -> dict[str, Any]:
+    """The config of a real model's size."""
+    from common import shape
+
+    cutoffs = tuple(end for end in CUTOFFS if end < vocabulary)
+    return shape(12, 512, 8, 64, 2048, vocabulary, cutoffs=cutoffs)
+
+
 def export(journal: Journal, given: argparse.Namespace) -> None:
     """A random model of a bundle's precision and B."""
-    from common import TINY, random_bundle, shape
+    from common import TINY, random_bundle
 
-    cutoffs = tuple(end for end in CUTOFFS if end < given.vocabulary)
-    values, length, memory = (
-        (TINY | {"vocab_size": given.vocabulary, "cutoffs": cutoffs}, QUICK_LENGTH, QUICK_MEMORY)
-        if given.quick
-        else (shape(12, 512, 8, 64, 2048, given.vocabulary, cutoffs=cutoffs), LENGTH, MEMORY)
-    )
+    values, length, memory = large(given.vocabulary), LENGTH, MEMORY
+    if given.quick:
+        kept = {name: values[name] for name in ("vocab_size", "cutoffs")}
+        values, length, memory = TINY | kept, QUICK_LENGTH, QUICK_MEMORY
+        sys.modules["jinja2"] = None  # type: ignore[assignment]  # no page, which would be the largest file
 
     def run() -> None:
         given.bundle.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +181,7 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         _leave_out(journal, steps, "PyTorch was built without CUDA")
         return
-    bundle = open_bundle(given.bundle, verify_files=False)
+    bundle = open_bundle(given.bundle, verify_files=False) if given.bundle.exists() else unexported(given)
     m = bundle.manifest
     if m.precision not in IN_PYTORCH:
         _leave_out(journal, steps, f"PyTorch computes in {', '.join(IN_PYTORCH)} here, the bundle in {m.precision}")
@@ -194,6 +203,20 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
     journal.run("decode", lambda: timed(lambda: inner.logprobs(tokens[:, :1]), given.seconds, m.batch_size))
     journal.run("draw", lambda: timed(lambda: inner.draw(tokens[:, :1]), given.seconds, m.batch_size))
     journal.run("score", lambda: timed(lambda: inner.score(tokens), given.seconds, tokens[:, 1:].size))
+
+
+def unexported(given: argparse.Namespace) -> Any:
+    """The bundle that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
+    from common import deviation, random_state
+    from txl_runtime.bundle.format1 import Dialect, ModelConfig
+
+    values, competitors = large(given.vocabulary), cast(Any, import_module("gpu_competitors"))
+    state = random_state(values, deviation=deviation(values["d_model"]))
+    competitors.weights_of_bundle = lambda *_: state
+    config = ModelConfig(**{name: values[name] for name in ModelConfig.__struct_fields__ if name in values})
+    sizes = {"batch_size": given.batch, "segment_lengths": (LENGTH, 1), "memory_length": MEMORY, "precision": "fp32"}
+    manifest = SimpleNamespace(config=config, dialect=Dialect(), vocab_size=given.vocabulary, weights="", **sizes)
+    return SimpleNamespace(manifest=manifest, file=Path)
 
 
 def _leave_out(journal: Journal, steps: tuple[str, ...], reason: str) -> None:

@@ -211,7 +211,7 @@ def _spread(values: NDArray[np.float64], digits: int) -> str:
 # --- in a side's process ------------------------------------------------------------------------------------------
 
 
-class _Idle:
+class Idle:
     """An engine's program that does nothing."""
 
     def __init__(self, program: Any, states: Any, recordable: bool) -> None:
@@ -236,7 +236,7 @@ def _answer(source: Path, files: Path, side: str) -> None:
     def opener(recordable: bool) -> Callable[[str, Any, str], Any]:
         def open_device(name: str, bundle: Any, update: str) -> Any:
             manifest = bundle.manifest
-            idle: Any = [_Idle(p, manifest.states_of(update), recordable) for p in whole_programs(manifest, update)]
+            idle: Any = [Idle(p, manifest.states_of(update), recordable) for p in whole_programs(manifest, update)]
             return DeviceBackend(name, "a driver that does nothing", device, device.queue(), idle)
 
         return open_device

@@ -30,13 +30,13 @@ import gpu_check  # noqa: E402
 import gpu_items  # noqa: E402
 import gpu_page  # noqa: E402
 import gpu_worker  # noqa: E402
-from gpu_journal import FAILED, NOT_RUN, OK, Found, Journal, read_found  # noqa: E402
+from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Found, Journal, read_found  # noqa: E402
 
 WORKER = """
 import os, signal, sys, time
 sys.path.insert(0, {folder!r})
 from pathlib import Path
-from gpu_journal import Found, Journal
+from gpu_journal import ENDED, Found, Journal
 kind, *words = sys.argv[1:]
 given = dict(zip(words[::2], words[1::2]))
 journal = Journal(given["--name"], Path(given["--out"]))
@@ -48,7 +48,7 @@ if engine == "tensorrt":
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(60)
 def stop(*_):
-    journal.skip("open", given["--stopped"])
+    journal.add(Found("open", ENDED, reason=given["--stopped"]))
     sys.exit(130)
 if engine == "cpu":
     signal.signal(signal.SIGTERM, stop)
@@ -68,7 +68,6 @@ def check(
     """Run the check with that worker, as if there were a GPU and everything installed."""
     (tmp_path / "worker.py").write_text(WORKER.format(folder=str(FOLDER)))
     monkeypatch.setattr(gpu_items, "WORKER", tmp_path / "worker.py")
-    monkeypatch.setattr(gpu_items, "TOLD", 0.1)
     monkeypatch.setattr(gpu_items, "missing", lambda *_, **__: "")
     monkeypatch.setattr(gpu_items, "gpu_name", lambda: "Fake RTX, SM 86")
     monkeypatch.setattr(gpu_page, "gpu_name", lambda: "Fake RTX, SM 86")
@@ -106,13 +105,11 @@ def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> No
     started = time.monotonic()
     code, document, page = check("cpu", "rtx", options=("--budget", "3"))
     assert time.monotonic() - started < 60, "the worker would sleep for so long"
-    assert code == 0, "nothing failed"
+    assert code == 1, "something was begun, and has no result"
     assert states(document, "cpu")["build"] == OK
-    assert states(document, "cpu")["open"] == NOT_RUN
-    assert (
-        "cpu-fp32-b1: open, self-test, verify, decode, draw, score not run: stopped: the budget of 3 s was spent"
-        in page
-    )
+    assert states(document, "cpu")["open"] == ENDED
+    assert "cpu-fp32-b1: open ended: stopped: the budget of 3 s was spent" in page
+    assert "cpu-fp32-b1: self-test, verify, decode, draw, score not run: stopped: the budget of 3 s was spent" in page
     assert "interrupted" not in page
     assert "rtx-fp32-b1: not run: the budget of 3 s was spent" in page
 
@@ -126,7 +123,8 @@ def test_an_interrupt_ends_it_with_what_there_is(check: Callable[..., Any]) -> N
     assert code == gpu_check.INTERRUPTED
     assert set(states(document, "rtx").values()) == {OK}
     assert states(document, "tensorrt")["build"] == OK
-    assert "tensorrt-fp32-b1: open, self-test, verify, decode, draw, score not run: interrupted" in page
+    assert "tensorrt-fp32-b1: open ended: interrupted" in page
+    assert "tensorrt-fp32-b1: self-test, verify, decode, draw, score not run: interrupted" in page
     assert "torch-fp32-b1: not run: interrupted" in page
 
 
@@ -137,7 +135,7 @@ def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], mon
     check("rtx", "torch")
     assert len(pages) == 4, "before anything runs, after each engine, and at the end"
     assert "0 run, not finished" in pages[0]
-    assert "1 run, not finished" in pages[1]
+    assert "1 run, 7 ok, not finished" in pages[1]
     assert "| torch |" not in pages[1]
 
 
@@ -152,7 +150,11 @@ def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
     ]
     assert "code 3" in found[0].reason
     cut = gpu_items.whole(item, [Found("open", OK)], "stopped")
-    assert [(step.state, step.reason) for step in cut] == [(OK, ""), *[(NOT_RUN, "stopped")] * 3]
+    assert [(step.state, step.reason) for step in cut] == [
+        (OK, ""),
+        (ENDED, "stopped"),
+        *[(NOT_RUN, "stopped")] * 2,
+    ]
 
 
 def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,6 +171,7 @@ def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Capture
         (("--segments", "0"), "is 0, expected at least 1"),
         (("--seconds", "-1"), "is -1, expected seconds from 0 on"),
         (("--budget", "nan"), "is nan, expected seconds from 0 on"),
+        (("--precision", "fp16"), "--precision is of engines: name these too, e.g. --engine cuda"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(
@@ -189,7 +192,7 @@ def test_results_that_cannot_be_written_are_one_line_before_anything_runs(
     (tmp_path / "of_somebody" / "gpu_check.md").mkdir(parents=True)
     monkeypatch.setattr(gpu_items.Runner, "run", lambda *_: pytest.fail("an item was run"))
     with pytest.raises(SystemExit) as ended:
-        gpu_check.main(["--quick", "--out", str(tmp_path / place)])
+        gpu_check.main(["--out", str(tmp_path / place)])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gpu_check: cannot write ")
@@ -199,7 +202,7 @@ def test_results_that_cannot_be_written_are_one_line_before_anything_runs(
 
 @pytest.mark.parametrize("state", [OK, FAILED])
 def test_the_page_says_what_was_prepared(state: str, tmp_path: Path) -> None:
-    given = gpu_check.options().parse_args(["--prepare", "--batch", "1", "8", "--out", str(tmp_path)])
+    given = gpu_check.parsed(["--prepare", "--batch", "1", "8", "--out", str(tmp_path)])
     first, second = gpu_items.plan(given)
     outcomes = [
         gpu_items.Outcome(first, [Found("export", state, reason="" if state == OK else "ValueError: odd")]),
@@ -217,7 +220,7 @@ def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monk
 
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(common, "random_bundle", lambda path, values, *_, **__: made.append(values))
-    given = gpu_check.options().parse_args(["--quick", "--vocabulary", "30000"])
+    given = gpu_check.parsed(["--quick", "--vocabulary", "30000", "--engine", "rtx"])
     assert "v30000" in gpu_items.plan(given)[0].bundle.name
     given.bundle, given.batch, given.precision = tmp_path / "m.txl", 1, "fp32"
     gpu_worker.export(Journal("any", None), given)
@@ -225,9 +228,7 @@ def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monk
 
 
 def test_every_bundle_is_exported_before_it_is_run() -> None:
-    given = gpu_check.options().parse_args(
-        ["--precision", "fp32", "fp16", "--batch", "1", "8", "--engine", "rtx", "torch"]
-    )
+    given = gpu_check.parsed(["--precision", "fp32", "fp16", "--batch", "1", "8", "--engine", "rtx", "torch"])
     names = [item.name for item in gpu_items.plan(given)]
     assert names[:3] == ["export-fp32-b1", "rtx-fp32-b1", "torch-fp32-b1"]
     assert len(names) == 12
@@ -375,7 +376,7 @@ def run(*options: object, python: str = sys.executable, **environment: str) -> s
 
 @pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
 def test_without_a_gpu_nothing_is_run_and_nothing_is_wrong(tmp_path: Path) -> None:
-    done = run("--quick", "--out", tmp_path)
+    done = run("--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0 run" in done.stdout
     page = (tmp_path / "gpu_check.md").read_text()
@@ -407,6 +408,6 @@ def test_it_is_rehearsed_on_the_cpu_by_a_python_without_packages(tmp_path: Path)
 def test_with_a_gpu_everything_there_is_runs(tmp_path: Path) -> None:
     if gpu_name() is None:
         pytest.skip("no usable CUDA driver was found, expected an NVIDIA GPU and its driver")
-    done = run("--quick", "--seconds", "0.2", "--out", tmp_path)
+    done = run("--engine", *gpu_check.ENGINES, "--quick", "--seconds", "0.2", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "gpu_check.json").read_text())["results"]["run"] > 0

@@ -20,7 +20,7 @@ sys.path.insert(0, str(FOLDER))
 
 import gpu_exercise  # noqa: E402
 import gpu_smoke  # noqa: E402
-from gpu_journal import FAILED, NOT_RUN, OK, Journal, read_found  # noqa: E402
+from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Journal, read_found  # noqa: E402
 from gpu_smoke import Smoke, with_torch  # noqa: E402
 
 BIG, PIECE = 2**16, 2**12
@@ -45,7 +45,7 @@ def test_every_check_passes_on_the_stand_in(seed: int | None, tmp_path: Path) ->
     assert len(found) == 18
     library.check()
     assert [item.name for item in read_found(tmp_path / "gpu_smoke.jsonl")] == list(found), "a line for each"
-    assert f"{len(found) - 2} ok, 0 FAILED, 2 not run" in (tmp_path / "gpu_smoke.md").read_text()
+    assert f"{len(found) - 2} ok, 0 FAILED, 0 ended, 2 not run" in (tmp_path / "gpu_smoke.md").read_text()
 
 
 def dropped(*_: Any, **__: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_check_that_raises_anything_is_noted_and_an_interrupt_stops(tmp_path: 
     assert [(item.name, item.state) for item in read_found(tmp_path / "any.jsonl")] == [
         ("odd", FAILED),
         ("good", OK),
-        ("stopped", NOT_RUN),
+        ("stopped", ENDED),
     ]
     assert journal.finish() == 1
     with (tmp_path / "any.jsonl").open("a") as file:

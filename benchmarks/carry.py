@@ -1,0 +1,141 @@
+"""Carry packages to a machine without a network in pieces: cut here, joined there. Needs nothing but Python.
+
+    python carry.py split WHEEL_OR_FOLDER … --out PIECES [--mib 60]
+    python carry.py join PIECES --site SITE
+
+`split` makes one archive and cuts it: PIECES/000, 001 … are as large as was asked for, the last one smaller, and
+PIECES/index.json has the SHA-256 of each. Carry them in as many turns as it takes, the index with any of them, into one
+folder. `join` checks every piece first, then puts the files into SITE; wheels are unpacked there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+INDEX, FORMAT = "index.json", "txl-deploy.pieces.1"
+MIB = 2**20
+LEADS_OUT = re.compile(r"(^|/)\.\.(/|$)|^/|[\\:\0]|^$")
+"""Names of files that are not below the folder they are put into, on any system."""
+MODULES = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
+"""Where a wheel may have its modules; the rest of that folder are scripts and headers, which nobody imports."""
+
+
+class CarryError(Exception):
+    """What was found, what was expected, and what to do."""
+
+
+def split(sources: Sequence[Path], folder: Path, most: int) -> int:
+    """Cut files, and those of folders, into pieces of so many MiB at most; the number of pieces."""
+    named: dict[str, Path] = {}
+    for source in sources:
+        for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            name = file.relative_to(source if source.is_dir() else source.parent).as_posix()
+            if named.setdefault(name, file) is not file:
+                raise CarryError(f"{name} is there twice, expected one of each name; split them apart")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise CarryError(f"{folder} is not empty, expected a new folder; name another with --out")
+    pieces: dict[str, str] = {}
+    with tempfile.TemporaryFile(dir=folder) as whole:
+        with tarfile.open(fileobj=whole, mode="w", dereference=True) as archive:
+            for name, file in named.items():
+                if not file.is_dir() and "__pycache__" not in file.parts:
+                    archive.add(file, name)
+        whole.seek(0)
+        while data := whole.read(most * MIB):
+            name = f"{len(pieces):03}"
+            (folder / name).write_bytes(data)
+            pieces[name] = hashlib.sha256(data).hexdigest()
+    (folder / INDEX).write_text(json.dumps({"format": FORMAT, "pieces": pieces}, indent=1) + "\n")
+    return len(pieces)
+
+
+def join(folder: Path, site: Path) -> int:
+    """Put what was split into `site`, once all of it is there and right; the number of files."""
+    try:
+        told = json.loads((folder / INDEX).read_text())
+        if told["format"] != FORMAT:
+            raise ValueError(told["format"])
+        pieces = {_below(name): str(sha256) for name, sha256 in told["pieces"].items()}
+    except FileNotFoundError:
+        raise CarryError(f"{folder} has no {INDEX}, expected what `split` wrote; carry it here, too") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CarryError(f"{folder / INDEX} is no index of pieces; carry it here once more") from None
+    if missing := [name for name in pieces if not (folder / name).is_file()]:
+        raise CarryError(f"{folder} lacks {', '.join(missing)}, expected {len(pieces)} pieces; carry them here too")
+    with tempfile.TemporaryFile(dir=folder) as whole:
+        for name, sha256 in pieces.items():
+            data = (folder / name).read_bytes()
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise CarryError(f"{folder / name} has another SHA-256 than when it was cut; carry it here once more")
+            whole.write(data)
+        whole.seek(0)
+        with tarfile.open(fileobj=whole) as archive:
+            members = archive.getmembers()
+            for member in members:
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None:
+                    raise CarryError(f"{member.name} is no plain file, expected what `split` writes; use other pieces")
+                _put(content, site / _below(member.name))
+    for wheel in (site / member.name for member in members if member.name.endswith(".whl")):
+        _unpack(wheel, site)
+        wheel.unlink()
+    return len(members)
+
+
+def _unpack(wheel: Path, site: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            name = MODULES.sub("", _below(member.filename))
+            if not member.is_dir() and ".data/" not in name:
+                with archive.open(member) as content:
+                    _put(content, site / _below(name))
+
+
+def _put(content: IO[bytes], to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with to.open("wb") as file:
+        shutil.copyfileobj(content, file, MIB)
+
+
+def _below(name: str) -> str:
+    if LEADS_OUT.search(name):
+        raise CarryError(f"{name!r} leads out of the folder, expected a file below it; do not use these pieces")
+    return name
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Split or join; 2 where that cannot be done."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    verbs = options.add_subparsers(dest="verb", required=True)
+    cut, joined = verbs.add_parser("split", help="cut files"), verbs.add_parser("join", help="put them together")
+    cut.add_argument("sources", type=Path, nargs="+", help="wheels, and folders of packages")
+    cut.add_argument("--out", type=Path, required=True, metavar="PIECES", help="a new folder")
+    cut.add_argument("--mib", type=int, choices=range(1, 1025), metavar="1…1024", default=60, help="of a piece")
+    joined.add_argument("pieces", type=Path, help="the folder with all of them")
+    joined.add_argument("--site", type=Path, required=True, help="where the packages go")
+    given = options.parse_args(arguments)
+    try:
+        if given.verb == "split":
+            print(f"{split(given.sources, given.out, given.mib)} pieces and {INDEX} in {given.out}")
+        else:
+            print(f"{join(given.pieces, given.site)} files, their wheels unpacked, in {given.site}")
+    except (CarryError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+        print(f"carry: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
