@@ -7,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
 BUNDLE ?= $(DEMO)/model.txl
+PYTHON_VERSION ?= 3.10
 # A worker per core, each of one thread: an idle worker takes tests from the end of a busy one's, so that tests which
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint packages versions clients triton browser screenshots gpu-check wheel clean
+.PHONY: demo test sweep fuzz lint packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,9 +26,11 @@ help:
 	@echo "make lint       ruff and mypy --strict"
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
+	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
 	@echo "make screenshots  both pages in three widths and two themes, as pictures in screenshots/ (BUNDLE=$(BUNDLE))"
 	@echo "make gpu-check  the first contact with this machine's GPU, in ten minutes (SITE=, OPTIONS=; PYTHON=: no pip)"
 	@echo "make wheel      the package, as a file in dist/"
+	@echo "make wheelhouse  the package and all it needs to build engines on a Jetson, as files (PYTHON_VERSION=$(PYTHON_VERSION))"
 	@echo "make clean      remove what the other commands made"
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -107,6 +110,15 @@ browser: .browser/ready
 		axe-core@4.14.1 typescript@7.0.2 || echo "npm is not here or failed; tests with axe-core will skip"
 	@touch $@
 
+# For a machine without a GPU: tests bring what stands in for CUDA's libraries, so NVIDIA's own are not wanted there.
+cuda: .cuda/ready
+
+.cuda/ready: tests/cuda.txt | $(VENV)/ready
+	rm -rf .cuda
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target .cuda -r tests/cuda.txt
+	mkdir -p .cuda && rm -rf .cuda/nvidia/*/lib
+	@touch $@
+
 screenshots: .browser/ready
 	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots
 
@@ -118,5 +130,11 @@ gpu-check: $(if $(CHECKED_BY),,$(VENV)/ready)
 wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel
 
+# docs/jetson.md has the same command, for whoever has the wheel alone.
+wheelhouse: wheel
+	rm -rf wheelhouse
+	$(BIN)/python -m pip download --dest wheelhouse --only-binary :all: --python-version $(PYTHON_VERSION) \
+		--platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 "./$$(ls -t dist/txl_deploy-*.whl | head -1)[build]"
+
 clean:
-	rm -rf $(VENV) .packages .versions .clients .triton .browser $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -133,10 +133,17 @@ def _scatter(node: Node, held: Tensor, rows: Tensor, starts: Tensor | None = Non
     return held.scatter_(axis, index, rows) if node.in_place else held.scatter(axis, index, rows)
 
 
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    """Half precision is added up in float32 and rounded once; a GPU does so, and a CPU may not."""
+    if first.device.type == "cpu" and first.dtype in (torch.float16, torch.bfloat16):
+        return (first.float() @ second.float()).to(first.dtype)
+    return first @ second
+
+
 def _gemm(node: Node, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:
     left = first.T if node.attributes.get("transA", 0) else first
     right = second.T if node.attributes.get("transB", 0) else second
-    product = left @ right
+    product = _product(left, right)
     alpha, beta = node.attributes.get("alpha", 1.0), node.attributes.get("beta", 1.0)
     product = product if alpha == 1 else product * alpha
     return product if bias is None else product + (bias if beta == 1 else bias * beta)
@@ -251,7 +258,7 @@ OPERATORS: dict[str, Callable[..., Tensor | Sequence[Tensor]]] = {
     "LessOrEqual": _binary(torch.le),
     "Log": _unary(torch.log),
     "LogSoftmax": _softmax(torch.log_softmax),
-    "MatMul": _binary(torch.matmul),
+    "MatMul": _binary(_product),
     "Max": _every(torch.maximum),
     "Min": _every(torch.minimum),
     "Mul": _binary(torch.mul),

@@ -6,6 +6,7 @@ import importlib
 import linecache
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,9 @@ PACKAGES = Path(__file__).parents[1] / ".packages"
 CLIENTS = Path(__file__).parents[1] / ".clients" / "bin" / "python"
 """What `make clients` makes: an environment with openai, lm-eval, Ray, tritonclient and this project's runtime."""
 
+CUDA = Path(__file__).parents[1] / ".cuda"
+"""What `make cuda` installs: ONNX Runtime with its CUDA provider, without CUDA's libraries, and NVIDIA's headers."""
+
 SMALL = {
     "vocab_size": 60,
     "n_layer": 2,
@@ -46,6 +50,11 @@ SMALL = {
     "clamp_length": None,
     "same_length": False,
 }
+
+
+def typed(page: str) -> list[str]:
+    """The commands of a page, or of a part of one: what stands behind a $, with the lines that a backslash joins."""
+    return re.findall(r"^    \$ ((?:.*\\\n)*.*)$", page, re.MULTILINE)
 
 
 def small_config(**changes: Any) -> dict[str, Any]:

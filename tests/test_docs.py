@@ -6,8 +6,11 @@ import contextlib
 import inspect
 import io
 import logging
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +22,9 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
+from support import FIXTURES, typed
 from txl_export.families.own_module.plan import make_plan
+from txl_runtime.device.gpu import shows_gpu
 from txl_runtime.listener import Silent
 
 from txl_deploy.verbs import VERBS, command
@@ -51,6 +56,39 @@ def test_commands_have_the_options_they_are_shown_with(document: Path) -> None:
         }
         unknown = [word for word in words if word.startswith("-") and word.split("=")[0] not in known]
         assert not unknown, f"{document.name}: txl-deploy {line}"
+
+
+@pytest.mark.slow
+def test_the_page_on_engines_is_typed_as_it_stands_in_a_folder_elsewhere(tmp_path: Path) -> None:
+    """As far as a machine without a GPU goes: what runs engines says what it lacks."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
+    shutil.copy(FIXTURES / "release_0_8" / "tokens.pt", tmp_path / "model.pt")
+    shutil.copy(FIXTURES / "release_0_8" / "text.txt", tmp_path / "heldout.txt")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    lines = typed((ROOT / "docs" / "engines.md").read_text())
+    assert {line.split()[1] for line in lines} == {"export", "build", "inspect", "selftest", "verify"}
+    for line in lines:
+        done = subprocess.run(
+            ["bash", "-c", line],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path},
+        )
+        if "--backend" in line and not shows_gpu():
+            assert (done.returncode, "no usable CUDA driver" in done.stderr) == (2, True), line + done.stderr
+        else:
+            assert done.returncode == 0, line + done.stderr
+
+
+def test_a_wheelhouse_is_made_by_the_command_that_the_page_on_jetsons_shows() -> None:
+    def options(text: str) -> list[str]:
+        (command,) = re.findall(r"pip download ((?:.*\\\n)*.*)", text)
+        return [word for word in shlex.split(command.replace("$(PYTHON_VERSION)", "3.10")) if word[0] != "."]
+
+    assert options((ROOT / "Makefile").read_text()) == options((ROOT / "docs" / "jetson.md").read_text())
 
 
 @pytest.mark.parametrize("document", ["SECURITY.md", "docs/reliability.md"])

@@ -17,6 +17,7 @@ from torch import Tensor
 from txl_runtime.bundle.encoding import utf8
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import REPORT, SELFTEST
+from txl_runtime.bundle.tables import STATE_DTYPES
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.ladder import EXPLAINED
 from txl_runtime.listener import Listener, Silent
@@ -156,14 +157,23 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
     np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
     manifest = seal(folder, manifest)
     if manifest.precision != "fp32":
-        vectors["reached"] = np.array([*_selftest(folder, manifest).largest.values()])
+        found = _selftest(folder, manifest, rounding=True)
+        reached = np.array([*found.largest.values()])
+        if found.rows and not np.isfinite(reached).all():
+            raise CheckError(
+                f"the self-test gives infinite values or none where {manifest.precision} is rounded as on a device, "
+                "expected numbers; give --precision bf16 or fp32"
+            )
+        vectors["reached"] = reached
+        if manifest.precision in STATE_DTYPES:
+            vectors |= {f"reached/{name}": errors.astype(np.float32) for name, errors in found.rows.items()}
         np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
         manifest = seal(folder, manifest)
     return manifest
 
 
-def _selftest(folder: Path, manifest: Manifest) -> SelftestResult:
-    with runnable(folder, manifest, "cpu") as runs:
+def _selftest(folder: Path, manifest: Manifest, rounding: bool = False) -> SelftestResult:
+    with runnable(folder, manifest, "cpu", rounding) as runs:
         return run_selftest(txl_runtime.load(runs, "cpu"))
 
 
@@ -174,7 +184,7 @@ def _require(result: SelftestResult, prepared: Prepared, manifest: Manifest, fol
     with np.load(folder / SELFTEST, allow_pickle=False) as vectors:
         rounding = prepared.rounding(manifest, dict(vectors))
     limits = (result.limits[name] for name in result.largest)
-    told = zip(result.largest.values(), limits, rounding or (0.0, 0.0), strict=True)
+    told = zip(result.largest.values(), limits, (*(rounding or (0.0, 0.0)), 0.0), strict=False)
     beyond = [(found, limit, own) for found, limit, own in told if found > limit]
     if all(found <= EXPLAINED * own for found, _, own in beyond):
         found, limit, own = max(beyond, key=lambda one: one[0] / one[1])

@@ -19,26 +19,42 @@ Of any other step there are some values of every output and state, in the order 
                      shape is state_shape/<name>; a state that all sequences share is stored once
 
 Both have, below float32, what was reached where the bundle was made: there is no absolute limit then, and it may not
-become twice as far away.
+become twice as far away. Half precision is rounded there after every operator, as a device does that fuses none.
 
     reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state
+
+A Transformer-XL in half precision is judged row by row as well. A largest difference hides a fault in few rows; and the
+memory of a layer has been rounded by the layers below it alone, so that a fault there stands out (see `ladder.ROWS`):
+
+    rows       int32 [R], rows of the first sequences' memory after the last step, 0 for the newest
+    channels   int32 [C], of the values of a row
+    row/<state>       float32 [S, R, C], values there, of S sequences
+    reached/logprobs  float32 [steps, B, P], root mean squares of the differences, one for each row
+    reached/<state>   float32 [S, R], likewise
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
 from txl_runtime.errors import BundleError, CheckError
-from txl_runtime.ladder import FURTHER, MASK, rung
+from txl_runtime.ladder import FURTHER, MASK, ROWS, rung
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
 
 WARM = 2.0
 """The temperature at which sums of parts are compared."""
-WORDS = {"logprobs": "log-probabilities", "memory": "memory", "outputs": "outputs", "state": "state"}
+WORDS = {
+    "logprobs": "log-probabilities",
+    "memory": "memory",
+    "rows": "rows relative to their rounding",
+    "outputs": "outputs",
+    "state": "state",
+}
 """What is compared, for people."""
 
 
@@ -51,9 +67,11 @@ class SelftestResult:
         steps: steps replayed per stream.
         streams: numbers of live sequences that were tried.
         largest: the largest differences; NaN counts as infinite. Of a Transformer-XL those of "logprobs", |Δ|, and of
-            "memory", relative to max(1, largest |value|). Of any other step those of "outputs" and "state", relative
-            likewise but for log-probabilities (see `ladder.MASK`); a whole number that differs counts as infinite.
+            "memory", relative to max(1, largest |value|), and in half precision of "rows", relative to their rounding.
+            Of any other step those of "outputs" and "state", relative likewise but for log-probabilities (see
+            `ladder.MASK`); a whole number that differs counts as infinite.
         limits: the ladder's, by the same names.
+        rows: how far each row is from what is expected, by the names of `reached/…`, with all sequences live.
     """
 
     backend: str
@@ -61,11 +79,7 @@ class SelftestResult:
     streams: tuple[int, ...]
     largest: Mapping[str, float]
     limits: Mapping[str, float]
-
-    @property
-    def reached(self) -> tuple[float, ...]:
-        """The two largest differences, as vectors of lower precisions keep them."""
-        return tuple(self.largest.values())
+    rows: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -109,26 +123,33 @@ def run_selftest(model: Model) -> SelftestResult:
     streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
     if model.manifest.streams == "lockstep":
         streams = (batch,)
+    names = ("outputs", "state") if any_step else ("logprobs", "memory")
+    rows: dict[str, Array] = {}
     try:
         if "reached" in vectors:
             limits = [FURTHER * float(value) + 1e-4 for value in vectors["reached"].reshape(2)]
-        errors = [(_replay_step if any_step else _replay)(model, vectors, b) for b in streams]
+        errors: list[tuple[float, ...]] = []
+        for b in streams:
+            errors.append(_replay_step(model, vectors, b) if any_step else _replay(model, vectors, b, rows))
+            if "reached/logprobs" in vectors:
+                errors[-1] += (_further(rows, vectors),)
         if not any_step:
             kinds = {program.kind for program in model.backend.programs}
-            errors.append((_shortcuts(model, vectors, kinds), 0.0))
+            errors.append((_shortcuts(model, vectors, kinds),))
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
-    names = ("outputs", "state") if any_step else ("logprobs", "memory")
-    largest = [max(pair[place] for pair in errors) for place in (0, 1)]
-    found, allowed = (dict(zip(names, values, strict=True)) for values in (largest, limits))
-    return SelftestResult(model.backend.description, steps, streams, found, allowed)
+    largest = [max(found) for found in zip_longest(*errors, fillvalue=0.0)]
+    found, allowed = (dict(zip((*names, "rows"), values, strict=False)) for values in (largest, [*limits, ROWS]))
+    allowed = {name: allowed[name] for name in found}
+    return SelftestResult(model.backend.description, steps, streams, found, allowed, rows)
 
 
-def _replay(model: Model, vectors: dict[str, Array], b: int) -> tuple[float, float]:
-    """Largest differences of log-probabilities and memory with b live sequences."""
+def _replay(model: Model, vectors: dict[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
+    """Largest differences of log-probabilities and memory with b live sequences; those of single rows go to `rows`."""
     stream, worst = model.stream(b), 0.0
     columns, values = vectors["columns"], 0
+    rows["logprobs"] = np.zeros(vectors["positions"].shape)
     for step, length in enumerate(vectors["length"]):
         counts = vectors["counts"][step, :b]
         logprobs = stream.step(vectors["tokens"][step, :b, :length], counts)
@@ -139,15 +160,22 @@ def _replay(model: Model, vectors: dict[str, Array], b: int) -> tuple[float, flo
         found = logprobs[np.arange(len(positions))[:, None, None], positions[..., None], columns]
         compared = positions < counts[:, None]
         worst = max(worst, _largest(found[compared], expected[compared]))
+        rows["logprobs"][step, :b][compared] = _deviation(found[compared], expected[compared])
         values += found[compared].size
     if not values:
         raise ValueError("nothing to compare")
     memory, worst_memory = stream.memory(), 0.0
-    for name, rows in memory.items():
+    for name, held in memory.items():
         expected = vectors[f"memory/{name}"][:b]
         scale = max(1.0, float(np.abs(expected).max(initial=0)))
-        oldest = rows[np.arange(len(rows)), rows.shape[1] - stream.fill]  # filled rows stand at the end
-        ends = np.stack([oldest, rows[:, -1]], axis=1)
+        oldest = held[np.arange(len(held)), held.shape[1] - stream.fill]  # filled rows stand at the end
+        ends = np.stack([oldest, held[:, -1]], axis=1)
+        if "rows" in vectors:
+            wanted, picked, channels = vectors[f"row/{name}"][:b], vectors["rows"], vectors["channels"]
+            if wanted.shape[1:] != (*picked.shape, *channels.shape):  # see above
+                raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
+            flat = held.reshape(*held.shape[:2], -1)[: len(wanted)]
+            rows[name] = _deviation(flat[:, held.shape[1] - 1 - picked[:, None], channels], wanted)
         worst_memory = max(worst_memory, _largest(ends, expected) / scale)
     return worst, worst_memory
 
@@ -227,6 +255,22 @@ def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Set[str]) -> floa
             worst = max(worst, _largest(row, model.stream().step(ids)[:, -1]))
             if parts is not None:
                 worst = max(worst, *(_largest(*pair) for pair in parts.against(row, WARM)))
+    return worst
+
+
+def _deviation(found: Array, expected: Array) -> Array:
+    """Root mean squares of the differences of rows [..., C]; what is no number is infinitely far."""
+    squares = np.nan_to_num((found.astype(np.float64) - expected) ** 2, nan=np.inf)
+    return np.asarray(np.sqrt(squares.sum(axis=-1) / max(1, squares.shape[-1])))
+
+
+def _further(rows: Mapping[str, Array], vectors: Mapping[str, Array]) -> float:
+    """How many times as far a row is as where the bundle was made; what is usual there counts, where a row was less."""
+    worst = 0.0
+    for name, found in rows.items():
+        reached = vectors[f"reached/{name}"].astype(np.float64)
+        usual = np.sqrt((reached[reached > 0] ** 2).mean()) if reached.any() else 0.0
+        worst = max(worst, float((found / (np.maximum(reached, usual) + 1e-5)[: len(found)]).max(initial=0)))
     return worst
 
 

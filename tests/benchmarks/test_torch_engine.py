@@ -16,6 +16,7 @@ import txl_export
 from onnx import TensorProto, helper
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import GraphRun, open_fake_device
+from stand_ins.late_place import LatePlace
 from stand_ins.small_steps import EVERY
 from txl_engines.composing import compose, whole_programs
 from txl_runtime import load
@@ -29,7 +30,6 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
 from gpu_exercise import LIMIT, exercise, in_threads  # noqa: E402
-from stand_ins.late_place import LatePlace  # noqa: E402
 from torch_engine import HostPlace, Interpreter, TorchExecutable, open_torch, view_of  # noqa: E402
 from torch_engine_operators import OPERATORS  # noqa: E402
 

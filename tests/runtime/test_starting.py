@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,3 +62,31 @@ def test_every_process_is_started_so() -> None:
             assert "with apart(), " in text, path
             spawning += 1
     assert (subprocesses, spawning) == (2, 1)
+
+
+BUILD = """
+import tempfile
+from pathlib import Path
+from txl_engines.building import Request, _run
+from txl_engines.checking import Graph
+from txl_runtime.bundle.tables import Program
+from txl_runtime.listener import Silent
+
+program = Program(name="p", kind="step", segment_length=1, update="replace", file="p.onnx", inputs=(), outputs=())
+request = Request(target="tensorrt", size=1, file="p.onnx", program=program, gpus=(), half=False, scatters=0)
+with tempfile.TemporaryFile() as said:
+    graph = Graph(b"x", Path(tempfile.gettempdir()) / "p.onnx", "", {}, (), 0, 0)
+    outcome = _run(request, graph, Path("absent"), Silent(), said)
+    said.seek(0)
+    print(outcome.failure, outcome.message or outcome.said, said.read().decode())
+"""
+"""Starts the process that builds an engine; where no TensorRT is, that process says so."""
+
+
+def test_an_engine_is_built_where_pythonpath_names_folders_from_the_one_that_the_command_stands_in() -> None:
+    """As on a machine to which everything was carried: `PYTHONPATH=SITE:.:runtime:export`, and a Python without any."""
+    own = (place for place in sys.path if place and not place.startswith(sys.base_prefix))
+    places = os.pathsep.join(dict.fromkeys(os.path.relpath(place, ROOT) for place in own))
+    python, variables = getattr(sys, "_base_executable", sys.executable), os.environ | {"PYTHONPATH": places}
+    done = subprocess.run([python, "-c", BUILD], capture_output=True, text=True, cwd=ROOT, env=variables)
+    assert done.stdout.startswith(("refused tensorrt is not installed", "parse")), done.stdout + done.stderr

@@ -7,7 +7,7 @@ something is wrong can be asked for: they raise, return nothing, or return False
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from stand_ins.driver import FakeDriver
 from stand_ins.engine import GraphRun, place_work
 
 KINDS = {"int32": "INT32", "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "bool": "BOOL"}
+REFUSED = "cudaMalloc: operation not permitted when stream is capturing"
 FAULTS = (
     "no runtime",  # the factory returned nullptr, and the bindings None
     "no runtime, TypeError",  # the factory returned nullptr, and pybind11 says so
@@ -33,16 +34,40 @@ FAULTS = (
     "not recordable",
 )
 
+Engine = tuple[GraphRun, Mapping[str, str]]
+"""A graph, and of its outputs those that share an input's memory."""
+
 
 def run_engines(
     trt: Any, bundle: Bundle, programs: dict[str, Program], driver: FakeDriver, faults: Collection[str] = ()
 ) -> SimpleNamespace:
-    """Teach a stand-in for TensorRT to run engines.
+    """Teach a stand-in for TensorRT to run the engines of a bundle.
 
     Args:
         trt: from `stand_ins.tensorrt.fake`.
         bundle: whose graphs the engines are made of.
         programs: by the SHA-256 of the engine's bytes.
+        driver, faults: see `run_graphs`.
+    """
+
+    def find(data: bytes) -> Engine | None:
+        program = programs.get(hashlib.sha256(data).hexdigest())
+        if program is None:
+            return None
+        states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
+        return GraphRun(bundle, program), {state.output: state.input for state in states}
+
+    return run_graphs(trt, find, driver, faults)
+
+
+def run_graphs(
+    trt: Any, find: Callable[[bytes], Engine | None], driver: FakeDriver, faults: Collection[str] = ()
+) -> SimpleNamespace:
+    """Teach a stand-in for TensorRT to run engines.
+
+    Args:
+        trt: from `stand_ins.tensorrt.fake`.
+        find: what is in an engine's bytes; None where the library refuses them.
         driver: on whose streams they run.
         faults: what goes wrong, of `FAULTS`; a mutable collection may change later.
 
@@ -65,21 +90,20 @@ def run_engines(
 
     def deserialize(runtime: Any, data: Any) -> Any:
         made_in = driver.here("an engine's memory")
-        program = programs.get(hashlib.sha256(bytes(data)).hexdigest())
-        if program is None:
-            runtime._logger.log(1, "Serialization assertion failed")
+        found = find(bytes(data))
+        if found is None or not driver.makes_memory():
+            runtime._logger.log(1, "Serialization assertion failed" if found is None else REFUSED)
             return None
-        states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
-        return engine(GraphRun(bundle, program), {state.output: state.input for state in states}, made_in)
+        return engine(*found, made_in)
 
-    def engine(graph: GraphRun, in_place: dict[str, str], made_in: int) -> Any:
+    def engine(graph: GraphRun, in_place: Mapping[str, str], made_in: int) -> Any:
         program = graph.program
         specs = {spec.name: spec for spec in (*program.outputs, *program.inputs)}
         inputs, names = {spec.name for spec in program.inputs}, sorted(specs)
 
         def context(*given: Any) -> Any:
             driver.here("an execution context", made_in)
-            if "no context" in faults:
+            if "no context" in faults or not driver.makes_memory():
                 return None
             wrong("no context", None)
             seen.contexts += 1
@@ -92,6 +116,8 @@ def run_engines(
                 if "run refused" in faults:
                     return False
                 if not tied:
+                    if not driver.makes_memory():
+                        return False
                     refused = "waiting for the stream" if "not recordable" in faults else ""
                     tied.append((handle, place_work(driver, graph, in_place, addresses, handle, refused)))
                 stream, launch = tied[0]

@@ -187,6 +187,14 @@ class FakeDriver(Functions):
             return 0
         return found
 
+    def makes_memory(self) -> bool:
+        """Whether a library may make memory of its own now; what another's capture refuses spoils that one, too."""
+        try:
+            self._refuse_while_capturing()
+        except Refused:
+            return False
+        return True
+
     def drain(self) -> None:
         """Do everything that was asked for."""
         with self._lock:

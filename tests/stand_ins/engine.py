@@ -7,8 +7,10 @@ device's.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 
 from stand_ins.driver import FakeDriver
+from stand_ins.driver_statuses import GLOBAL
 
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 BFLOAT16 = 16
@@ -156,6 +159,26 @@ def open_stand_in(
 def open_fake_device(driver: FakeDriver) -> Device:
     """The device of a stand-in for the library."""
     return Device(Driver(driver))
+
+
+@contextlib.contextmanager
+def recording_elsewhere(driver: FakeDriver, backend: DeviceBackend) -> Iterator[None]:
+    """Another thread records a backend's queue meanwhile, in the strictest mode, and nothing may spoil that."""
+
+    def call(name: str, argument: Any) -> int:
+        with backend.device.current():
+            return int(getattr(driver, name)(backend.queue.handle, argument))
+
+    graph = ctypes.c_void_p()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(call, "cuStreamBeginCapture_v2", GLOBAL).result() == 0
+        try:
+            yield
+        finally:
+            ended = other.submit(call, "cuStreamEndCapture", ctypes.byref(graph)).result()
+    assert ended == 0, "what was recorded is spoilt"
+    with backend.device.current():
+        driver.cuGraphDestroy(graph.value)
 
 
 class StandInBackend(DeviceBackend):

@@ -34,7 +34,7 @@ class StandInOrt:
         library: the column of the table that says what runs on the device.
 
     Attributes:
-        preloaded: how often the libraries of CUDA were loaded.
+        preloaded: where the libraries of CUDA were looked for; None is beside ONNX Runtime.
     """
 
     SessionOptions = onnxruntime.SessionOptions
@@ -43,13 +43,13 @@ class StandInOrt:
 
     def __init__(self, driver: FakeDriver, library: str = "onnxruntime-cuda 1.31.1") -> None:
         self.driver, self.library, self.__version__ = driver, library, library.split()[-1]
-        self.preloaded = 0
+        self.preloaded: list[str | None] = []
 
     def get_available_providers(self) -> list[str]:
         return [CUDA, CPU]
 
-    def preload_dlls(self) -> None:
-        self.preloaded += 1
+    def preload_dlls(self, directory: str | None = None) -> None:
+        self.preloaded.append(directory)
         print("Failed to load libnvrtc.so.13: cannot open shared object file")
         print("Please follow a page on the web.")
 
@@ -66,6 +66,7 @@ class Session:
         # The provider makes the device's own context current, and leaves that to whoever called.
         self.made_in, self.device = ort.driver.here("a session"), int(settings["device_id"])
         ort.driver.set_device(self.device)
+        self.make_memory()
         self.real = onnxruntime.InferenceSession(graph, options, providers=[CPU])
         self.get_inputs, self.get_outputs = self.real.get_inputs, self.real.get_outputs
         model = onnx.load_model_from_string(graph)
@@ -77,6 +78,11 @@ class Session:
                 self.left.append(SimpleNamespace(name=node.name, op_type=node.op_type))
             for name in (*node.input, *node.output):
                 self.places.setdefault(name, "Cuda" if on_device else "Cpu")
+
+    def make_memory(self) -> None:
+        """For weights, and what runs need."""
+        if not self.ort.driver.makes_memory():
+            raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing")
 
     def get_providers(self) -> list[str]:
         return [CUDA, CPU]
@@ -102,7 +108,7 @@ class Binding:
 
     def __init__(self, session: Session) -> None:
         self._session, self._driver = session, session.ort.driver
-        self._binding = session.real.io_binding()
+        self._binding, self._ran = session.real.io_binding(), False
         self._given: dict[str, tuple[int, NDArray[np.uint8]]] = {}
         self._made: dict[str, tuple[int, NDArray[np.uint8]]] = {}
 
@@ -126,6 +132,9 @@ class Binding:
 
     def run(self, wait: bool) -> None:
         given, made = list(self._given.values()), list(self._made.values())
+        if not self._ran:
+            self._session.make_memory()
+        self._ran = True
 
         def work(reads: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
             for (_, buffer), read in zip(given, reads, strict=True):

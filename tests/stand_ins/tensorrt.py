@@ -14,9 +14,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import onnx
-from support import FIXTURES
 
-MEMBERS = FIXTURES / "tensorrt_api"
+MEMBERS = Path(__file__).parents[1] / "fixtures" / "tensorrt_api"  # `support` needs PyTorch
 VERSIONS = {
     "trt860": ("tensorrt", "8.6.0"),
     "trt10.0.1": ("tensorrt", "10.0.1"),

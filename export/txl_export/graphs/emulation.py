@@ -1,9 +1,10 @@
-"""bf16 on a CPU that cannot compute it: the same bundle in float32, with every operator's result rounded to bf16.
+"""Half precision as a device computes it, on the CPU: the same bundle in float32, each operator's result rounded.
 
-ONNX Runtime has no bf16 kernels for the CPU. So a copy of the bundle in a temporary folder gets other graphs, whose
-values are float32 and which round to bf16 and back after every operator that computed in bf16. Operators that only move
-values need no rounding. Weights, memory and all intermediate values are then values that bf16 can hold. The figures are
-indicative only: a device keeps more precision inside a fused kernel, and adds in another order.
+ONNX Runtime has no bf16 kernels for the CPU, and of fp16 it keeps float32 between operators where a device rounds. So a
+copy of the bundle in a temporary folder gets other graphs, whose values are float32 and which round to half precision
+and back after every operator that computed in it. Operators that only move values need no rounding. Weights, memory and
+all intermediate values are then values that half precision can hold; what is too large for fp16 becomes infinite. The
+figures are indicative only: a device keeps more precision inside a fused kernel, and adds in another order.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from txl_runtime.errors import TxlError
 from txl_export.bundle.sealing import seal
 from txl_export.graphs.shared_weights import read_weight_file
 
+_HALF = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
 _Places = Sequence[tuple[StoredTensor, StoredTensor]]
 
 EMULATED = "bf16"
-"""The precision that the CPU has to be helped with."""
+"""The precision that the CPU has to be helped with; fp16 it runs, but more exactly than a device."""
 
 MOVING = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Slice"}
@@ -43,25 +45,26 @@ MOVING = frozenset(
 
 
 @contextlib.contextmanager
-def runnable(folder: Path, manifest: Manifest, backend: str) -> Iterator[Path]:
+def runnable(folder: Path, manifest: Manifest, backend: str, rounding: bool = False) -> Iterator[Path]:
     """The bundle itself, or a copy that the CPU can run, which is removed at the end of the block.
 
     Args:
         folder: the bundle.
         manifest: of the bundle.
         backend: that will run it; backends of devices can run bf16 themselves.
+        rounding: whether fp16 is to be rounded as often as on a device, which takes a copy too.
     """
-    if manifest.precision != EMULATED or backend != "cpu":
+    if manifest.precision not in (EMULATED, "fp16" if rounding else EMULATED) or backend != "cpu":
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="txl-deploy-bf16-") as place:
+    with tempfile.TemporaryDirectory(prefix=f"txl-deploy-{manifest.precision}-") as place:
         _copy(folder, Path(place), manifest)
         yield Path(place)
 
 
 def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
     stored = read_weight_file(folder / manifest.weights)
-    tensors = {name: t.float() if t.dtype == torch.bfloat16 else t for name, t in stored.items()}
+    tensors = {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in stored.items()}
     try:
         save_file(tensors, place / manifest.weights, metadata={"format": "pt"})
         for name in (manifest.vocabulary, SELFTEST):
@@ -74,11 +77,11 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
             (place / file).write_bytes(rewritten.SerializeToString())
     except (OSError, SafetensorError) as error:
         raise TxlError(
-            f"{place}: {getattr(error, 'strerror', None) or error}; bf16 runs on the CPU as a float32 copy, expected "
-            "room for one; set TMPDIR to where there is"
+            f"{place}: {getattr(error, 'strerror', None) or error}; {manifest.precision} is rounded in a float32 copy, "
+            "expected room for one; set TMPDIR to where there is"
         ) from None
     states = tuple(
-        msgspec.structs.replace(state, dtype="float32") if state.dtype == "bfloat16" else state
+        msgspec.structs.replace(state, dtype="float32") if state.dtype in _HALF.values() else state
         for state in manifest.states
     )
     programs = tuple(
@@ -89,11 +92,13 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
 
 
 def _as_float32(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(msgspec.structs.replace(spec, dtype="float32") if spec.dtype == "bfloat16" else spec for spec in specs)
+    return tuple(
+        msgspec.structs.replace(spec, dtype="float32") if spec.dtype in _HALF.values() else spec for spec in specs
+    )
 
 
 def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
-    """A graph of bf16 as one of float32 that rounds to bf16 wherever the original would.
+    """A graph of half precision as one of float32 that rounds wherever the original would.
 
     Args:
         model: with its types complete, as `tracing` writes it.
@@ -102,11 +107,10 @@ def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
     made = onnx.shape_inference.infer_shapes(model, data_prop=True)
     graph = made.graph
     values = (*graph.value_info, *graph.input, *graph.output)
-    half = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
-    half |= {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.BFLOAT16}
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
     del graph.value_info[:], graph.node[:]
     for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+        if value.type.tensor_type.elem_type in _HALF:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     for tensor in graph.initializer:
         _widen(tensor, places)
@@ -116,15 +120,15 @@ def in_float32(model: onnx.ModelProto, places: _Places = ()) -> onnx.ModelProto:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 _widen(attribute.t, places)
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.BFLOAT16:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in _HALF:
                 attribute.i = TensorProto.FLOAT
         if node.op_type in MOVING or node.op_type == "Constant":
             continue
         for index, output in enumerate(node.output):
-            if output in half:
-                exact, short = f"{output}.exact", f"{output}.bf16"
+            if types.get(output) in _HALF:
+                exact, short = f"{output}.exact", f"{output}.rounded"
                 node.output[index] = exact
-                graph.node.append(helper.make_node("Cast", [exact], [short], to=TensorProto.BFLOAT16))
+                graph.node.append(helper.make_node("Cast", [exact], [short], to=types[output]))
                 graph.node.append(helper.make_node("Cast", [short], [output], to=TensorProto.FLOAT))
     return made
 
@@ -140,9 +144,9 @@ def _moved(offset: int, length: int, places: _Places) -> tuple[int, int]:
 
 
 def _widen(tensor: onnx.TensorProto, places: _Places) -> None:
-    """Make a bf16 tensor float32, and let any external tensor point to its place in the other weight file."""
+    """Make a tensor of half precision float32; let any external tensor point to its place in the other weight file."""
     entries: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
-    half = tensor.data_type == TensorProto.BFLOAT16
+    half = tensor.data_type in _HALF
     if entries:
         offset, length = _moved(int(entries["offset"]), int(entries["length"]), places)
         del tensor.external_data[:]

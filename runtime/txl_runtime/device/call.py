@@ -44,7 +44,8 @@ class DeviceCall:
         addresses: dict[str, int] = {**inputs.addresses, **results.addresses, **memory[0], **memory[1]}
         check_addresses(executable, addresses)
         self.name, self.queue, self.inputs, self.results = executable.program.name, queue, inputs, results
-        self.engine: Launch = executable.prepare(addresses, queue)
+        with queue.beside_records():
+            self.engine: Launch = executable.prepare(addresses, queue)
         self.recording = Recording(executable.recordable)
         self.runs, self.settling = 0, False
 
@@ -108,7 +109,8 @@ class Step:
         """A step as long as nothing quicker is known."""
         call, bare = self._call, self._bare
         if not call.recording.possible or not call.runs:
-            self._work.put()
+            with call.queue.beside_records():  # another model's engine may be recording in another thread
+                self._work.put()
         elif bare is None or (self._again and call.recording.records < MOST_RECORDS):
             self._record()
         else:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from txl_runtime.bundle.reading import Bundle
+from txl_runtime.device.engines.facts import how_to_install
 from txl_runtime.device.gpu import gpu_name, shows_gpu
 from txl_runtime.errors import BackendError, BundleError, TxlError, one_line
 
@@ -90,7 +91,7 @@ def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = Fa
     if not built and not any(file.startswith(f"engines/{name}/") for file in bundle.manifest.files):
         return f"the bundle has no engines for it, expected those of: txl-deploy build {bundle.path} --target {name}"
     if find_spec(package) is None:
-        return f"{package} is not installed, expected it; pip install 'txl-deploy[{name}]'"
+        return f"{package} is not installed, expected it; {how_to_install(name)}"
     if not shows_gpu() and not (insisting and gpu_name() is not None):
         return NO_GPU
     return _without_cuda() if name == "cuda" else ""

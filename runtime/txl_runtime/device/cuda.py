@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 
 import numpy as np
@@ -150,6 +151,10 @@ class Queue:
     def settle(self) -> None:
         """Wait for everything where something failed already: of a further failure nobody is told."""
         self._context.quietly("cuStreamSynchronize", self.handle)
+
+    def beside_records(self) -> AbstractContextManager[None]:
+        """For `with`, where an engine makes memory of its own: other libraries may be recording. See `Driver`."""
+        return self._driver.beside_records()
 
     def recording(self) -> bool:
         """Whether what is asked for now is recorded and not done; false where CUDA does not say."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
@@ -35,6 +37,8 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 ADVICE = "build it again with `txl-deploy build --target cuda`"
 UNFIT_FUSION = "SkipLayerNorm"
 """What ONNX Runtime before 1.24 makes of layer norms in bf16 too, for which it has no such operator."""
+LIBRARIES = ("bin", "bin/*") if sys.platform == "win32" else ("lib",)
+"""Where a package of NVIDIA's keeps its libraries."""
 
 
 class OrtExecutable(Executable):
@@ -207,7 +211,7 @@ def load_onnxruntime(
 ) -> DeviceBackend:
     """As `open_onnxruntime_cuda`, with sessions and a device that are open."""
     found = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
-    with device.current():  # the provider takes a device for the thread, and leaves it so
+    with device.current(), queue.beside_records():  # the provider takes a device for the thread, and leaves it so
         executables = [sessions.executable(engine.program, bundle.read(engine.name)) for engine in found]
     said = ""
     if elsewhere := sessions.elsewhere(provider):
@@ -218,19 +222,41 @@ def load_onnxruntime(
 
 
 def preload_libraries(ort: Any) -> str:
-    """Load the CUDA libraries that pip installed, which ONNX Runtime does not look for itself.
+    """Load CUDA's libraries from wherever pip put them: ONNX Runtime does not look itself, or beside itself alone.
 
     Returns:
-        What could not be loaded, in ONNX Runtime's words: it prints them, and not all that it misses is needed.
+        What could not be loaded, in ONNX Runtime's words, and where it was looked for. Some of it may not
+        be needed.
     """
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        try:
-            ort.preload_dlls()
-        except Exception as error:  # it is a help; whether the provider starts is asked afterwards
-            return one_line(error)
-    lines = [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
-    return "; ".join(lines[:2])
+    places = pip_folders()
+    lines: list[str] = []
+    # Beside ONNX Runtime first, as pip installs its extras. What was loaded is found by its name from then on, so the
+    # last call tells what is nowhere, and nothing is loaded twice where all is in one place.
+    for folders in ([""], *places):
+        for folder in folders:
+            printed = io.StringIO()
+            lines = [line for line in lines if os.sep in line]  # a file that is there, and why it does not load
+            with contextlib.redirect_stdout(printed):
+                try:
+                    ort.preload_dlls(directory=folder or None)
+                except Exception as error:  # it is a help; whether the provider starts is asked afterwards
+                    lines.append(f"Failed: {one_line(error)}")
+            lines += [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+        if not lines:
+            return ""
+    searched = ", ".join(folder for folders in places for folder in folders)
+    searched = searched or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
+    return f"{'; '.join(lines[:2])}; looked beside onnxruntime, where the system looks, and in: {searched}"
+
+
+def pip_folders() -> list[list[str]]:
+    """Folders of libraries in NVIDIA's packages, of CUDA 12 and 13: those of each place that Python imports from."""
+    found = (
+        [folder for name in LIBRARIES for folder in sorted(Path(place).absolute().glob(f"nvidia/*/{name}"))]
+        for place in dict.fromkeys(sys.path)
+        if place
+    )
+    return [[str(folder) for folder in folders if folder.is_dir()] for folders in found if folders]
 
 
 def import_onnxruntime() -> Any:

@@ -21,7 +21,7 @@ from txl_export.families.transformer_xl.folding import to_precision
 from txl_export.graphs import emulation
 from txl_export.graphs.emulation import in_float32, runnable
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.errors import BackendError, TxlError, UsageError
+from txl_runtime.errors import BackendError, CheckError, TxlError, UsageError
 from txl_runtime.listener import Silent
 from txl_runtime.selftest import run_selftest
 
@@ -206,19 +206,21 @@ def test_the_copy_for_the_cpu_holds_and_computes_what_bf16_can(make_bundle, tmp_
     assert not copy.exists()
 
 
-def test_every_operator_that_computes_is_followed_by_a_rounding():
-    value = helper.make_tensor_value_info
+@precisions
+def test_every_operator_that_computes_is_followed_by_a_rounding(precision: str):
+    value, kind = helper.make_tensor_value_info, KINDS[precision]
+    short = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}[precision]
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["product"]),
         helper.make_node("Transpose", ["product"], ["turned"], perm=[1, 0]),
         helper.make_node("Exp", ["turned"], ["grown"]),
         helper.make_node("Cast", ["grown"], ["wide"], to=TensorProto.FLOAT),
         helper.make_node("Softmax", ["wide"], ["weights"]),
-        helper.make_node("Cast", ["weights"], ["y"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["weights"], ["y"], to=kind),
     ]
     draws = np.random.default_rng(0)
-    matrix = draws.normal(size=(5, 3)).astype(ml_dtypes.bfloat16)
-    x, y = (value(name, TensorProto.BFLOAT16, shape) for name, shape in (("x", [2, 5]), ("y", [3, 2])))
+    matrix = draws.normal(size=(5, 3)).astype(short)
+    x, y = (value(name, kind, shape) for name, shape in (("x", [2, 5]), ("y", [3, 2])))
     graph = helper.make_graph(nodes, "small", [x], [y], [onnx.numpy_helper.from_array(matrix, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     copy = in_float32(model)
@@ -226,10 +228,10 @@ def test_every_operator_that_computes_is_followed_by_a_rounding():
     operators = [node.op_type for node in copy.graph.node]
     assert Counter(operators)["Cast"] == 2 + 2 * 3, "products, exponentials and the cast itself are rounded"
     session = onnxruntime.InferenceSession(copy.SerializeToString(), providers=["CPUExecutionProvider"])
-    given = draws.normal(size=(2, 5)).astype(ml_dtypes.bfloat16)
+    given = draws.normal(size=(2, 5)).astype(short)
 
     def rounded(values):
-        return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+        return values.astype(short).astype(np.float32)
 
     grown = rounded(np.exp(rounded(given.astype(np.float32) @ matrix.astype(np.float32)).T))
     soft = np.exp(grown - grown.max(axis=-1, keepdims=True))
@@ -237,6 +239,28 @@ def test_every_operator_that_computes_is_followed_by_a_rounding():
     (found,) = session.run(None, {"x": given.astype(np.float32)})
     np.testing.assert_allclose(found, wanted, rtol=2**-7)
     np.testing.assert_array_equal(found, rounded(found))
+
+
+def test_what_is_too_large_for_fp16_becomes_infinite_and_what_is_small_is_kept_as_it_can_be():
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [5]) for name in "xy")
+    nodes = [helper.make_node("Mul", ["x", "x"], ["square"]), helper.make_node("Sqrt", ["square"], ["y"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "small", [x], [y]), opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    )
+    given = np.array([255, 256, -300, 2**-10, 2**-13], np.float32)  # the last square is below fp16's least number
+    session = onnxruntime.InferenceSession(in_float32(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": given})
+    np.testing.assert_array_equal(found, [255, np.inf, np.inf, 2**-10, 0])
+
+
+def test_a_model_whose_values_are_too_large_for_fp16_is_refused(tmp_path):
+    """ONNX Runtime's CPU keeps them between its operators, so without rounding they would not be seen."""
+    values = small_config()
+    state = random_state(values)
+    for name in ("inner", "outer"):
+        state[f"layers.01.feed_forward.{name}.weight"] *= 1000
+    with pytest.raises(CheckError, match=r"infinite values or none where fp16 is rounded .*; give --precision bf16"):
+        txl_export.export(state, tmp_path / "b.txl", config=values, precision="fp16", segment_length=4, verify=False)
 
 
 def test_values_that_fp16_cannot_hold_are_refused_by_name(tmp_path):

@@ -124,6 +124,13 @@ def test_cuda_starts_only_where_engines_their_library_and_a_gpu_are_there(
     assert said[lacking] in notes[name]
 
 
+def test_on_a_jetson_tensorrt_is_not_asked_of_pip(make_bundle, monkeypatch):
+    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+    for name, told in (("tensorrt", True), ("rtx", False)):
+        here(bundle, monkeypatch, name, dict.fromkeys(FACTS, True) | {"package": False})
+        assert ("not on a Jetson: there apt install python3-libnvinfer" in choosing.missing(name, bundle)) is told
+
+
 def test_a_plain_load_of_a_plain_bundle_asks_no_driver(make_bundle, opened):
     assert load(make_bundle(batch_size=B, config={})).backend.name == "cpu"
     assert opened == []

@@ -14,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import until
+from stand_ins import driver_statuses
+from support import CUDA, until
+from txl_runtime.device import cuda, gpu
 from txl_runtime.device import driver as module
 from txl_runtime.device.driver import ADVICE, REPORT, SIGNATURES, Driver, Memcpy2D, open_driver
 from txl_runtime.errors import BackendError
@@ -96,6 +98,7 @@ cuEventRecord(CUevent a, CUstream b)
 cuEventSynchronize(CUevent a)
 """
 """As cuda.h declares them under these names; each returns a CUresult. The two that name statuses follow by hand."""
+STATUSES = "cuGetErrorName(CUresult a, const char **b)", "cuGetErrorString(CUresult a, const char **b)"
 NAMING = """
 CUresult cuGetErrorName(CUresult a, const char **b) { *b = a == 999 ? NULL : "CUDA_ERROR_OF_A_TEST"; return a == 999; }
 CUresult cuGetErrorString(CUresult a, const char **b) { *b = "in words"; return a == 999; }
@@ -174,6 +177,52 @@ def native(compiled) -> Any:
 def test_every_function_that_is_called_is_declared_as_in_c():
     declared = {line.partition("(")[0] for line in PROTOTYPES.split("\n") if line}
     assert declared | {"cuGetErrorName", "cuGetErrorString"} == set(SIGNATURES)
+
+
+HEADERS = {"CUDA 12": CUDA / "nvidia" / "cuda_runtime" / "include", "CUDA 13": CUDA / "nvidia" / "cu13" / "include"}
+NUMBERS = {
+    "CU_MEMORYTYPE_HOST": module.HOST,
+    "CU_MEMORYTYPE_DEVICE": module.DEVICE,
+    "CU_EVENT_DISABLE_TIMING": module.EVENTS[0],
+    "(CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC)": module.EVENTS[1],
+    "CU_STREAM_NON_BLOCKING": module.NON_BLOCKING,
+    "CU_STREAM_CAPTURE_MODE_RELAXED": module.RELAXED,
+    "CU_STREAM_CAPTURE_MODE_GLOBAL": driver_statuses.GLOBAL,
+    "CU_STREAM_CAPTURE_STATUS_NONE": 0,
+    "CU_STREAM_CAPTURE_STATUS_ACTIVE": driver_statuses.ACTIVE,
+    "CU_STREAM_CAPTURE_STATUS_INVALIDATED": driver_statuses.INVALIDATED,
+    "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": gpu.MULTIPROCESSORS,
+    "CU_DEVICE_ATTRIBUTE_INTEGRATED": gpu.INTEGRATED,
+    "CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE": cuda.MEMORY_KHZ,
+    "CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH": cuda.MEMORY_BITS,
+    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": gpu.MAJOR,
+    "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": gpu.MINOR,
+    **{name: status for status, (name, _) in driver_statuses.NAMES.items()},
+}
+
+
+@pytest.mark.parametrize("version", HEADERS)
+def test_cuda_declares_these_functions_and_this_structure_and_these_numbers(version, tmp_path):
+    """C refuses to declare a function a second time unless every type is the same."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or not (HEADERS[version] / "cuda.h").exists():
+        pytest.skip("no C compiler here, or no cuda.h: `make cuda`")
+    prototypes = [*(line for line in PROTOTYPES.split("\n") if line), *STATUSES]
+    declared = [f"(void *){line.partition('(')[0]}" for line in prototypes]
+    lines = ["#include <cuda.h>", "#include <stddef.h>", f"void *declared[] = {{{', '.join(declared)}}};"]
+    lines += [f"CUresult {line};" for line in prototypes]
+    facts = [f"{name} == {value}" for name, value in NUMBERS.items()]
+    for structure in (Memcpy2D, driver_statuses.MemoryCopy):
+        facts.append(f"sizeof(CUDA_MEMCPY2D) == {ctypes.sizeof(structure)}")
+        for name, (field, _) in zip(FIELDS, structure._fields_, strict=True):
+            place = getattr(structure, field)
+            facts.append(f"offsetof(CUDA_MEMCPY2D, {name}) == {place.offset}")
+            facts.append(f"sizeof ((CUDA_MEMCPY2D *)0)->{name} == {place.size}")
+    source = tmp_path / "held.c"
+    source.write_text("\n".join([*lines, *(f'_Static_assert({fact}, "not so");' for fact in facts)]))
+    command = [compiler, "-fsyntax-only", "-Wall", "-Werror", f"-I{HEADERS[version]}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("prototype", [line for line in PROTOTYPES.split("\n") if line])

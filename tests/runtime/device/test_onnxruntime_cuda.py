@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from ctypes.util import find_library
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +21,7 @@ import pytest
 import txl_runtime
 from onnx import helper
 from stand_ins.driver import FakeDriver
-from stand_ins.engine import open_fake_device
+from stand_ins.engine import open_fake_device, recording_elsewhere
 from stand_ins.onnxruntime import CPU, Session, StandInOrt
 from txl_engines.bundles import build_bundle
 from txl_engines.recording import record_pass
@@ -99,6 +103,18 @@ def test_opening_and_running_leave_the_application_on_its_device(built, monkeypa
     stream.feed(np.zeros((B, 3), int))
     assert driver.here("the application") == driver.contexts[1]
     driver.unwind()
+
+
+def test_another_models_engine_that_is_recording_neither_stops_a_model_nor_is_spoilt_by_it(built, monkeypatch):
+    driver = FakeDriver()
+    first = opened(built("ring"), driver=driver)
+    with recording_elsewhere(driver, first):
+        stream = load_with(built("ring"), opened(built("ring"), driver=driver), monkeypatch).stream()
+    stream.loop.finish()  # a wait is refused all the same
+    with recording_elsewhere(driver, first):
+        pending = stream.loop.run({"tokens": np.ones((B, 1), np.int32)}, np.array([1] * B, np.int32))
+    theirs = load(built("ring"), backend="cpu", update="ring").stream()
+    np.testing.assert_allclose(pending.rows(), theirs.step(np.ones((B, 1), int)), rtol=0, atol=1e-5)
 
 
 def test_a_step_is_waited_for_once(built, monkeypatch):
@@ -272,7 +288,7 @@ def test_libraries_of_cuda_are_loaded_first_and_nothing_is_printed(built, capsys
     """C3: onnxruntime finds no CUDA that pip installed, unless it is told to load it; the stand-in insists."""
     made: list[StandInOrt] = []
     opened(built("ring"), change=made.append)
-    assert made[0].preloaded == 1
+    assert made[0].preloaded[0] is None, "those beside onnxruntime come first, which pip installed with it"
     assert capsys.readouterr() == ("", "")
 
 
@@ -286,7 +302,8 @@ def test_a_library_that_is_missing_is_told_when_the_provider_does_not_start(buil
 
     wanted = (
         r"could not start CUDAExecutionProvider and took the CPU instead; expected a driver that runs CUDA 13, and its "
-        r"libraries \(Failed to load libnvrtc\.so\.13: .*\); pip install 'onnxruntime-gpu\[cuda,cudnn\]'"
+        r"libraries \(Failed to load libnvrtc\.so\.13: .*; looked beside onnxruntime, .* and in: .*\); "
+        r"pip install 'onnxruntime-gpu\[cuda,cudnn\]'"
     )
     with pytest.raises(BackendError, match=wanted):
         opened(built("ring"), change=on_the_cpu)
@@ -340,10 +357,82 @@ def test_a_fusion_that_has_no_kernel_is_left_out(built):
 
 
 def test_preloading_that_fails_is_no_error(monkeypatch):
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise RuntimeError("The directory does not exist!")
 
     assert "does not exist" in onnxruntime_cuda.preload_libraries(SimpleNamespace(preload_dlls=fail))
+
+
+def test_the_place_that_has_what_was_missing_is_the_last_that_is_looked_into(monkeypatch, tmp_path):
+    """Else a second copy of what is loaded would be, from the next place."""
+    folders = [tmp_path / place / "nvidia" / package / "lib" for place in "ab" for package in ("cu13", "cudnn")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    asked: list[str | None] = []
+
+    def preload(directory: str | None) -> None:
+        asked.append(directory)
+        if str(folders[0]) not in asked:
+            print("Failed to load libcublas.so.13: it is nowhere")
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path / place) for place in ("", "a", "b")])
+    monkeypatch.setattr(onnxruntime_cuda, "LIBRARIES", ("lib",))
+    assert onnxruntime_cuda.preload_libraries(SimpleNamespace(preload_dlls=preload)) == ""
+    assert asked == [None, *map(str, folders[:2])]
+
+
+SPLIT = """
+import sys
+sys.path += {places!r}
+import onnxruntime
+from txl_runtime.device.onnxruntime_cuda import preload_libraries
+onnxruntime.cuda_version = {version!r}
+print(preload_libraries(onnxruntime))
+"""
+LAYOUTS = {
+    "12.8": {
+        "cublas": ("libcublasLt.so.12", "libcublas.so.12"),
+        "cuda_nvrtc": ("libnvrtc.so.12",),
+        "cuda_runtime": ("libcudart.so.12",),
+        "cudnn": ("libcudnn.so.9",),
+        "cufft": ("libcufft.so.11",),
+        "curand": ("libcurand.so.10",),
+    },
+    "13.0": {
+        "cu13": ("libcublasLt.so.13", "libcublas.so.13", "libcudart.so.13", "libcurand.so.10", "libnvrtc.so.13"),
+        "cudnn": ("libcudnn.so.9",),
+    },
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the libraries of a test are compiled as Linux has them")
+@pytest.mark.parametrize("version", LAYOUTS)
+def test_libraries_of_cuda_are_found_in_whichever_folder_pip_put_them(tmp_path, version):
+    """ONNX Runtime's own function, with libraries of a test that lie apart from it, as pip lays them out."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None or onnxruntime_cuda.pip_folders() or find_library("cublas"):
+        pytest.skip("no C compiler here, or CUDA's libraries are")
+
+    def preloaded(*places: Path) -> str:
+        code = SPLIT.format(places=["", *map(str, places)], version=version)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+        return done.stdout.strip()
+
+    for package, names in LAYOUTS[version].items():
+        folder = tmp_path / "site" / "nvidia" / package / "lib"
+        folder.mkdir(parents=True)
+        for name in names:
+            command = [compiler, "-shared", "-nostdlib", "-x", "c", "/dev/null", f"-Wl,-soname,{name}", "-o", name]
+            subprocess.run(command, check=True, cwd=folder)
+    shutil.copytree(tmp_path / "site" / "nvidia", tmp_path / "nvidia")  # where the process stands: nobody looks there
+    assert preloaded(tmp_path / "site") == ""
+    missing = preloaded(tmp_path / "elsewhere")
+    assert re.search(
+        rf"Failed to load libcublasLt\.so\.{version[:2]}: .*no nvidia/\*/lib is in any .*sys\.path", missing
+    )
+    broken = tmp_path / "site" / "nvidia" / next(iter(LAYOUTS[version])) / "lib" / f"libcublas.so.{version[:2]}"
+    broken.write_bytes(b"cut short")
+    assert re.search(rf"Failed to load {broken}: .*in: .*{broken.parent}", preloaded(tmp_path / "site"))
 
 
 def test_the_runtime_composes_nothing():

@@ -15,6 +15,11 @@ from txl_runtime.errors import BackendError
 Compiled = Literal["rtx", "tensorrt"]
 """The targets whose engines a library compiles."""
 MODULES: dict[Compiled, str] = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
+JETPACK = (
+    "; not on a Jetson: there apt install python3-libnvinfer, and make the environment with python3 -m venv "
+    "--system-site-packages"
+)
+"""A Jetson's TensorRT belongs to its system; pip would bring one of another version beside it."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,11 @@ NEEDS: dict[str, str] = {
     "Runtime.get_engine_validity": "portable",
 }
 """Members that some versions lack, and the fact that is true where they may be used."""
+
+
+def how_to_install(name: str) -> str:
+    """What to do where the package of a backend is missing."""
+    return f"pip install 'txl-deploy[{name}]'" + (JETPACK if name == "tensorrt" else "")
 
 
 def find_facts(target: Compiled, version: str) -> Facts:

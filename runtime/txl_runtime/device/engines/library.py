@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding
-from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_facts
+from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_facts, how_to_install
 from txl_runtime.errors import BackendError, TxlError, one_line
 
 DTYPES = {
@@ -155,8 +155,7 @@ def load_library(target: Compiled) -> Library:
         if missing.name is not None and missing.name.partition(".")[0] != name:
             raise BackendError(f"{name} needs {missing.name}, not installed here; install {name} again") from None
         raise BackendError(
-            f"{name} is not installed, expected it for --target {target}; pip install 'txl-deploy[{target}]'"
-            + (", or on a Jetson the TensorRT of its JetPack" if target == "tensorrt" else "")
+            f"{name} is not installed, expected it for --target {target}; {how_to_install(target)}"
         ) from None
     except (ImportError, OSError) as reason:
         raise BackendError(

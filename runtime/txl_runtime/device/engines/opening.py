@@ -40,7 +40,8 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
     """As `open_engines`, with a library and a device that are open."""
     executables: list[EngineExecutable] = []
     unsaved: dict[str, tuple[EngineExecutable, _Cache]] = {}
-    with device.current():  # libraries load to whichever device is current
+    queue = device.queue()
+    with device.current(), queue.beside_records():  # libraries load to whichever device is current
         runtime = EngineRuntime(library)
         for engine in checked_engines(bundle, library.target, library.version, update):
             cache = _Cache(bundle, engine) if library.facts.portable else None
@@ -63,7 +64,7 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             cache.keep(kernels, executable.resumed)
 
     description = f"{library.title} on {device.title}"
-    return DeviceBackend(library.target, description, device, device.queue(), executables, settled=settled)
+    return DeviceBackend(library.target, description, device, queue, executables, settled=settled)
 
 
 class _Cache:

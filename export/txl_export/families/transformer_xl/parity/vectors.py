@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import STATE_DTYPES
 from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
 from txl_export.families.transformer_xl.reference import Reference
 
-POSITIONS, COLUMNS, MOST_STEPS = 4, 64, 48
+POSITIONS, COLUMNS, MOST_STEPS, ROWS, CHANNELS, SEQUENCES = 4, 64, 48, 256, 16, 2
 
 
 def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDArray[Any]]:
@@ -48,6 +49,13 @@ def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDAr
     for name, rows in truth.memory(manifest.transformer_xl.memory) if manifest.memory_length else ():
         oldest = [rows[row, rows.shape[1] - memory[0].shape[1]] for row, memory in enumerate(truth.memories)]
         vectors[f"memory/{name}"] = np.stack([np.stack(oldest), rows[:, -1]], axis=1).astype(np.float32)
+        if manifest.precision in STATE_DTYPES:
+            filled = min(memory[0].shape[1] for memory in truth.memories[:SEQUENCES])
+            width = math.prod(rows.shape[2:])
+            vectors["rows"] = np.linspace(0, filled - 1, min(filled, ROWS)).astype(np.int32)
+            vectors["channels"] = (np.arange(min(width, CHANNELS)) * width // min(width, CHANNELS)).astype(np.int32)
+            some = rows[:SEQUENCES, rows.shape[1] - 1 - vectors["rows"]].reshape(-1, len(vectors["rows"]), width)
+            vectors[f"row/{name}"] = some[..., vectors["channels"]].astype(np.float32)
     return vectors
 
 
