@@ -29,6 +29,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -119,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parsed(arguments)
     environment = environment_of(given.site)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    if absent := [name for name in ("numpy", "msgspec") if find_spec(name) is None]:
+        options().error(f"{', '.join(absent)} missing, expected here or in --site; carry.py brings wheels to a machine")
     from gpu_items import Runner, plan
     from gpu_journal import ENDED, FAILED, writing
     from gpu_page import pack, write_machine, write_page

@@ -136,6 +136,13 @@ def test_what_is_missing_is_said_and_the_rest_runs(
     assert "* checked: not run: compute-sanitizer is not on PATH" in page
 
 
+def test_a_python_without_any_package_is_told_so_in_a_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-S", FOLDER / "gpu_check.py", "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("gpu_check.py: error: numpy, msgspec missing, expected here or in")
+
+
 def test_ctrl_c_and_the_budget_end_it_with_what_there_is(
     contact: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
