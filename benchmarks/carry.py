@@ -1,6 +1,6 @@
 """Carry packages to a machine without a network in pieces: cut here, joined there. Needs nothing but Python.
 
-    python carry.py split WHEEL_OR_FOLDER … --out PIECES [--mib 60]
+    python carry.py split WHEEL_OR_FOLDER … --out PIECES [--mib 45]
     python carry.py join PIECES --site SITE
 
 `split` makes one archive and cuts it: PIECES/000, 001 … are as large as was asked for, the last one smaller, and
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cut, joined = verbs.add_parser("split", help="cut files"), verbs.add_parser("join", help="put them together")
     cut.add_argument("sources", type=Path, nargs="+", help="wheels, and folders of packages")
     cut.add_argument("--out", type=Path, required=True, metavar="PIECES", help="a new folder")
-    cut.add_argument("--mib", type=int, choices=range(1, 1025), metavar="1…1024", default=60, help="of a piece")
+    cut.add_argument("--mib", type=int, choices=range(1, 1025), metavar="1…1024", default=45, help="of a piece")
     joined.add_argument("pieces", type=Path, help="the folder with all of them")
     joined.add_argument("--site", type=Path, required=True, help="where the packages go")
     given = options.parse_args(arguments)

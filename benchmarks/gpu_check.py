@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -134,19 +135,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     with writing("gpu_check"):
         write_page(runner.outcomes, given)
-        (given.out / "steps").mkdir(exist_ok=True)
+        shutil.rmtree(given.out / "steps", ignore_errors=True)  # an archive is of one run
+        (given.out / "steps").mkdir()
         write_machine(given.out)
     stopped = False
-    try:
-        runner.begin()
-        for item in items:
-            runner.run(item)
-            write_page(runner.outcomes, given)
-    except KeyboardInterrupt:
-        stopped = True
-        runner.leave_out("interrupted")
-    print(write_page(runner.outcomes, given, final=True), flush=True)
-    print(f"all results: {pack(given.out)}", file=sys.stderr)
+    with writing("gpu_check"):
+        try:
+            runner.begin()
+            for item in items:
+                runner.run(item)
+                write_page(runner.outcomes, given)
+        except KeyboardInterrupt:
+            stopped = True
+            runner.leave_out("interrupted")
+        except OSError:  # a full disk
+            runner.leave_out("the check could not go on")
+            raise
+        print(write_page(runner.outcomes, given, final=True), flush=True)
+        print(f"all results: {pack(given.out)}", file=sys.stderr)
     if stopped:
         return INTERRUPTED
     return int(any(found.state in (FAILED, ENDED) for outcome in runner.outcomes for found in outcome.found))

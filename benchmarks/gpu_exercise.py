@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import txl_runtime
-from gpu_journal import Journal, writing
+from gpu_journal import Journal, without_cuda, writing
 from numpy.typing import NDArray
 from torch_engine import CudaPlace, open_torch
 from txl_engines import build_bundle
@@ -200,7 +200,7 @@ def main() -> int:
         journal = Journal("gpu_exercise", given.out)
     without = NO_GPU if gpu_name() is None else ""
     if given.backend == "torch" and not without and not torch.cuda.is_available():
-        without = "PyTorch was built without CUDA"
+        without = without_cuda(torch)
     if without:
         journal.skip("device loop", without)
         return journal.finish()

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,10 @@ INTERPRETER = ("torch", "onnx", "onnxruntime", "safetensors")
 """Packages of programs that PyTorch interprets, and that ONNX Runtime runs on the CPU to compare."""
 EXPORT = (*INTERPRETER, "onnx_ir", "onnxscript", "filelock")
 SANITIZER = "compute-sanitizer"
+SANITIZERS = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
+"""Where it is looked for."""
+REFUSED = 9
+"""Its exit status where it found errors."""
 PATIENCE = 5.0
 """Seconds that a process has to end in when it is asked to."""
 SHOWN = 4000
@@ -114,7 +119,7 @@ def plan(given: argparse.Namespace) -> list[Item]:
             size = f"{'quick-' if given.quick else ''}v{given.vocabulary}"
             rule = f"-{given.update}" if given.update else ""  # a bundle of its own, for verify takes the best there is
             bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"  # the carried ones have such names
-            items.append(Item("export", "", precision, batch, bundle))
+            items.append(Item("export", "", precision, batch, bundle, needs=EXPORT))
             if not given.prepare:
                 items += [_item(engine, precision, batch, bundle) for engine in given.engine]
     return items
@@ -125,7 +130,7 @@ def _first_contact(folder: Path) -> list[Item]:
     tiny = {precision: folder / f"quick-v204-{precision}-b2.txl" for precision in ("fp32", "fp16")}
     fp32, fp16 = map(str, tiny.values())
     exercise = ("gpu_exercise.py", "--backend", "torch", "--threads", "4", "--bundle")
-    checked = (SANITIZER, "--error-exitcode", "9", *exercise, fp32, "--steps", "30")
+    checked = (SANITIZER, "--error-exitcode", str(REFUSED), *exercise, fp32, "--steps", "30")
 
     def program(title: str, limit: float, *command: str, needs: tuple[str, ...] = ()) -> Item:
         bundle = tiny["fp16" if fp16 in command else "fp32"]
@@ -199,7 +204,10 @@ class Runner:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return self._spent
         if not self._given.prepare:
-            self._copy(item.bundle)
+            try:
+                self._copy(item.bundle)
+            except OSError as error:
+                return f"its bundle cannot be copied ({error.strerror or error})"
         if item.kind == "export":
             without = gpu_name() is None and "cpu" not in self._given.engine and not self._given.prepare
             if without or item.bundle.exists():
@@ -208,8 +216,8 @@ class Runner:
             return NO_GPU
         if absent := [name.replace("_", "-") for name in item.needs if find_spec(name) is None]:
             return f"it needs {', '.join(absent)}; put what is missing into --site"
-        if item.command[:1] == (SANITIZER,) and shutil.which(SANITIZER) is None:
-            return f"{SANITIZER} is not on PATH; it comes with CUDA's compiler"
+        if item.command[:1] == (SANITIZER,) and shutil.which(SANITIZER, path=SANITIZERS) is None:
+            return f"{SANITIZER} is neither on PATH nor in /usr/local/cuda/bin; it comes with CUDA's compiler"
         exported = next(
             (other for other in self.outcomes if other.item.kind == "export" and other.item.bundle == item.bundle), None
         )
@@ -226,7 +234,9 @@ class Runner:
         """A carried bundle, to where it is looked for: engines are built into the copy."""
         carried = CARRIED / bundle.name
         if carried.is_dir() and not bundle.exists():
-            shutil.copytree(carried, bundle)
+            bundle.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=bundle.parent) as folder:  # all of it is there, or nothing
+                shutil.copytree(carried, Path(folder) / bundle.name).rename(bundle)
 
     @property
     def _spent(self) -> str:
@@ -250,6 +260,8 @@ class Runner:
         if item.kind == "program":
             words = ((sys.executable, HERE / word) if word.endswith(".py") else (word,) for word in item.command)
             command: list[object] = [part for parts in words for part in parts]
+            if command[0] == SANITIZER:
+                command[0] = shutil.which(SANITIZER, path=SANITIZERS) or SANITIZER
             command += ["--out", steps.parent]
         else:
             command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
@@ -277,6 +289,8 @@ class Runner:
             limits = [limit for limit in (rest, item.limit) if limit is not None]
             code = process.wait(min(limits, default=None))
             ended = "" if code == 0 else f"the process ended with {_said(code)}"
+            if code == REFUSED and item.command[:1] == (SANITIZER,):
+                ended += f": {SANITIZER} found errors, which stand in the log"
         except subprocess.TimeoutExpired:
             _end(process, signal.SIGTERM)
             own = item.limit is not None and (rest is None or item.limit < rest)

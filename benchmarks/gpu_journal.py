@@ -15,7 +15,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENDED", "FAILED", "NOT_RUN", "OK", "Found", "Journal", "figures_of", "read_found", "said_of", "writing"]
+__all__ = [
+    "ENDED",
+    "FAILED",
+    "NOT_RUN",
+    "OK",
+    "Found",
+    "Journal",
+    "figures_of",
+    "read_found",
+    "said_of",
+    "without_cuda",
+    "writing",
+]
 
 OK, FAILED, ENDED, NOT_RUN = "ok", "FAILED", "ended", "not run"
 """`ENDED` is what a limit, the budget or somebody's Ctrl-C ended: nothing is known of it."""
@@ -40,6 +52,11 @@ class Found:
     reason: str = ""
 
 
+def without_cuda(torch: Any) -> str:
+    """Why a PyTorch sees no GPU."""
+    return "PyTorch sees no GPU" if torch.version.cuda else "PyTorch was built without CUDA"
+
+
 def said_of(found: Found) -> str:
     """A check in one line."""
     said = figures_of(found)
@@ -61,7 +78,8 @@ def writing(program: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = f"{program}: cannot write {error.filename}: {error.strerror}, expected --out FOLDER that can be written"
+        place = error.filename or "its results"
+        said = f"{program}: cannot write {place}: {error.strerror}, expected --out FOLDER that can be written"
         print(said, file=sys.stderr)
         raise SystemExit(2) from None
 

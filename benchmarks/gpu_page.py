@@ -53,14 +53,15 @@ def write_machine(folder: Path) -> None:
 def pack(folder: Path) -> Path:
     """The results in one archive beside their folder; neither bundles nor engines, and of a long file its end."""
     archive = folder.with_name(f"{folder.name}.tar.gz")
-    with tarfile.open(archive, "w:gz") as tar:
+    part = folder / "archive"
+    with tarfile.open(part, "w:gz") as tar:
         for file in sorted([*folder.glob("*.*"), *(folder / "steps").rglob("*")]):
             if file.is_file():
                 content = file.read_bytes()[-LARGEST:]
                 member = tarfile.TarInfo(f"{folder.name}/{file.relative_to(folder).as_posix()}")
                 member.size, member.mtime = len(content), int(file.stat().st_mtime)
                 tar.addfile(member, BytesIO(content))
-    return archive
+    return part.replace(archive)
 
 
 def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bool = False) -> str:

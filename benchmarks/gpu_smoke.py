@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from gpu_journal import OK, Journal, writing
+from gpu_journal import OK, Journal, without_cuda, writing
 from gpu_smoke_memory import Figures, MemoryChecks, require
 from gpu_smoke_work import WorkChecks
 from txl_runtime.device.choosing import NO_GPU
@@ -71,7 +71,7 @@ def with_torch(device: Device, journal: Journal) -> None:
     except ImportError:
         reason = "PyTorch is not installed"
     else:
-        reason = "" if torch.cuda.is_available() else "PyTorch was built without CUDA"
+        reason = "" if torch.cuda.is_available() else without_cuda(torch)
     if reason:
         for name in names:
             journal.skip(name, reason)

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 import numpy as np
 import txl_runtime
-from gpu_journal import OK, Journal
+from gpu_journal import OK, Journal, without_cuda
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.errors import CheckError
@@ -179,7 +179,7 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
 
     steps = ("open", "decode", "draw", "score")
     if not torch.cuda.is_available():
-        _leave_out(journal, steps, "PyTorch was built without CUDA")
+        _leave_out(journal, steps, without_cuda(torch))
         return
     bundle = open_bundle(given.bundle, verify_files=False) if given.bundle.exists() else unexported(given)
     m = bundle.manifest
