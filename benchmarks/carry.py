@@ -41,6 +41,8 @@ def split(sources: Sequence[Path], folder: Path, most: int) -> int:
     for source in sources:
         for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
             name = file.relative_to(source if source.is_dir() else source.parent).as_posix()
+            if file.is_symlink() and file.is_dir():
+                raise CarryError(f"{file} is a link to a folder, expected files; copy the folder there")
             if named.setdefault(name, file) is not file:
                 raise CarryError(f"{name} is there twice, expected one of each name; split them apart")
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +100,7 @@ def _unpack(wheel: Path, site: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             name = MODULES.sub("", _below(member.filename))
-            if not member.is_dir() and ".data/" not in name:
+            if not member.is_dir() and not name.split("/")[0].endswith(".data"):
                 with archive.open(member) as content:
                     _put(content, site / _below(name))
 

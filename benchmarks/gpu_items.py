@@ -300,6 +300,7 @@ class Runner:
             ended = "interrupted"
             raise
         finally:
+            _kill(process)  # what it started may live on
             outcome.found = whole(item, read_found(self._steps(item)), ended)
             log = self._given.out / "steps" / f"{item.name}.log"
             print(log.read_text(errors="replace")[-SHOWN:], end="", file=sys.stderr, flush=True)
@@ -341,6 +342,14 @@ def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
                 else:
                     process.send_signal(asked)
                 process.wait(PATIENCE)
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End all of a process's group, which may be there without it."""
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _said(code: int) -> str:

@@ -73,7 +73,7 @@ def in_a_terminal(
     columns: int = 80,
     at: str = "",
     press: bytes | int = b"",
-    seconds: float = 60,
+    seconds: float = 150,
     folder: Path | None = None,
     **environment: str,
 ) -> Left:

@@ -90,7 +90,7 @@ class SelftestResult:
         """Raise CheckError unless the replay passed."""
         if not self.passed:
             differing = ", ".join(
-                f"{WORDS[name]} by {value:.2e} (limit {self.limits[name]:.0e})" for name, value in self.largest.items()
+                f"{WORDS[name]} by {value:.2e} (limit {self.limits[name]:.2g})" for name, value in self.largest.items()
             ).replace(" by", " differ by", 1)
             raise CheckError(
                 f"self-test failed on {self.backend}: {differing}; "
@@ -269,8 +269,13 @@ def _further(rows: Mapping[str, Array], vectors: Mapping[str, Array]) -> float:
     worst = 0.0
     for name, found in rows.items():
         reached = vectors[f"reached/{name}"].astype(np.float64)
+        if reached[: len(found)].shape != found.shape or not np.isfinite(reached).all():
+            raise ValueError(
+                f"what rows of {name} reached has shape {reached.shape}, expected {found.shape}, and finite"
+            )
         usual = np.sqrt((reached[reached > 0] ** 2).mean()) if reached.any() else 0.0
-        worst = max(worst, float((found / (np.maximum(reached, usual) + 1e-5)[: len(found)]).max(initial=0)))
+        further = found / (np.maximum(reached, usual) + 1e-5)[: len(found)]
+        worst = max(worst, float(np.nan_to_num(further, nan=np.inf).max(initial=0)))
     return worst
 
 

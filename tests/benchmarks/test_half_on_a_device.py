@@ -26,7 +26,7 @@ from txl_export.exporting import _add_selftest
 from txl_export.families.transformer_xl.family import reference_for, weights_of_bundle
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
 from txl_runtime import BundleError, CheckError, load
-from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.listener import Silent
 from txl_runtime.model import Model
 from txl_runtime.selftest import SelftestResult, run_selftest
@@ -136,7 +136,7 @@ def test_a_row_in_the_middle_of_the_memory_is_judged(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Stream, "memory", stale)
     found = run_selftest(model)
     assert found.largest["rows"] > 30 * found.limits["rows"]
-    with pytest.raises(CheckError, match=r"rows relative to their rounding by .* \(limit 3e\+00\); do not use this"):
+    with pytest.raises(CheckError, match=r"rows relative to their rounding by .* \(limit 3\); do not use this"):
         found.require()
 
 
@@ -153,6 +153,30 @@ def test_a_row_in_the_middle_of_the_memory_is_judged(tmp_path: Path, monkeypatch
 def test_rows_that_do_not_fit_are_refused(spoil: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"stored vectors do not fit .*; export the model again"):
         renewed(Path(shutil.copytree(OLD, tmp_path / "b.txl")), spoil)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("logprobs", lambda reached: reached[:, None]),
+        ("logprobs", lambda reached: np.broadcast_to(reached, (10**4, *reached.shape))),
+        ("layers.00.key", lambda reached: np.full_like(reached, np.nan)),
+        ("layers.00.key", lambda reached: np.full_like(reached, np.inf)),
+        ("layers.00.key", lambda reached: reached[:1, :1]),
+    ],
+    ids=["other dimensions", "many times as large", "NaN", "infinite", "fewer rows"],
+)
+def test_what_rows_reached_is_held_to_them(
+    name: str, spoil: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be spread over them, to any size, and would let all pass."""
+    path = renewed(Path(shutil.copytree(OLD, tmp_path / "b.txl")))
+    model = load(path, "cpu", threads=1)
+    vectors = dict(model.bundle.selftest())
+    vectors[f"reached/{name}"] = spoil(vectors[f"reached/{name}"])
+    monkeypatch.setattr(Bundle, "selftest", lambda _: vectors)
+    with pytest.raises(BundleError, match=rf"what rows of {name} reached has shape .*; export the model again"):
+        run_selftest(model)
 
 
 @pytest.mark.parametrize("update", RULES)

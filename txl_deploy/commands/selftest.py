@@ -32,7 +32,9 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
             "replayed": f"{result.steps} steps with {streams} live streams, {seconds:.1f} s",
         }
         for name, value in result.largest.items():
-            facts[f"{WORDS[name]} max abs"] = f"{number(value)} (limit {number(result.limits[name])})"
+            facts[WORDS[name] if name == "rows" else f"{WORDS[name]} max abs"] = (
+                f"{number(value)} (limit {number(result.limits[name])})"
+            )
         verdict = {"verdict": Text("passed", "green") if result.passed else Text("FAILED", "bold red")}
         stdout.print(facts_table(facts | verdict | {f"not {name}": note for name, note in model.backend_notes.items()}))
     if not result.passed:

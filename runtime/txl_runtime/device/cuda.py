@@ -238,7 +238,11 @@ class Device:
     def bandwidth(self) -> float | None:
         """GB/s of its memory by the driver's figures; None without them, and on a Jetson, where they are wrong."""
         driver, (_, ordinal) = self._context.driver, self.dlpack
-        shared, khz, bits = (device_number(driver, ordinal, number) for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS))
+        try:
+            numbers = [device_number(driver, ordinal, number) for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS)]
+        except BackendError:
+            return None
+        shared, khz, bits = numbers
         return None if shared else 2 * khz * bits / 8e6 or None  # two bits a clock on each line
 
     def allocate(self, size: int) -> Block:

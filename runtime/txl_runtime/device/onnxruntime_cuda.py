@@ -254,7 +254,7 @@ def pip_folders() -> list[list[str]]:
     found = (
         [folder for name in LIBRARIES for folder in sorted(Path(place).absolute().glob(f"nvidia/*/{name}"))]
         for place in dict.fromkeys(sys.path)
-        if place
+        if Path(place).absolute() != Path.cwd()  # a stranger's folder may be the working one
     )
     return [[str(folder) for folder in folders if folder.is_dir()] for folders in found if folders]
 

@@ -172,7 +172,8 @@ def test_a_trainers_checkpoint_is_loaded_with_its_own_config(tmp_path: Path) -> 
         load_adapted("episodic", {"repository": str(REPOSITORY)}, tmp_path / "run.nn")
 
 
-def test_a_call_leaves_the_check_of_distributions_as_it_was() -> None:
+def test_a_call_leaves_the_check_of_distributions_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distribution, "_validate_args", True)  # torch.compile turns it off for the whole process
     module = model({})
     Stepped(step_spec(module), BATCH).run(drawn(module)(np.random.default_rng(0)))
     assert Distribution._validate_args
