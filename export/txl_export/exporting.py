@@ -174,7 +174,7 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
 
 
 def _finite(found: SelftestResult) -> bool:
-    return all(np.isfinite(errors).all() for errors in ([*found.largest.values()], *found.rows.values()))
+    return all(np.isfinite(errors).all() for errors in (np.array([*found.largest.values()]), *found.rows.values()))
 
 
 def _selftest(folder: Path, manifest: Manifest, rounding: bool = False) -> SelftestResult:
