@@ -16,7 +16,8 @@ if __name__ == "__main__":
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +68,19 @@ def large(vocabulary: int) -> dict[str, Any]:
     return shape(12, 512, 8, 64, 2048, vocabulary, cutoffs=cutoffs)
 
 
+@contextmanager
+def without_page() -> Iterator[None]:
+    """Hide the library of pages: a page would be the largest file of a tiny bundle."""
+    before = sys.modules.get("jinja2")
+    sys.modules["jinja2"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["jinja2"]
+        if before is not None:
+            sys.modules["jinja2"] = before
+
+
 def export(journal: Journal, given: argparse.Namespace) -> None:
     """A random model of a bundle's precision and B."""
     from common import TINY, random_bundle
@@ -75,12 +89,12 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
     if given.quick:
         kept = {name: values[name] for name in ("vocab_size", "cutoffs")}
         values, length, memory = TINY | kept, QUICK_LENGTH, QUICK_MEMORY
-        sys.modules["jinja2"] = None  # type: ignore[assignment]  # no page, which would be the largest file
 
     def run() -> None:
         given.bundle.parent.mkdir(parents=True, exist_ok=True)
         more = {"batch_size": given.batch, "precision": given.precision}
-        random_bundle(given.bundle, values, (length, 1), memory, **more)
+        with without_page() if given.quick else nullcontext():
+            random_bundle(given.bundle, values, (length, 1), memory, **more)
 
     journal.run("export", run)
 

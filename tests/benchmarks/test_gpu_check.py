@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,7 @@ def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monk
     given.bundle, given.batch, given.precision = tmp_path / "m.txl", 1, "fp32"
     gpu_worker.export(Journal("any", None), given)
     assert (made[0]["vocab_size"], made[0]["cutoffs"], made[0]["d_model"]) == (30000, (20000,), common.TINY["d_model"])
+    assert find_spec("jinja2"), "the library of pages was hidden for this export alone"
 
 
 def test_every_bundle_is_exported_before_it_is_run() -> None:
