@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -17,13 +18,14 @@ import txl_runtime
 from onnx import TensorProto, helper
 from safetensors import SafetensorError, safe_open
 from support import cli, random_state, save_checkpoint, small_config
+from txl_export import exporting
 from txl_export.families.transformer_xl.folding import to_precision
 from txl_export.graphs import emulation
 from txl_export.graphs.emulation import in_float32, runnable
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BackendError, CheckError, TxlError, UsageError
 from txl_runtime.listener import Silent
-from txl_runtime.selftest import run_selftest
+from txl_runtime.selftest import SelftestResult, run_selftest
 
 KINDS = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 STORED = {"fp16": "F16", "bf16": "BF16"}
@@ -261,6 +263,28 @@ def test_a_model_whose_values_are_too_large_for_fp16_is_refused(tmp_path):
         state[f"layers.01.feed_forward.{name}.weight"] *= 1000
     with pytest.raises(CheckError, match=r"where fp16 is rounded .* gives infinity, NaN .*; give --precision bf16"):
         txl_export.export(state, tmp_path / "b.txl", config=values, precision="fp16", segment_length=4, verify=False)
+
+
+def test_a_step_whose_rounded_results_are_no_numbers_is_told_and_keeps_those_of_the_cpu(tmp_path, monkeypatch):
+    """An infinite difference would let every engine pass."""
+    said = []
+    heard = Silent()
+    monkeypatch.setattr(heard, "warn", said.append)
+    monkeypatch.setattr(exporting, "seal", lambda folder, manifest: manifest)
+    results = {True: float("inf"), False: 1e-3}
+    monkeypatch.setattr(
+        exporting,
+        "_selftest",
+        lambda folder, manifest, rounding=False: SelftestResult(
+            "cpu", 1, (1,), {"outputs": results[rounding], "state": 2e-3}, {}
+        ),
+    )
+    prepared = SimpleNamespace(vectors=lambda manifest: {"length": np.ones(1)})
+    exporting._add_selftest(prepared, tmp_path, SimpleNamespace(precision="fp16"), heard)
+    with np.load(tmp_path / "selftest.npz") as vectors:
+        assert vectors["reached"].tolist() == [1e-3, 2e-3]
+    assert len(said) == 1
+    assert "a device may fail it" in said[0]
 
 
 def test_values_that_fp16_cannot_hold_are_refused_by_name(tmp_path):
