@@ -31,6 +31,7 @@ def pieces(tmp_path: Path) -> Path:
         wheel.writestr("own/__init__.py", "ONE = 1\n")
         wheel.writestr("own-1.data/purelib/own/two.py", "TWO = 2\n")
         wheel.writestr("own-1.data/scripts/own", "nobody needs it here\n")
+        wheel.writestr("own/my.data/table", "a folder of the package's own\n")
     sources = [str(tmp_path / "in"), str(tmp_path / "own-1-py3-none-any.whl")]
     assert carry.main(["split", *sources, "--out", str(tmp_path / "pieces"), "--mib", "1"]) == 0
     return tmp_path / "pieces"
@@ -54,6 +55,7 @@ def test_what_was_cut_comes_out_again_and_wheels_are_unpacked(pieces: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert "3 files" in done.stdout
     expected = files(pieces.parent / "in") | {"own/__init__.py": b"ONE = 1\n", "own/two.py": b"TWO = 2\n"}
+    expected["own/my.data/table"] = b"a folder of the package's own\n"
     del expected["__pycache__/old.pyc"]
     assert files(pieces.parent / "site") == expected
 

@@ -47,9 +47,10 @@ if sys.argv[1] == "nothing":
 journal.run("first", lambda: {{"page": (folder.parents[1] / "gpu_check.md").read_text().count("| first | ok |")}})
 if sys.argv[1] == "crash":
     os.kill(os.getpid(), signal.SIGSEGV)
-if sys.argv[1] == "hang":
+if sys.argv[1] in ("hang", "leave"):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     (folder / "child").write_text(str(child.pid))
+if sys.argv[1] == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
 if sys.argv[1] == "interrupt":
@@ -102,26 +103,28 @@ def test_its_order_is_that_of_what_it_tells_and_its_limits_fit_ten_minutes() -> 
 
 
 def test_a_crash_a_hang_and_a_status_are_each_one_s_own(contact: Callable[..., Any]) -> None:
-    items = ("good", "crash", program("hang", 1.5), "nothing", "nine")
+    items = ("good", "leave", "crash", program("hang", 1.5), "nothing", "nine")
     started = time.monotonic()
     code, found, page, archive = contact(*items)
     assert code == 1
     assert time.monotonic() - started < 50, "the hanging one sleeps for so long"
     assert {name: [step["state"] for step in steps.values()] for name, steps in found.items()} == {
         "good": ["ok"],
+        "leave": ["ok"],
         "crash": ["ok", "FAILED"],
         "hang": ["ok", "ended"],
         "nothing": ["FAILED"],
         "nine": ["ok", "FAILED"],
     }
-    assert [steps["first"]["figures"]["page"] for steps in found.values() if "first" in steps] == [0, 1, 2, 3]
+    assert [steps["first"]["figures"]["page"] for steps in found.values() if "first" in steps] == [0, 1, 2, 3, 4]
     assert found["crash"]["crash"]["reason"] == "the process ended with signal SIGSEGV"
     assert found["hang"]["hang"]["reason"] == "stopped: it took longer than 1.5 s"
     assert found["nine"]["nine"]["reason"] == "the process ended with code 9"
     assert "hang: hang ended: stopped: it took longer than 1.5 s" in page
-    child = int((archive.parent / "out" / "steps" / "hang" / "child").read_text())
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z", "what it started is ended as well"
+    for name in ("hang", "leave"):
+        child = int((archive.parent / "out" / "steps" / name / "child").read_text())
+        state = Path(f"/proc/{child}/stat")
+        assert not state.exists() or state.read_text().split()[2] == "Z", "what it started is ended as well"
 
 
 def test_what_is_missing_is_said_and_the_rest_runs(

@@ -381,6 +381,15 @@ def test_the_place_that_has_what_was_missing_is_the_last_that_is_looked_into(mon
     assert asked == [None, *map(str, folders[:2])]
 
 
+def test_no_library_is_taken_from_the_working_folder(tmp_path, monkeypatch):
+    """Python puts it into sys.path by its whole name where PYTHONPATH has an empty entry."""
+    for name in ("site", "strangers"):
+        (tmp_path / name / "nvidia" / "cublas" / onnxruntime_cuda.LIBRARIES[0]).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "strangers")
+    monkeypatch.setattr(sys, "path", ["", ".", str(tmp_path / "strangers"), str(tmp_path / "site")])
+    assert [Path(folder).parents[2].name for (folder,) in onnxruntime_cuda.pip_folders()] == ["site"]
+
+
 SPLIT = """
 import sys
 sys.path += {places!r}
