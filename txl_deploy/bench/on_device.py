@@ -68,9 +68,10 @@ def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[Device
     if not isinstance(backend := model.backend, DeviceBackend):
         return ()
     whole = (program for program in backend.programs if program.kind in ("logprobs", "step"))
-    runs = min(whole, key=lambda program: program.segment_length).name
+    shortest = min(whole, key=lambda program: program.segment_length)
     sidecars = (sidecar for name, sidecar in bundle_engines(model.bundle) if f"/{backend.name}/" in name)
-    kernels = next((sidecar.kernels for sidecar in sidecars if sidecar.identity.program == runs), None)
+    kernels = next((sidecar.kernels for sidecar in sidecars if sidecar.identity.program == shortest.name), None)
+    kernels = kernels if shortest.kind == "step" or shortest.segment_length == 1 else None  # the bytes are of one token
     stated = backend.device.bandwidth()
     said = "by the driver's figures" if stated else "not known: the driver does not say how fast the memory is"
     speeds = (bandwidth.method, bandwidth.gb_per_second), (said, stated)

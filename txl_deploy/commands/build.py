@@ -96,9 +96,9 @@ def _row(engine: EngineResult) -> tuple[object, ...]:
         engine.program,
         quantity(sidecar.bytes),
         f"{sidecar.seconds:.1f}",
-        "–" if sidecar.kernels is None else sidecar.kernels,
+        "–" if sidecar.kernels is None and not sidecar.fused_attention else sidecar.kernels,
         sidecar.attention_layers,
-        "–" if sidecar.kernels is None else sidecar.fused_attention,
+        "–" if sidecar.kernels is None and not sidecar.fused_attention else sidecar.fused_attention,
         "was there" if engine.reused else "built",
     )
 

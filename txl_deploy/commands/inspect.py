@@ -140,7 +140,9 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
             f"{facts['flavour']} {facts['version']}",
             built_for(facts),
             facts["kernels"] or "–",
-            "–" if facts["kernels"] is None else f"{facts['fused_attention']} of {facts['attention_layers']}",
+            "–"
+            if facts["kernels"] is None and not facts["fused_attention"]
+            else f"{facts['fused_attention']} of {facts['attention_layers']}",
         )
         for facts in engines
     ]
@@ -159,7 +161,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
         "built for": built_for(facts),
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
-        "attention": "not known" if facts["kernels"] is None else united,
+        "attention": "not known" if facts["kernels"] is None and not facts["fused_attention"] else united,
         "checked": ", ".join(facts["verified_on"]),
     }
     stdout.print(facts_table(shown), soft_wrap=True)
