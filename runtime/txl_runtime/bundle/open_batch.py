@@ -5,6 +5,8 @@ Only a bundle that has such programs needs this module.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from txl_runtime.bundle.manifest import Manifest
@@ -28,7 +30,11 @@ def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
 
 def with_sequences(program: Program, tables: Tables, size: int | str = BATCH) -> Program:
     """A program with another number of sequences in its tensors: a number, or `BATCH` as the graph has it."""
-    axes = batch_axes(tables, program)
+    return at_axes(program, batch_axes(tables, program), size)
+
+
+def at_axes(program: Program, axes: Mapping[str, int], size: int | str = BATCH) -> Program:
+    """See `with_sequences`; the axis of sequences is given by the tensors' names."""
 
     def other(spec: TensorSpec) -> TensorSpec:
         shape = tuple(size if axes.get(spec.name) == axis else old for axis, old in enumerate(spec.shape))
