@@ -7,13 +7,14 @@ keeps its B. Two captures are no proof that the opened graph is the same functio
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from txl_runtime.bundle.open_batch import BATCH
+from txl_runtime.bundle.open_batch import BATCH, OPENED
 
 from txl_export.graphs.quantised_matmul import initializer
 
@@ -44,6 +45,7 @@ class _Opening:
         self._graph, self._size = graph, size
         self._nodes, self._others = list(graph), list(other)
         self._ends = list(zip(graph.inputs, other.inputs, strict=True))
+        self._names, self._places = Counter[str | None](), dict[str, str]()
         self._made: dict[tuple[object, ...], ir.Value] = {}
         self._front: list[ir.Node] = []
 
@@ -69,9 +71,17 @@ class _Opening:
                 value.shape = ir.Shape(sizes[id(value)])
         for node in reversed(self._front):
             self._graph.insert_before(self._graph[0], node)
-        for name, value in list(self._graph.initializers.items()):
-            if not value.uses():
-                del self._graph.initializers[name]
+        self._order_constants()
+
+    def _order_constants(self) -> None:
+        """Leave out constants that nothing reads any more; others that stand in their place stand where they did."""
+        constants = self._graph.initializers
+        places = {name: place for place, name in enumerate(constants)}
+        kept = [value for value in constants.values() if value.uses()]
+        kept.sort(key=lambda value: places[self._places.get(str(value.name), str(value.name))])
+        constants.clear()
+        for value in kept:
+            self._graph.register_initializer(value)
 
     def _sizes(self, one: ir.Value, two: ir.Value) -> _Sizes:
         """The sizes of a value, `BATCH` where it has the number of sequences, None where they are not known."""
@@ -106,9 +116,9 @@ class _Opening:
             raise FixedBatchError(f"{node.op_type} computes with a number that follows from the number of sequences")
         target = _target(node, first, one, times) if index == 1 else None
         if target is not None:
-            if 0 in target:  # which keeps a size then
-                node.attributes.pop("allowzero", None)
-            return initializer(self._graph, f"{value.name}.{'.'.join(map(str, target))}", target)
+            if 0 in target and node.attributes.get_int("allowzero"):  # then it keeps a size
+                del node.attributes["allowzero"]
+            return self._written(value, target)
         return self._computed(value, one, times)
 
     def _multiples(self, one: NDArray[Any], two: NDArray[Any]) -> NDArray[Any] | None:
@@ -129,9 +139,22 @@ class _Opening:
                     inputs = [value, self._numbers(0), ends, self._numbers(axis)]
                     sizes: _Sizes = [*one.shape]
                     sizes[axis] = BATCH if times == 1 else None
-                    self._made[value.name, axis] = self._add("Slice", inputs, value.dtype, sizes, f"{value.name}.part")
+                    self._made[value.name, axis] = self._add("Slice", inputs, value.dtype, sizes, self._name(value))
                 return self._made[value.name, axis]
         raise FixedBatchError(f"{node.op_type} reads a table that is another one for another number of sequences")
+
+    def _written(self, value: ir.Value, target: NDArray[Any]) -> ir.Value:
+        """A constant in place of another."""
+        key = (value.name, target.tobytes())
+        if key not in self._made:
+            made = self._made[key] = initializer(self._graph, self._name(value), target)
+            self._places[str(made.name)] = str(value.name)
+        return self._made[key]
+
+    def _name(self, value: ir.Value) -> str:
+        """A name for what stands in place of a constant, for which there may be several."""
+        number = self._names[value.name] = self._names[value.name] + 1
+        return f"{value.name}{OPENED}{number if number > 1 else ''}"
 
     def _computed(self, value: ir.Value, numbers: NDArray[Any], times: NDArray[Any]) -> ir.Value:
         """Numbers of which some are a multiple of the number of sequences."""
@@ -141,13 +164,12 @@ class _Opening:
             for of_batch, group in groupby(zip(numbers.flat, times.flat, strict=True), lambda pair: int(pair[1])):
                 fixed = [int(number) for number, _ in group]
                 parts += [self._count(of_batch)] * len(fixed) if of_batch else [self._numbers(*fixed)]
-            name, whole = f"{value.name}.counted", ir.DataType.INT64
-            made = parts[0] if len(parts) == 1 else self._add("Concat", parts, whole, [numbers.size], name, axis=0)
+            made, whole, name = parts[0], ir.DataType.INT64, self._name(value)
+            if len(parts) > 1:
+                made = self._add("Concat", parts, whole, [numbers.size], f"{name}.numbers", axis=0)
             if numbers.ndim == 0:
-                made = self._add("Squeeze", [made, self._numbers(0)], whole, [], f"{name}.one")
-            if value.dtype != whole:
-                made = self._add("Cast", [made], value.dtype, [*numbers.shape], f"{name}.int32", to=value.dtype)
-            self._made[key] = made
+                made = self._add("Squeeze", [made, self._numbers(0)], whole, [], f"{name}.number")
+            self._made[key] = self._add("Cast", [made], value.dtype, [*numbers.shape], name, to=value.dtype)
         return self._made[key]
 
     def _count(self, times: int) -> ir.Value:
@@ -187,7 +209,7 @@ def _target(node: ir.Node, first: _Sizes, numbers: NDArray[Any], times: NDArray[
     shape, result = numbers.copy(), node.outputs[0].shape
     if node.op_type not in ("Reshape", "Expand") or result is None or 0 in result.dims:
         return None
-    if 0 in numbers and node.attributes.get_int("allowzero", 0):
+    if 0 in numbers and node.attributes.get_int("allowzero"):
         return None
     for axis in np.flatnonzero(times).tolist():
         at = axis if node.op_type == "Reshape" else axis + len(first) - len(shape)

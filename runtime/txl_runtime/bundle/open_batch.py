@@ -14,6 +14,8 @@ from txl_runtime.bundle.tables import Input, Output, Program, Tables, TensorSpec
 
 BATCH = "batch"
 """What a graph calls the number of sequences where it leaves it open."""
+OPENED = ".open"
+"""Behind the name of a constant: what an opened graph has in its place."""
 
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
@@ -26,6 +28,12 @@ def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
         if state.batch_axis is not None:
             axes |= {state.input: state.batch_axis, state.output: state.batch_axis}
     return axes
+
+
+def sequences(program: Program, tables: Tables) -> int:
+    """The number of sequences in a program's tensors."""
+    axes = batch_axes(tables, program)
+    return next(spec.fixed[axes[spec.name]] for spec in (*program.inputs, *program.outputs) if spec.name in axes)
 
 
 def with_sequences(program: Program, tables: Tables, size: int | str = BATCH) -> Program:

@@ -6,7 +6,7 @@ that is run with few sequences, with many, and with some of them idle, and compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -48,33 +48,31 @@ def may_be_open(plan: Plan) -> bool:
     return plan.batch_size > 1 and plan.streams == "independent"
 
 
-def left_open(plan: Plan, found: Iterable[Found]) -> tuple[list[ir.Model], str]:
-    """The graphs of all programs of a step with B open; or none of them, and what in which one stands in the way."""
-    models = []
+def leave_open(plan: Plan, found: Sequence[Found]) -> str:
+    """Leave B open in the graphs of all programs of a step; or in none, and say what in one of them is of one B."""
+    others = []
     for program in found:
         try:
-            models.append(_opened(plan, program))
+            others.append(_tried(plan, program))
         except (FixedBatchError, TrialError) as error:
-            return [], f"{program.name} is of {plan.batch_size} sequences alone: {error}"
-    return models, ""
+            return f"{program.name} is of {plan.batch_size} sequences alone: {error}"
+    for program, other in zip(found, others, strict=True):
+        open_batch(program.captured.model, other, plan.batch_size)
+    return ""
 
 
-def _opened(plan: Plan, found: Found) -> ir.Model:
-    """A program's graph with B open; the captured one stays as it is.
+def _tried(plan: Plan, found: Found) -> ir.Model:
+    """The graph of B + 1 sequences, with which a copy of the program's graph was opened and tried.
 
     Raises:
         FixedBatchError: the graph is of one number of sequences.
         TrialError: with fewer sequences it does not run, or computes something else.
     """
-    model = found.captured.model.clone()
-    open_batch(model, _of_one_more(plan, found), plan.batch_size)
-    counts = _tried(plan.batch_size)
-    try_graph(
-        model,
-        found.network,
-        [first_sequences(one, found.network, count) for count in counts for one in found.examples],
-    )
-    return model
+    model, network, other = found.captured.model.clone(), found.network, _of_one_more(plan, found)
+    open_batch(model, other, plan.batch_size)
+    few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
+    try_graph(model, network, few)
+    return other
 
 
 def _of_one_more(plan: Plan, found: Found) -> ir.Model:
@@ -90,7 +88,7 @@ def _of_one_more(plan: Plan, found: Found) -> ir.Model:
         raise FixedBatchError(f"it cannot be captured with {more.batch_size}: {one_line(error)}") from error
 
 
-def _tried(batch_size: int) -> list[int]:
+def _counts(batch_size: int) -> list[int]:
     """The numbers of sequences that a graph is tried with."""
     powers = [2**power for power in range(batch_size.bit_length())]
     return sorted({*range(1, min(batch_size, EVERY) + 1), *powers, batch_size - 1, batch_size})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
-from txl_export.families.own_module.any_batch import Found, left_open, may_be_open
+from txl_export.families.own_module.any_batch import Found, leave_open, may_be_open
 from txl_export.families.own_module.capture import ROUTES, Route, capture
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork, reads_valid
@@ -81,9 +80,9 @@ class _Graphs:
         self.axes: list[Mapping[str, int]] = []
         self.fixed = ""
 
-    def add(self, found: Found, opened: ir.Model | None = None) -> None:
-        """Take a program; the weights of its graph, which may be one that leaves B open, are then the shared ones."""
-        network, name, model = found.network, found.name, opened or found.captured.model
+    def add(self, found: Found, open_batch: bool = False) -> None:
+        """Take a program, whose graph may leave B open; the graph's weights are then the shared ones."""
+        network, name, model = found.network, found.name, found.captured.model
         self.programs.append(
             Program(
                 name=name,
@@ -93,7 +92,7 @@ class _Graphs:
                 file=f"{name}.onnx",
                 inputs=network.inputs,
                 outputs=network.outputs,
-                open_batch=opened is not None,
+                open_batch=open_batch,
             )
         )
         self.axes.append(network.batch_axes)
@@ -283,9 +282,9 @@ def _staged(plan: Plan, heard: Listener) -> _Graphs:
         found = capture(network, name, examples, routes)
         routes = (found.route, *(route for route in ROUTES if route != found.route))
         programs.append(Found(name, length, network, found, examples))
-    opened, graphs.fixed = left_open(plan, programs) if may_be_open(plan) else ([], "")
-    for program, model in zip_longest(programs, opened):
-        graphs.add(program, model)
+    graphs.fixed = leave_open(plan, programs) if may_be_open(plan) else ""
+    for program in programs:
+        graphs.add(program, open_batch=may_be_open(plan) and not graphs.fixed)
     return graphs
 
 
