@@ -112,12 +112,13 @@ class Counters:
         self.head[rows] = 0
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """See `streaming.loop.Loop`; all sequences stand on one side afterwards."""
+        """See `streaming.loop.Loop`; all sequences stand on this side afterwards, where there are two."""
         fill, head = self.fill[rows], self.head[rows]
         self.clear(np.arange(len(self.fill)))
         np.minimum(fill, self.most[: len(rows)], out=self.fill[: len(rows)])
         self.head[: len(rows)] = head
-        self.sides[:] = side
+        if self._next_sides is not None:
+            self.sides[:] = side
 
     def put(self, row: int, fill: int, head: int) -> None:
         """Set what stands in one sequence."""
