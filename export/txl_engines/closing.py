@@ -55,10 +55,12 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
     read = {name for node in graph.node for name in node.input}
     for tensor in [tensor for tensor in graph.initializer if tensor.name not in read]:
         graph.initializer.remove(tensor)
-    there = read | {name for node in graph.node for name in node.output} - {value.name for value in graph.output}
+    inside = {name for node in graph.node for name in (*node.input, *node.output)}
+    inside -= {value.name for value in (*graph.input, *graph.output)}
     for value in declared:
         name = names.get(value.name, value.name)
-        if name in there and value.name not in (names.keys() - constants.keys()):
+        if name in inside:
+            inside.remove(name)
             kind = value.type.tensor_type.elem_type
             graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, sizes[name]))
     onnx.helper.set_model_props(model, {"txl-deploy.program": msgspec.json.encode(program).decode()})
