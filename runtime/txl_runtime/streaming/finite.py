@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,17 +17,17 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
     """The outputs of a segment, which did not happen if it is refused: see `Stream.run`."""
     for entry in manifest.inputs:
         if entry.name in inputs:
-            _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.shape, counts)
+            _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)
     steps = loop if commit and isinstance(loop, StepState) else None
     before = [] if steps is None else steps.held()
     found = loop.run(inputs, counts, "rows", steps is not None).outputs()
     try:
         for output in manifest.outputs:
-            _refuse(BackendError, f"output {output.name}", found[output.name], output.shape, counts)
+            _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
         for state, held in zip(steps.states, steps.held(), strict=True) if steps is not None else ():
             if held is not None:  # one that is infinite may have begun so
-                shape = ["B" if axis == state.batch_axis else size for axis, size in enumerate(held.shape)]
-                _refuse(BackendError, f"state {state.name}", np.where(np.isinf(held), 0, held), shape, counts)
+                kept = np.where(np.isinf(held), 0, held)
+                _refuse(BackendError, f"state {state.name}", kept, state.batch_axis, counts)
     except BaseException:
         if steps is not None:
             steps.hold(before)
@@ -37,10 +37,10 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
     return found
 
 
-def _refuse(kind: type[TxlError], what: str, array: Array, shape: Sequence[int | str], counts: Ids) -> None:
+def _refuse(kind: type[TxlError], what: str, array: Array, batch: int | None, counts: Ids) -> None:
     """Name the first value that is not finite, of a sequence that runs."""
     for place in np.argwhere(~np.isfinite(array)).tolist():
-        row = place[shape.index("B")] if "B" in shape else None
+        row = None if batch is None else place[batch]
         if row is None or (row < len(counts) and counts[row]):
             whose = "" if row is None else f" of sequence {row}"
             raise kind(
