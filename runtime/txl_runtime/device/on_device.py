@@ -61,7 +61,7 @@ class OnDevice(Loop):
     def resident(self, tokens: Any) -> DeviceTokens | None:
         """See `Loop`. Whoever owns the tokens makes the queue wait for them: that must not come into a record."""
         entry = self.manifest.tokens
-        if type(tokens) is np.ndarray or entry is None or entry.shape != ("B", "L"):
+        if type(tokens) is np.ndarray or entry is None or not entry.axes.plain:
             return None
         if not lie_on(tokens, self._device.dlpack):
             return None
