@@ -233,8 +233,8 @@ class Tables:
         return tuple(rule for rule in UPDATE_RULES if rule in found)
 
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
-        """The state as the programs of one update rule see it."""
-        return tuple(state for state in self.states if state.update == update)
+        """The state as the programs of one update rule see it; what is replaced may stand beside memory rows."""
+        return tuple(state for state in self.states if state.update in (update, "replace"))
 
     @property
     def interface(self) -> tuple[Input | Output, ...]:

@@ -1,37 +1,81 @@
-"""The loop on the CPU: arrays of NumPy, bound to programs once, and memory that is never copied between segments."""
+"""The loop on the CPU: programs bound to arrays of NumPy once, and states that are never copied between segments.
+
+Where graphs leave B open, a segment is computed up to the last sequence that is not idle. A sequence that is left out
+keeps its side of the state; when it next runs beside one of the other side, it is copied there before: at most once for
+each time that it was left out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.open_batch import batch_axes
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
-from txl_runtime.host.memory import Memory, open_memory
+from txl_runtime.host.placements import HostPlacement, Replaced, open_placements
 from txl_runtime.host.softmax import open_output
-from txl_runtime.streaming.loop import Loop, Resident, Want
-from txl_runtime.streaming.memory import Initial, LoopState
-from txl_runtime.streaming.outputs import RowsResult
-from txl_runtime.types import Array, Call, Floats, Ids
+from txl_runtime.streaming.loop import LoopState, Resident
+from txl_runtime.streaming.outputs import SegmentResult, idle_result
+from txl_runtime.streaming.programs import Programs, Shapes, Want, features_of, leaves_rows_open
+from txl_runtime.streaming.state import Initial
+from txl_runtime.types import Array, Arrays, Call, Floats, Ids
+
+Key = tuple[int, int, int, int, Shapes]
+"""Of a segment: its length, b, how many sequences are computed, their side, and the shapes that are held there."""
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """A program tied to arrays and to one side of the memory: its inputs by name, its first output, and its call."""
+class _Route(NamedTuple):
+    """How segments of one kind go.
 
-    inputs: Mapping[str, Ids]
-    rows: Floats
+    Attributes:
+        call: runs the program.
+        reads: the caller's inputs by name, the part of an array that each goes to, and the array where that is larger.
+        behind: results of sequences that are not computed.
+        rows, given: of the result, as `SegmentResult` has them.
+    """
+
     call: Call
+    reads: tuple[tuple[str, Array, Array | None], ...]
+    behind: tuple[Array, ...]
+    rows: Floats | None
+    given: Arrays
 
 
-class OnHost:
-    """What loops on the CPU have in common: what the host can read is an array, and nothing lies elsewhere."""
+class HostLoop(LoopState):
+    """See `streaming.loop.Loop`.
+
+    Args:
+        manifest: of the bundle.
+        engine: that has opened the programs.
+        update: their rule.
+        programs: those of segments.
+        initial: what states are before anything was seen.
+    """
+
+    piecewise = True
+
+    def __init__(
+        self, manifest: Manifest, engine: Engine, update: str, programs: Sequence[Program], initial: Initial
+    ) -> None:
+        states = manifest.states_of(update)
+        super().__init__(manifest, states, nullcontext())
+        self._manifest, self._engine, self._programs = manifest, engine, Programs(manifest, programs)
+        self.output, features = open_output(programs[0].kind, manifest, engine), features_of(programs[0], manifest)
+        self._width = 0 if features is None else int(features.shape[-1])
+        self.placements: tuple[HostPlacement, ...] = open_placements(states, initial, self.counters)
+        self._choosing = next((part for part in self.placements if isinstance(part, Replaced) and part.chooses), None)
+        grows = self._choosing is not None and self._choosing.grows
+        self.leading = all(program.open_batch for program in programs) and not grows
+        self._arrays: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}
+        self._calls: dict[tuple[str, int, int], Call] = {}
+        self._routes: dict[Key, _Route] = {}
+        self.clear(np.arange(manifest.batch_size))
 
     def resident(self, tokens: Any) -> None:
         """See `Loop`; there is nothing that is not read as an array."""
@@ -41,73 +85,146 @@ class OnHost:
         """See `Loop`; there is nothing to fetch, since `resident` finds nothing."""
         raise UsageError(f"tokens are a {type(tokens).__name__}, expected an array in the host's memory")
 
+    def run(
+        self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
+    ) -> SegmentResult:
+        """See `Loop`. What the result has is a view of what the program returned."""
+        given: Mapping[str, Any] = inputs  # arrays alone, since `resident` finds nothing
+        length, targets, rows = self._programs.length_of(given), given.get("targets"), self.count(counts)
+        if not rows:
+            return idle_result(self._manifest, self.output, self._width, counts, length, targets)
+        if self.leading:
+            self._join(rows)
+        else:
+            rows = self._batch
+        side, choosing = self.counters.side, self._choosing
+        key = length, len(counts), rows, side, () if choosing is None else choosing.shapes[side]
+        route = self._routes.get(key) or self._open_route(key)
+        for name, part, whole in route.reads:
+            if whole is not None:
+                whole.fill(0)
+            part[...] = given[name]
+        route.call()
+        for array in route.behind:
+            array.fill(0)
+        self._computed = rows
+        if commit:
+            self.commit()
+        return SegmentResult(route.rows, counts, length, targets, self.output, self._manifest.outputs, route.given)
 
-class HostLoop(OnHost, LoopState, Loop):
-    """See `streaming.loop.Loop`. All B sequences are computed; `OpenHostLoop` computes less.
+    def _join(self, rows: int) -> None:
+        """Bring the first sequences to one side, the first one's. A sequence's state is the same before and after."""
+        sides = self.counters.sides[:rows]
+        if max(sides.tolist()) != min(sides.tolist()):  # of so few, numpy's are slower
+            for row in np.flatnonzero(sides != sides[0]).tolist():
+                for placement in self.placements:
+                    placement.join(row, int(sides[0]))
+                sides[row] = sides[0]
+
+    def _open_route(self, key: Key) -> _Route:
+        """The way of segments like this one."""
+        length, b, rows, side, shapes = key
+        program = self._programs.find("rows", length, shapes)
+        taken, returned = self._exchanged(program)
+        reads = []
+        for entry in self._manifest.inputs:
+            if entry.name in taken:
+                whole = taken[entry.name]
+                part = whole[entry.axes.window(0, length, slice(b))]
+                reads.append((entry.name, part, None if part.shape == whole.shape else whole))
+        outputs, features = [*self._manifest.outputs], features_of(program, self._manifest)
+        shown = slice(b), slice(length)
+        given = {entry.name: returned[entry.name][entry.axes.at(*shown)] for entry in outputs if entry.name in returned}
+        row_view = None
+        if features is not None:
+            row_view = features.axes.rows(returned[features.name][features.axes.at(*shown)])
+            outputs.append(features)
+        behind = tuple(
+            returned[entry.name][entry.axes.at(slice(rows, b))]
+            for entry in outputs
+            if rows < b and entry.name in returned and entry.axes.batch is not None
+        )
+        call = self._calls.get((program.name, side, rows)) or self._bind(program, side, rows)
+        if len(self._routes) > 4096:  # states that grow row by row have ever new shapes
+            self._routes.clear()
+        self._routes[key] = _Route(call, tuple(reads), behind, row_view, given)
+        return self._routes[key]
+
+    def _exchanged(self, program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Arrays for what a program reads beside states and counters, and for what it returns beside states."""
+        if program.name not in self._arrays:
+            states = self._manifest.states_of(program.update)
+            carried = {name for state in states for name in (state.input, state.output)} | self.counts.keys()
+            taken, returned = (
+                {spec.name: np.zeros(spec.fixed, np.dtype(spec.dtype)) for spec in side if spec.name not in carried}
+                for side in (program.inputs, program.outputs)
+            )
+            self._arrays[program.name] = taken, returned
+        return self._arrays[program.name]
+
+    def _bind(self, program: Program, side: int, rows: int) -> Call:
+        """What runs a program on the first sequences, where they stand on this side."""
+        taken, returned = self._exchanged(program)
+        names = {spec.name for spec in program.inputs}
+        inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
+        if leaves_rows_open(program):
+            call = self._open_call(program, side, inputs, returned)
+        else:
+            outputs = dict(returned)
+            for placement in self.placements:
+                read, written = placement.bound(program, side)
+                inputs |= read
+                outputs |= written
+            call = self._call_of_first(program, inputs, outputs, rows)
+            for placement in self.placements:
+                call = placement.around(program, side, call)
+        self._calls[program.name, side, rows] = call
+        return call
+
+    def _open_call(self, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
+        """The call of a program that leaves rows open; the states that it returns are kept as they are."""
+        engine, states, names = self._engine, self._choosing, {spec.name for spec in program.inputs}
+        assert states is not None, "rows are open of states that are replaced"
+
+        def call() -> None:
+            held = {name: array for name, array in states.inputs(side).items() if name in names}
+            found = engine.run(program, {**taken, **held})
+            for name, array in returned.items():
+                np.copyto(array, found[name])
+            states.adopt(1 - side, found)
+
+        return call
+
+    def _call_of_first(self, program: Program, inputs: Arrays, outputs: Arrays, rows: int) -> Call:
+        """A program bound to the first sequences of arrays; where these do not lie together, they are copied."""
+        axes = batch_axes(self._manifest, program)
+        (bound, before), (filled, after) = (_of_first(arrays, axes, rows) for arrays in (inputs, outputs))
+        run = self._engine.bind(program, bound, filled)
+        if not before and not after:
+            return run
+
+        def call() -> None:
+            for array, part in before:
+                np.copyto(array, part)
+            run()
+            for array, part in after:
+                np.copyto(part, array)
+
+        return call
+
+
+def _of_first(arrays: Arrays, axes: Mapping[str, int], rows: int) -> tuple[Arrays, list[tuple[Array, Array]]]:
+    """Arrays of the first sequences; what does not lie together gets an array of its own, paired with where it lies.
 
     Args:
-        manifest: of the bundle.
-        engine: that has opened the programs.
-        update: the rule of the memory.
-        programs: the segment programs of that rule.
-        initial: what a memory row is before anything was seen.
+        arrays: of all B sequences, by name.
+        axes: of sequences, by name; what has none is given as it is.
+        rows: how many sequences.
     """
-
-    piecewise, leading = True, False
-
-    def __init__(
-        self, manifest: Manifest, engine: Engine, update: str, programs: Sequence[Program], initial: Initial
-    ) -> None:
-        super().__init__(update, manifest, nullcontext())
-        self._engine = engine
-        self._programs = sorted(programs, key=lambda program: program.segment_length)
-        self.output = open_output(self._programs[0].kind, manifest, engine)
-        self.memory: Memory = open_memory(update, manifest, initial, self.counters)
-        self._arrays: dict[str, tuple[dict[str, Ids], Floats]] = {}
-        self._bound: dict[tuple[int, int, int], _Bound] = {}
-        self._batch = manifest.batch_size
-        self.clear(np.arange(manifest.batch_size))
-
-    def run(
-        self, inputs: Mapping[str, Ids | Resident], counts: Ids, want: Want = "rows", commit: bool = True
-    ) -> RowsResult:
-        """See `Loop`. The rows are a view of what the program returned."""
-        given: Mapping[str, Any] = inputs  # arrays alone, since `resident` finds nothing
-        side, b, rows = self.counters.side, len(counts), self.computed(counts)
-        length = next(iter(given.values())).shape[1]
-        bound = self._bound.get((length, side, rows))
-        if bound is None:
-            bound = self._bind(length, side, rows)
-        for name, array in bound.inputs.items():
-            array[:b, :length] = given[name]
-        self.valid[:b] = counts
-        if rows < b:
-            bound.rows[rows:b] = 0
-        bound.call()
-        if commit:
-            self.counters.advance(self.valid, self.memory.move_to_front, rows)
-        return RowsResult(bound.rows[:b, :length], counts, given.get("targets"), self.output)
-
-    def computed(self, counts: Ids) -> int:
-        """How many sequences a segment is computed for, from the first on."""
-        return self._batch
-
-    def _bind(self, length: int, side: int, rows: int) -> _Bound:
-        """Tie the smallest program of so many positions to arrays of so many sequences, for one side of the memory."""
-        program = next(program for program in self._programs if program.segment_length >= length)
-        memory, after = self.memory.bound(side, rows)
-        result, *_ = program.outputs
-        if program.name not in self._arrays:
-            given = [spec for spec in program.inputs if spec.name not in memory and spec.name not in self.counts]
-            arrays = {spec.name: np.zeros(spec.fixed, np.int32) for spec in given}
-            self._arrays[program.name] = arrays, np.zeros(result.fixed, np.float32)
-        arrays, returned = self._arrays[program.name]
-        # One program serves several lengths: it is bound once per side, whatever the length.
-        longest = program.segment_length
-        found = self._bound.get((longest, side, rows))
-        if found is None:
-            inputs: dict[str, Array] = {name: array[:rows] for name, array in {**arrays, **self.counts}.items()}
-            call = self._engine.bind(program, {**inputs, **memory}, {result.name: returned[:rows], **after})
-            found = self._bound[longest, side, rows] = _Bound(arrays, returned, call)
-        self._bound[length, side, rows] = found
-        return found
+    first, apart = dict(arrays), []
+    for name in arrays.keys() & axes.keys():
+        part = first[name] = arrays[name][(*[slice(None)] * axes[name], slice(rows))]
+        if not part.flags.c_contiguous:
+            first[name] = np.zeros(part.shape, part.dtype)
+            apart.append((first[name], part))
+    return first, apart

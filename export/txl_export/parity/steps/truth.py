@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
-from txl_runtime.streaming.steps import StepPrograms
+from txl_runtime.streaming.programs import Programs
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
 
@@ -59,7 +59,7 @@ class ReferenceStreams:
         self._apart = manifest.can.run_apart
         self._tables = {state.name: state for state in manifest.states}
         self._read = manifest.given
-        self.length_of = StepPrograms(manifest, ()).length_of
+        self.length_of = Programs(manifest, ()).length_of
         self._held: list[States] = []
         self.reset()
 
