@@ -66,9 +66,10 @@ THIRD_PARTIES = {
 """What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""
 
 FED = """
-bundle bundle.agreement bundle.bindings bundle.folder bundle.manifest bundle.reading bundle.tables errors host
-host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model streaming streaming.carried
-streaming.checks streaming.loop streaming.memory streaming.outputs streaming.stream types update_rules
+bundle bundle.abilities bundle.agreement bundle.axes bundle.bindings bundle.folder bundle.manifest bundle.reading
+bundle.tables errors host host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model
+streaming streaming.carried streaming.checks streaming.loop streaming.memory streaming.outputs streaming.stream types
+update_rules
 """
 """What `load` and `feed` of a Transformer-XL on the CPU import of the runtime: what an application carries."""
 GRAPHS = """

@@ -8,11 +8,13 @@ format 1 is taken over by its adapter (`format1`). What the tables have to agree
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from txl_runtime.bundle.abilities import Abilities, abilities
 from txl_runtime.bundle.agreement import contradictions
 from txl_runtime.bundle.tables import (
     Count,
@@ -41,7 +43,7 @@ MOST_SAID = 400
 """Characters of a message: names in a manifest may be of any length."""
 
 
-class Manifest(Struct, Tables, frozen=True, kw_only=True):
+class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
     """Everything a runtime needs to know of a bundle.
 
     Attributes:
@@ -92,6 +94,11 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True):
     parameters: Size = 0
     parity: dict[str, Any] = msgspec.field(default_factory=dict)
     provenance: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @cached_property
+    def can(self) -> Abilities:
+        """What the model may be asked for."""
+        return abilities(self)
 
     @property
     def used_files(self) -> frozenset[str]:

@@ -6,9 +6,12 @@ has its own tensors of it. Nothing here knows a model family.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
+from txl_runtime.bundle.axes import Axes
 
 UPDATE_RULES = ("ring", "rolled", "replace")
 """How a step updates the state; of the two that know memory rows, the faster one first."""
@@ -39,7 +42,7 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
         return tuple(int(size) for size in self.shape)
 
 
-class Input(Struct, frozen=True, kw_only=True):
+class Input(Struct, frozen=True, kw_only=True, dict=True):
     """What a step reads beside its state, whatever the program.
 
     Attributes:
@@ -60,12 +63,17 @@ class Input(Struct, frozen=True, kw_only=True):
     vocab: Count | None = None
     lookahead: Index = 0
 
+    @cached_property
+    def axes(self) -> Axes:
+        """Where sequences and positions stand."""
+        return Axes(self.shape, self.lookahead)
+
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
         """The shape in a program of segments of `length`."""
-        return sizes_of(self.shape, batch_size, length + self.lookahead)
+        return self.axes.sizes(batch_size, length)
 
 
-class Output(Struct, frozen=True, kw_only=True):
+class Output(Struct, frozen=True, kw_only=True, dict=True):
     """What a step returns beside its state.
 
     Attributes:
@@ -86,9 +94,14 @@ class Output(Struct, frozen=True, kw_only=True):
     clusters: tuple[tuple[Index, Count], ...] = ()
     width: Count | None = None
 
+    @cached_property
+    def axes(self) -> Axes:
+        """Where sequences and positions stand."""
+        return Axes(self.shape)
+
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
         """The shape in a program of segments of `length`."""
-        return sizes_of(self.shape, batch_size, length)
+        return self.axes.sizes(batch_size, length)
 
 
 class Counter(Struct, frozen=True, kw_only=True):
@@ -98,7 +111,7 @@ class Counter(Struct, frozen=True, kw_only=True):
     most: Index
 
 
-class StateTensor(Struct, frozen=True, kw_only=True):
+class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
     """One tensor of the recurrent state, as the programs see it.
 
     Attributes:
@@ -132,6 +145,12 @@ class StateTensor(Struct, frozen=True, kw_only=True):
     initial: float | str | None = None
     update: str
     slots: Count | None = None
+
+    @cached_property
+    def axes(self) -> Axes:
+        """Where sequences stand, and memory rows in place of positions."""
+        letters = {self.batch_axis: "B", self.row_axis: "L"}
+        return Axes([letters.get(axis, size) for axis, size in enumerate(self.shape)])
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -194,6 +213,7 @@ class Tables:
     streams: Literal["independent", "lockstep"]
     joint: bool
     lengths: Literal["exact", "valid"]
+    commits: Literal["rows", "segment"]
     boundary_token: int | None
 
     @property
@@ -217,9 +237,14 @@ class Tables:
         return tuple(state for state in self.states if state.update == update)
 
     @property
+    def given(self) -> tuple[Input, ...]:
+        """The inputs that callers give; counts are the runtime's."""
+        return tuple(entry for entry in self.inputs if entry.role in ("tokens", "feature"))
+
+    @property
     def tokens(self) -> Input | None:
         """The input that takes token ids, if the model has one and no other input but counts."""
-        read = [entry for entry in self.inputs if entry.role in ("tokens", "feature")]
+        read = self.given
         return read[0] if len(read) == 1 and read[0].role == "tokens" else None
 
     @property
@@ -246,12 +271,6 @@ class Tables:
     def fresh_fill(self) -> int:
         """Memory rows that exist before anything was seen."""
         return self.counters["fill"].start if "fill" in self.counters else 0
-
-
-def sizes_of(shape: tuple[int | str, ...], batch_size: int, length: int) -> tuple[int, ...]:
-    """A shape with numbers for "B" and "L"."""
-    known = {"B": batch_size, "L": length}
-    return tuple(known[size] if isinstance(size, str) else size for size in shape)
 
 
 def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:

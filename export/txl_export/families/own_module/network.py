@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from txl_runtime.bundle.tables import TensorSpec, sizes_of
+from txl_runtime.bundle.axes import Axes
+from txl_runtime.bundle.tables import TensorSpec
 
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager
@@ -109,7 +110,7 @@ class StepNetwork(nn.Module):
         for entry in plan.outputs:
             assert entry.shape is not None
             dtype = "float32" if entry.role == "logits" else plan.output_dtypes[entry.name]
-            specs.append(_spec(entry.name, dtype, sizes_of(entry.shape, plan.batch_size, length)))
+            specs.append(_spec(entry.name, dtype, Axes(entry.shape).sizes(plan.batch_size, length)))
         return (*specs, *(self._state_spec(name, "out", shapes[name]) for name in self._states))
 
     def _state_spec(self, name: str, side: str, shape: tuple[int, ...] | None) -> TensorSpec:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from txl_runtime.bundle.tables import sizes_of
+from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import value_at
@@ -39,12 +39,12 @@ def has_length(spec: StepSpec) -> bool:
 
 def input_sizes(entry: InputSpec, batch_size: int, length: int) -> tuple[int, ...]:
     """An input's shape for segments of `length`, with what lies ahead."""
-    return sizes_of(entry.shape, batch_size, length + entry.lookahead)
+    return Axes(entry.shape, entry.lookahead).sizes(batch_size, length)
 
 
 def state_sizes(entry: StateSpec, batch_size: int) -> tuple[int, ...]:
     """A state's shape; where it grows with the most rows."""
-    return sizes_of(entry.shape, batch_size, 0)
+    return Axes(entry.shape).sizes(batch_size, 0)
 
 
 def shown(sizes: tuple[int, ...]) -> str:

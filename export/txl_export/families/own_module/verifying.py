@@ -8,7 +8,6 @@ from typing import Any
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.bundle.tables import sizes_of
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
@@ -93,7 +92,7 @@ def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Tabl
         (
             "states",
             {one.name: (in_bundle(one.dtype), *state_sizes(one, batch)) for one in spec.states},
-            {one.name: (one.dtype, *sizes_of(one.shape, batch, 0)) for one in manifest.states},
+            {one.name: (one.dtype, *one.shape) for one in manifest.states},
         ),
         (
             "lengths",
