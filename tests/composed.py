@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from txl_engines.composing import compose
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
-from txl_runtime.host.memory import open_memory
-from txl_runtime.streaming.memory import initial_values, open_counters
+from txl_runtime.host.placements import open_placements
+from txl_runtime.streaming.state import Counters, initial_values
 
 ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])
 
@@ -24,11 +24,12 @@ class Runner:
         bundle = open_bundle(folder, verify_files=False)
         path = folder / f"composed-{program.file}"
         path.write_bytes(compose(bundle, program))
-        self.program, self.counters = program, open_counters(program.update, bundle.manifest)
-        self.memory = open_memory(program.update, bundle.manifest, initial_values(bundle), self.counters)
-        rows = np.arange(bundle.manifest.batch_size)
-        self.memory.clear(rows)
-        self.counters.clear(rows)
+        states = bundle.manifest.states_of(program.update)
+        self.program, self.counters = program, Counters(bundle.manifest, states)
+        self.placements = open_placements(states, initial_values(bundle), self.counters)
+        self.rows = np.arange(bundle.manifest.batch_size)
+        for part in (*self.placements, self.counters):
+            part.clear(self.rows)
         self.returned: dict[str, NDArray[Any]] = {}
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -41,7 +42,10 @@ class Runner:
         self, tokens: NDArray[Any], valid: NDArray[Any], targets: NDArray[Any] | None, **more: NDArray[Any]
     ) -> NDArray[np.float32]:
         """One segment; the first thing the program returns, all of it is in `returned`; its memory goes on."""
-        bound, after = self.memory.bound(self.counters.side)
+        bound, after = dict[str, Any](), dict[str, Any]()
+        for placement in self.placements:
+            inputs, outputs = placement.bound(self.program, self.counters.side)
+            bound, after = bound | inputs, after | outputs
         counts = {"valid": valid, "fill": self.counters.fill, "head": self.counters.head}
         given = {"tokens": tokens, "targets": targets, **more, **counts, **bound}
         for spec in self.program.outputs:
@@ -57,8 +61,13 @@ class Runner:
         for name, array in {**self.returned, **after}.items():
             binding.bind_ortvalue_output(name, wrap(array))
         self.session.run_with_iobinding(binding)
-        self.counters.advance(valid, self.memory.move_to_front)
+        self.counters.valid[:] = valid
+        self.counters.advance(len(self.rows), self._spill)
         return self.returned[self.program.outputs[0].name]
+
+    def _spill(self, row: int, count: int) -> None:
+        for placement in self.placements:
+            placement.spill(row, count)
 
 
 def segments(batch: int, length: int, count: int = 9) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:

@@ -23,7 +23,7 @@ from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import DType, Input, Program, StateTensor, TensorSpec
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.memory import initial_values
+from txl_runtime.streaming.state import initial_values
 
 from txl_engines.checking import check_graph, decode_graph
 from txl_engines.composing import compose, whole_programs

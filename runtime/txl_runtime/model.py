@@ -14,7 +14,7 @@ from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
 from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.streaming.checks import check_flag, is_whole, shown
 from txl_runtime.streaming.loop import Backend, Loop
-from txl_runtime.streaming.memory import initial_values
+from txl_runtime.streaming.state import initial_values
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Arrays
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
-from txl_runtime.streaming.memory import RowState
 from txl_runtime.streaming.snapshot import StreamState
+from txl_runtime.streaming.state import RowState
 
 B, LENGTHS, FEATURES, WIDTH, ROWS = 3, (4, 1), 3, 4, 6
 DRAWS = np.random.default_rng(5)

@@ -13,7 +13,7 @@ from txl_runtime.device.interface import Executable
 from txl_runtime.device.loop import DeviceLoop, Programs
 from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Backend, Loop
-from txl_runtime.streaming.memory import Initial
+from txl_runtime.streaming.state import Initial
 
 
 class DeviceBackend(Backend):

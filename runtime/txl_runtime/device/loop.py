@@ -18,10 +18,11 @@ from txl_runtime.device.interface import Executable
 from txl_runtime.device.memory import DeviceMemory, DeviceRing, DeviceRolled
 from txl_runtime.device.on_device import OnDevice
 from txl_runtime.errors import BackendError
-from txl_runtime.streaming.loop import Resident, Want
-from txl_runtime.streaming.memory import Initial, LoopState
-from txl_runtime.streaming.outputs import RowsResult
+from txl_runtime.streaming.loop import Resident
+from txl_runtime.streaming.memory import LoopState, RowsResult
 from txl_runtime.streaming.parts import Parts
+from txl_runtime.streaming.programs import Want
+from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids, Indices
 
 KINDS: dict[Want, tuple[str, ...]] = {

@@ -16,7 +16,8 @@ from txl_runtime.device.cuda import Block, Device, Queue
 from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
 from txl_runtime.device.interface import aligned, host_address
 from txl_runtime.device.tail import Tail
-from txl_runtime.streaming.memory import Counters, Initial, Tensors, ring_rows
+from txl_runtime.streaming.memory import Counters, Tensors, ring_rows
+from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Indices
 
 Addresses = Mapping[str, int]

@@ -18,9 +18,10 @@ from txl_runtime.device.dlpack import DeviceTokens
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.on_device import OnDevice
 from txl_runtime.device.step_memory import StepMemory
-from txl_runtime.streaming.loop import Resident, Want
-from txl_runtime.streaming.memory import Initial, RowState
+from txl_runtime.streaming.loop import Resident
 from txl_runtime.streaming.outputs import Output
+from txl_runtime.streaming.programs import Want
+from txl_runtime.streaming.state import Initial, RowState
 from txl_runtime.streaming.steps import (
     Shapes,
     StepPrograms,

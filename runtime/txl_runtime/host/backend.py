@@ -11,7 +11,7 @@ from txl_runtime.host.engine import Engine
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
 from txl_runtime.streaming.loop import Backend, Loop
-from txl_runtime.streaming.memory import Initial
+from txl_runtime.streaming.state import Initial
 from txl_runtime.update_rules import usable_updates
 
 
@@ -31,14 +31,6 @@ class HostBackend(Backend):
     name: str = "cpu"
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
-        if self.update == "replace":
-            from txl_runtime.host.step_loop import StepLoop  # a Transformer-XL does not carry it
-
-            return StepLoop(manifest, self.engine, self.programs, initial)
-        if all(program.open_batch for program in self.programs):
-            from txl_runtime.host.open_loop import OpenHostLoop  # nor does a bundle of B 1 carry this
-
-            return OpenHostLoop(manifest, self.engine, self.update, self.programs, initial)
         return HostLoop(manifest, self.engine, self.update, self.programs, initial)
 
     def release_pages(self) -> None:

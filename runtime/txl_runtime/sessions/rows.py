@@ -13,7 +13,7 @@ from txl_runtime.sessions.jobs import Session
 from txl_runtime.sessions.requests import Counters
 from txl_runtime.sessions.state import SessionState
 from txl_runtime.sessions.store import Store
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.stream import Stream
 
 

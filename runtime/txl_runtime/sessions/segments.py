@@ -15,8 +15,9 @@ from txl_runtime.sessions.requests import Outputs, Prompt, Token
 from txl_runtime.sessions.scoring import Best, best_of, score_rows
 from txl_runtime.streaming.checks import brief
 from txl_runtime.streaming.inputs import token_inputs
-from txl_runtime.streaming.loop import Loop, Result, Want
+from txl_runtime.streaming.loop import Loop, Result
 from txl_runtime.streaming.outputs import DrawCount
+from txl_runtime.streaming.programs import Want
 from txl_runtime.streaming.sampling import Sampler, draw_from
 from txl_runtime.types import Array, Floats, Ids
 

@@ -20,8 +20,8 @@ from txl_runtime.bundle.writing import write_named
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import check_path, is_whole, shown
 from txl_runtime.streaming.fitting import check_fits
-from txl_runtime.streaming.memory import RowState
 from txl_runtime.streaming.snapshot import StreamState, decoded, encoded
+from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.state_files import read_tensors, tensors_of
 from txl_runtime.types import Array
 

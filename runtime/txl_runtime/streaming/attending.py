@@ -17,7 +17,7 @@ from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import as_array, check_tokens, zeros
 from txl_runtime.streaming.loop import Loop
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Arrays, Floats
 
 Look = Callable[[Program, Arrays], Arrays]

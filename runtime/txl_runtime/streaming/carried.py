@@ -13,7 +13,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import check_rows, few, is_whole, shown
 from txl_runtime.streaming.loop import Loop
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:

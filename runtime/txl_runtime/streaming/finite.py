@@ -9,7 +9,6 @@ import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import BackendError, TxlError, UsageError
 from txl_runtime.streaming.loop import Loop
-from txl_runtime.streaming.steps import StepState
 from txl_runtime.types import Array, Arrays, Ids
 
 
@@ -18,22 +17,13 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
     for entry in manifest.inputs:
         if entry.name in inputs:
             _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.shape, counts)
-    steps = loop if commit and isinstance(loop, StepState) else None
-    before = [] if steps is None else steps.held()
-    found = loop.run(inputs, counts, "rows", steps is not None).outputs()
-    try:
-        for output in manifest.outputs:
-            _refuse(BackendError, f"output {output.name}", found[output.name], output.shape, counts)
-        for state, held in zip(steps.states, steps.held(), strict=True) if steps is not None else ():
-            if held is not None:  # one that is infinite may have begun so
-                shape = ["B" if axis == state.batch_axis else size for axis, size in enumerate(held.shape)]
-                _refuse(BackendError, f"state {state.name}", np.where(np.isinf(held), 0, held), shape, counts)
-    except BaseException:
-        if steps is not None:
-            steps.hold(before)
-        raise
-    if commit and steps is None:  # memory rows: nothing of the first run was kept
-        loop.run(inputs, counts)
+    found = loop.run(inputs, counts, "rows", commit=False).outputs()
+    for output in manifest.outputs:
+        _refuse(BackendError, f"output {output.name}", found[output.name], output.shape, counts)
+    if commit:
+        for state, array in loop.written():  # a value that is infinite may have begun so
+            _refuse(BackendError, f"state {state.name}", np.where(np.isinf(array), 0, array), state.axes.shape, counts)
+        loop.commit()
     return found
 
 

@@ -10,8 +10,8 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import brief, shown
-from txl_runtime.streaming.memory import RowState
 from txl_runtime.streaming.snapshot import StreamState
+from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.states import by_name, check_reached, check_states, parted
 
 

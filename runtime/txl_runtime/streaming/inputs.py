@@ -14,7 +14,6 @@ from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import as_array, check_columns, check_flag, check_lengths, shown
 from txl_runtime.streaming.loop import Loop
-from txl_runtime.streaming.steps import clear_uncounted
 from txl_runtime.types import Array, Ids
 
 ORDERS = (("B", "L"), ("L", "B"), ("B",))
@@ -112,7 +111,7 @@ def check_inputs(
             raise UsageError(f"{entry.name} holds {int(array.min())} … {int(array.max())}, expected values of int32")
         if lengths is not None and "B" in entry.shape:
             array = arrays[entry.name] = array.copy()
-            clear_uncounted(array, entry.shape, np.where(counts > 0, counts + entry.lookahead, 0))
+            entry.axes.clear_uncounted(array, counts)
         if entry.vocab is not None and ((array < 0) | (array >= entry.vocab)).any():
             place = np.argwhere((array < 0) | (array >= entry.vocab))[0].tolist()
             raise UsageError(

@@ -6,20 +6,18 @@ NumPy, `device` with memory that never leaves a GPU. A stream calls nothing else
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Program
-from txl_runtime.streaming.memory import Initial, RowState
+from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.streaming.outputs import Output
+from txl_runtime.streaming.programs import Want
+from txl_runtime.streaming.state import Initial, RowState
 from txl_runtime.types import Array, Floats, Ids, Indices
 
 if TYPE_CHECKING:
     from txl_runtime.streaming.parts import Parts
-
-Want = Literal["rows", "last", "next", "nll"]
-"""What a caller will ask a result for: an engine may have a program that computes just that."""
 
 
 class Resident(Protocol):
@@ -86,7 +84,7 @@ class Loop(Protocol):
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
     ) -> Result:
-        """Run one segment in the smallest program that holds it.
+        """Run one segment in the smallest program that holds it. One in which nothing counts does nothing.
 
         The state after it is committed in one assignment: whatever interrupts this call, the state is the one before
         the segment or the one after it.
@@ -97,11 +95,22 @@ class Loop(Protocol):
                 so may "temperature", float32 [b].
             counts: int32 [b], the positions that count; 0 leaves a sequence idle.
             want: what the result will be asked for.
-            commit: whether the segment becomes part of the state.
+            commit: whether the segment becomes part of the state; if not, `commit` may still make it so.
 
         Raises:
             BackendError: the engine failed; the state is what it was.
         """
+
+    def commit(self) -> None:
+        """Make the segment that ran last part of the state, in one assignment; nothing if it is, or if all was idle."""
+        return
+
+    def written(self) -> Iterable[tuple[StateTensor, Array]]:
+        """Of a segment that was run but is not committed, the states it returned whole, [.., B, ..]; no memory rows.
+
+        What stands there of sequences that were idle means nothing.
+        """
+        return ()
 
     def clear(self, rows: Indices) -> None:
         """Make sequences what they are before anything was seen."""

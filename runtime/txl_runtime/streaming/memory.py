@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import Bundle
-from txl_runtime.errors import BundleError
-from txl_runtime.types import Array, Arrays, Floats, Ids, Indices
-
-Initial = Arrays
-"""What a state is before anything was seen, by its name; a memory row's broadcasts over sequences and rows."""
-
-
-@dataclass(frozen=True)
-class RowState:
-    """The state of one sequence.
-
-    Attributes:
-        fill: memory rows that exist.
-        head: the ring's slot for the next row: rounding depends on it, the function does not. 0 for rolled memory.
-        tensors: the rows, oldest first, float32 [fill, ...] each; whole tensors of any dtype, without the axis of
-            sequences, where a step returns them whole.
-    """
-
-    fill: int
-    head: int
-    tensors: Arrays
+from txl_runtime.streaming.outputs import Output
+from txl_runtime.streaming.parts import Parts
+from txl_runtime.streaming.state import RowState
+from txl_runtime.types import Array, Floats, Ids, Indices
 
 
 class Counters:
@@ -215,34 +196,39 @@ def ring_rows(head: int, count: int, ring: int) -> Indices:
     return np.arange(head - count, head) % ring
 
 
-def initial_values(bundle: Bundle) -> Initial:
-    """What each state starts as: a number, or what the weight file says.
+class RowsResult:
+    """The result of a segment that is made of the rows its program returned. See `loop.Result`."""
 
-    Raises:
-        BundleError: a stored tensor does not have the shape of the state's rows, or does not broadcast over a state
-            that has none.
-    """
-    states = bundle.manifest.states
-    stored = {state.initial for state in states if isinstance(state.initial, str)}
-    tensors: Arrays = bundle.weights(*stored) if stored else {}
-    initial: dict[str, Array] = {}
-    for state in states:  # a state starts as the same in every update rule
-        if not isinstance(state.initial, str):
-            exact = np.float64 if state.update == "replace" else np.float32
-            initial[state.name] = np.asarray(state.initial or 0, exact)
-            continue
-        found = initial[state.name] = tensors[state.initial]
-        whole = state.update == "replace"
-        dtype, shape = (state.dtype, state.sequence_shape) if whole else ("float32", state.row_shape)
-        if found.dtype != dtype or not (_broadcasts(found.shape, shape) if whole else found.shape == shape):
-            what = "which broadcasts over" if whole else "one row of"
-            raise BundleError(
-                f"{bundle.path}: {state.initial} is {found.dtype} {list(found.shape)}, expected {dtype} "
-                f"{list(shape)}, {what} {state.name}; export the model again"
-            )
-    return initial
+    __slots__ = ("_counts", "_output", "_rows", "_targets")
 
+    def __init__(self, rows: Floats, counts: Ids, targets: Ids | None, output: Output) -> None:
+        self._rows, self._counts, self._targets, self._output = rows, counts, targets, output
 
-def _broadcasts(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
-    fit = all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(over), strict=False))
-    return fit and len(shape) <= len(over)
+    def rows(self) -> Floats:
+        """See `loop.Result`."""
+        return self._rows
+
+    def last(self) -> Floats:
+        """See `loop.Result`."""
+        rows = self.rows()
+        if rows.shape[1] == 1:
+            return rows[:, 0]
+        last: Floats = rows[np.arange(len(rows)), np.maximum(self._counts, 1) - 1]
+        return last
+
+    def parts(self) -> Parts | None:
+        """See `loop.Result`; there are rows alone."""
+        return None
+
+    def nll(self) -> Floats:
+        """See `loop.Result`."""
+        rows, targets = self.rows(), self._targets
+        assert targets is not None, "targets are among the inputs of a segment whose nll is asked for"
+        return self._output.nll(rows.reshape(targets.size, -1), targets.ravel()).reshape(targets.shape)
+
+    def outputs(self) -> dict[str, Array]:
+        """See `loop.Result`."""
+        rows, output = self.rows(), self._output
+        logprobs = np.zeros((*rows.shape[:2], output.clusters[-1][1]), np.float32)
+        output.counted(rows, self._counts, logprobs)
+        return {output.name: logprobs}

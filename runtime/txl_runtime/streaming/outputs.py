@@ -7,13 +7,15 @@ cluster, log p(word) = head[cluster] + tail[word]. Then nothing has to be comput
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.types import Array, Floats, Ids
+from txl_runtime.bundle.tables import Output as OutputRow
+from txl_runtime.types import Array, Arrays, Floats, Ids
 
 if TYPE_CHECKING:
     from txl_runtime.streaming.parts import Parts
@@ -90,17 +92,44 @@ class DrawCount:
     tails: int = 0
 
 
-class RowsResult:
-    """The result of a segment that is made of the rows its program returned. See `loop.Result`."""
+class SegmentResult:
+    """What a segment gave. See `loop.Result`.
 
-    __slots__ = ("_counts", "_output", "_rows", "_targets")
+    Args:
+        rows: what the program returned for the softmax, a feature row per position, [b, T, F]; None where the model has
+            no log-probabilities.
+        counts: int32 [b].
+        columns: T.
+        targets: [b, T], where the nll will be asked for.
+        output: of the loop.
+        table: the outputs of the bundle.
+        given: those of them that the program returned, with b and T; the log-probabilities may be missing.
+    """
 
-    def __init__(self, rows: Floats, counts: Ids, targets: Ids | None, output: Output) -> None:
-        self._rows, self._counts, self._targets, self._output = rows, counts, targets, output
+    __slots__ = ("_columns", "_counts", "_given", "_output", "_rows", "_table", "_targets")
+
+    def __init__(
+        self,
+        rows: Floats | None,
+        counts: Ids,
+        columns: int,
+        targets: Ids | None,
+        output: Output,
+        table: Sequence[OutputRow] = (),
+        given: Arrays | None = None,
+    ) -> None:
+        self._rows, self._counts, self._columns = rows, counts, columns
+        self._targets, self._output = targets, output
+        self._table, self._given = table, given
 
     def rows(self) -> Floats:
         """See `loop.Result`."""
+        assert self._rows is not None, "a stream asks for log-probabilities where there are any"
         return self._rows
+
+    def given(self) -> Arrays:
+        """Those outputs that the program returned; a result that is on its way still is waited for here."""
+        return self._given or {}
 
     def last(self) -> Floats:
         """See `loop.Result`."""
@@ -122,7 +151,25 @@ class RowsResult:
 
     def outputs(self) -> dict[str, Array]:
         """See `loop.Result`."""
-        rows, output = self.rows(), self._output
-        logprobs = np.zeros((*rows.shape[:2], output.clusters[-1][1]), np.float32)
-        output.counted(rows, self._counts, logprobs)
-        return {output.name: logprobs}
+        given, results = self.given(), dict[str, Array]()
+        partly = min(self._counts.tolist()) < self._columns
+        for entry in self._table:
+            if entry.name in given:
+                results[entry.name] = given[entry.name].copy()
+                if partly:
+                    entry.axes.clear_uncounted(results[entry.name], self._counts)
+            else:
+                rows = self.rows()
+                results[entry.name] = np.zeros((*rows.shape[:2], self._output.clusters[-1][1]), np.float32)
+                self._output.counted(rows, self._counts, results[entry.name])
+        return results
+
+
+def idle_result(
+    manifest: Manifest, output: Output, width: int, counts: Ids, columns: int, targets: Ids | None
+) -> SegmentResult:
+    """The result of a segment in which nothing counts, so that nothing was run: zeros, feature rows of some width."""
+    b = len(counts)
+    given = {entry.name: np.zeros(entry.sizes(b, columns), np.dtype(entry.dtype)) for entry in manifest.outputs}
+    rows = np.zeros((b, columns, width), np.float32)
+    return SegmentResult(rows, counts, columns, targets, output, manifest.outputs, given)

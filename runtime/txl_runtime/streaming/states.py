@@ -10,7 +10,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import brief, is_whole, shown
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Arrays, Floats
 
 

@@ -18,8 +18,9 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Output as OutputRow
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.memory import Initial, RowState
-from txl_runtime.streaming.outputs import Output, RowsResult
+from txl_runtime.streaming.memory import RowsResult
+from txl_runtime.streaming.outputs import Output
+from txl_runtime.streaming.state import Initial, RowState
 from txl_runtime.types import Array, Arrays, Floats, Ids, Indices
 
 Shape: TypeAlias = tuple[int, ...] | None

@@ -21,8 +21,9 @@ from txl_runtime.streaming.checks import (
     shown,
     zeros,
 )
-from txl_runtime.streaming.loop import Loop, Resident, Result, Want
-from txl_runtime.streaming.outputs import DrawCount, RowsResult
+from txl_runtime.streaming.loop import Loop, Resident, Result
+from txl_runtime.streaming.outputs import DrawCount, SegmentResult
+from txl_runtime.streaming.programs import Want
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ class Stream(CarriedState):
                 latest = np.zeros((self._b, found.shape[1]), np.float32) if latest is None else latest
                 latest[ending] = found[ending]
         latest = np.zeros((self._b, self._vocab_size), np.float32) if latest is None else latest
-        return RowsResult(latest[:, None], np.ones_like(counts), None, self.loop.output)
+        return SegmentResult(latest[:, None], np.ones_like(counts), 1, None, self.loop.output)
 
     def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
         """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""

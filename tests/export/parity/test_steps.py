@@ -30,7 +30,7 @@ from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
 from txl_export.parity.steps.verification import verify_model
 from txl_runtime.ladder import DRIFT_FLOOR, rung
 from txl_runtime.listener import Listener, Silent
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 
 
 class Heard(Listener):

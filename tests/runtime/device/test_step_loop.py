@@ -16,7 +16,7 @@ from step_models import FEATURES, MODELS, VOCABULARY, B
 from support import interrupted
 from txl_runtime import BackendError, Model, UsageError, load
 from txl_runtime.device import choosing
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 
 every = pytest.mark.parametrize("kind", MODELS)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from txl_runtime import Model, UsageError, load
 from txl_runtime.host.loop import HostLoop
-from txl_runtime.host.open_loop import OpenHostLoop
+from txl_runtime.host.placements import Ring
 from txl_runtime.ladder import rung
 
 B, V = 4, 60
@@ -77,17 +77,18 @@ class Counted:
 def counting(model: Model) -> tuple[HostLoop, Counted]:
     backend: Any = model.backend
     engine = Counted(backend.engine)
-    loop = OpenHostLoop(model.manifest, engine, model.update, backend.programs, model._initial)
+    loop = HostLoop(model.manifest, engine, model.update, backend.programs, model._initial)
     return loop, engine
 
 
 @pytest.mark.parametrize(
-    ("counts", "rows"), [([1], 1), ([0, 0], 1), ([2, 0, 0], 1), ([0, 3, 0, 0], 2), ([1, 0, 0, 4], 4), ([4, 4, 4, 4], 4)]
+    ("counts", "rows"),
+    [([1], [1]), ([0, 0], []), ([2, 0, 0], [1]), ([0, 3, 0, 0], [2]), ([1, 0, 0, 4], [4]), ([4, 4, 4, 4], [4])],
 )
 def test_what_is_computed_ends_with_the_last_sequence_that_runs(opened, counts, rows):
     loop, engine = counting(opened("ring"))
     loop.run({"tokens": tokens(len(counts), 4, 0)}, np.array(counts, np.int32))
-    assert engine.rows == [rows]
+    assert engine.rows == rows
 
 
 def test_a_bundle_of_one_sequence_is_fixed(opened):
@@ -184,8 +185,9 @@ def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(opened, f
             stream.step(tokens(B, 4, seed))
     for held in _arrays(spoiled.loop):
         held[2:] = np.nan
-    for _, returned in spoiled.loop._arrays.values():
-        returned[...] = np.nan
+    for _, returned in spoiled.loop._exchanged.values():
+        for array in returned.values():
+            array[...] = np.nan
     for seed in range(10, 14):
         ids = tokens(B, 3, seed)
         ours, theirs = (stream.step(ids, [3, seed % 3, 0, 0]) for stream in (spoiled, clean))
@@ -197,10 +199,10 @@ def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(opened, f
 
 
 def _arrays(loop: HostLoop) -> list[np.ndarray]:
-    memory: Any = loop.memory
-    if loop.counters._ring is not None:
-        return list(memory.all)
-    return [array for side in memory.sides for array in side.values()]
+    found: list[Any] = []
+    for placement in loop.placements:
+        found += placement.all if isinstance(placement, Ring) else [a for side in placement.sides for a in side.arrays]
+    return found
 
 
 def test_more_sequences_than_the_bundle_has_are_refused(opened):

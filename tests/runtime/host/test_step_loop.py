@@ -285,6 +285,7 @@ def test_an_engine_that_fails_leaves_the_state(open_stream, monkeypatch, kind):
         patch.setattr(stream.loop._engine, "run", failing)
         patch.setattr(stream.loop._engine, "bind", lambda *_: failing)
         patch.setattr(stream.loop, "_bound", {})
+        patch.setattr(stream.loop, "_routes", {})
         with pytest.raises(BackendError, match="the engine failed"):
             stream.run(segment(kind, 1))
     assert bits(stream.state()) == before

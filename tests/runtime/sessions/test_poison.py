@@ -18,7 +18,7 @@ from txl_runtime import BackendError, load
 from txl_runtime.sessions import Limits, Prompt, Request, Sampling, Sessions, Ticket
 from txl_runtime.sessions.checkpoint import Checkpoint
 from txl_runtime.sessions.state import SessionState, largest_state
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 
 OPERATIONS = int(os.environ.get("TXL_SESSIONS_OPERATIONS", "400"))
 ROWS, NAMES = 3, 60

@@ -12,7 +12,7 @@ from step_models import FEATURES, counting, growing, recurrent
 from txl_runtime import Stream, StreamState, UsageError, load
 from txl_runtime.sessions import Request, Sessions
 from txl_runtime.sessions.state import SessionState, check_name, largest_state
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 
 B, V = 3, 60
 

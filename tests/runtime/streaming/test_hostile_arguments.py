@@ -12,7 +12,7 @@ import pytest
 from opcodes import bits
 from step_models import FEATURES, MODELS
 from txl_runtime import Model, Stream, StreamState, TxlError, load
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 
 B, V = 3, 60
 HUGE = 10**11

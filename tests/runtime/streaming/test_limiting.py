@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from step_models import counting
 from txl_runtime import Model, Stream, UsageError, load
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 
 B, V, M, K = 3, 60, 7, 3
 TOLERANCE = 2e-6  # relative, or absolute below 1

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from txl_runtime import Model, Stream, StreamState, load
-from txl_runtime.host.memory import RolledMemory
+from txl_runtime.host.placements import Ring
 
 M, B, V = 7, 3, 60
 KINDS: dict[str, dict[str, Any]] = {
@@ -264,14 +264,14 @@ def poison_unfilled(stream: Stream, poison: Callable[[tuple[int, ...]], Any]) ->
 
     Nothing public can put anything there, another engine might leave it.
     """
-    memory, fill, poisoned = stream.loop.memory, stream.fill, 0
-    for state in stream._states:
-        sides = [side[state.name] for side in memory.sides] if isinstance(memory, RolledMemory) else []
-        for array in sides or [memory.tensors[state.name]]:
+    (memory,), fill, poisoned = stream.loop.placements, stream.fill, 0
+    for index, state in enumerate(stream._states):
+        ring = isinstance(memory, Ring)
+        for array in [memory.tensors[state.name]] if ring else [side.arrays[index] for side in memory.sides]:
             slots = np.moveaxis(array, state.row_axis, 1)
             unfilled = np.ones(slots.shape[:2], bool)
             for row, count in enumerate(fill.tolist()):
-                head = slots.shape[1] if isinstance(memory, RolledMemory) else int(stream.loop.heads[row])
+                head = int(stream.loop.heads[row]) if ring else slots.shape[1]
                 unfilled[row, np.arange(head - count, head) % (state.slots or M)] = False
             slots[unfilled] = poison(slots[unfilled].shape)
             poisoned += int(unfilled.sum())

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from stand_ins.steps import FRAME, open_rows, write
 from step_models import FEATURES, VOCABULARY, B, growing, recurrent
 from txl_runtime import Model, Stream, StreamState, UsageError, load
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 
 KINDS = {"recurrent": recurrent, "growing": growing, "open": open_rows}
 every = pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import shown
 
 if TYPE_CHECKING:
-    from txl_runtime.streaming.memory import RowState
+    from txl_runtime.streaming.state import RowState
     from txl_runtime.streaming.stream import Stream
 
 

@@ -10,7 +10,7 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import UsageError
 from txl_runtime.host.onnxruntime_cpu import WEIGHTS_FOLDER
 from txl_runtime.model import Model
-from txl_runtime.streaming.steps import StepPrograms
+from txl_runtime.streaming.programs import Programs
 from txl_runtime.types import Arrays
 
 
@@ -24,7 +24,7 @@ def origin(model: Model, length: int, usual: Arrays, far: Arrays) -> str:
     """
     shapes = tuple(far[state.input].shape if state.input in far else None for state in model.manifest.states)
     try:
-        program = StepPrograms(model.manifest, model.manifest.programs).find(length, shapes)
+        program = Programs(model.manifest, model.manifest.programs).find("rows", length, shapes)
     except UsageError:
         return ""
     graph = onnx.load_model_from_string(model.bundle.file(program.file).read_bytes())

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from txl_runtime.model import Model
-from txl_runtime.streaming.memory import RowState
+from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Ids
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.streaming.inputs import read_inputs
-from txl_runtime.streaming.steps import StepPrograms
+from txl_runtime.streaming.programs import Programs
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
 
@@ -60,7 +60,7 @@ class ReferenceStreams:
         self._apart = manifest.streams == "independent"
         self._tables = {state.name: state for state in manifest.states}
         self._read = read_inputs(manifest)
-        self.length_of = StepPrograms(manifest, ()).length_of
+        self.length_of = Programs(manifest, ()).length_of
         self._held: list[States] = []
         self.reset()
 

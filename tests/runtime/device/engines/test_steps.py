@@ -29,7 +29,7 @@ from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines
-from txl_runtime.streaming.memory import initial_values
+from txl_runtime.streaming.state import initial_values
 
 GPU = "Fake RTX, SM 86, 16 multiprocessors"
 every = pytest.mark.parametrize("kind", MODELS)

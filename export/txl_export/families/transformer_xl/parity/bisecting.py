@@ -20,9 +20,9 @@ import torch
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, one_line
-from txl_runtime.host.memory import open_memory
+from txl_runtime.host.placements import open_placements
 from txl_runtime.ladder import BISECT
-from txl_runtime.streaming.memory import initial_values, open_counters
+from txl_runtime.streaming.state import Counters, initial_values
 from txl_runtime.types import Array
 
 from txl_export.families.transformer_xl.points import mark, segment_of, traced
@@ -137,12 +137,14 @@ def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Plac
 def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
     """A program's inputs, tokens aside, before anything was seen: memory as it starts, and all rows counting."""
     manifest, every = bundle.manifest, np.arange(bundle.manifest.batch_size)
-    counters = open_counters(program.update, manifest)
-    memory = open_memory(program.update, manifest, initial_values(bundle), counters)
+    states = manifest.states_of(program.update)
+    counters = Counters(manifest, states)
     counters.clear(every)
-    memory.clear(every)
     valid = np.full(len(every), program.segment_length, np.int32)
-    feeds = {"valid": valid, "fill": counters.fill, "head": counters.heads, **memory.bound(counters.side)[0]}
+    feeds = {"valid": valid, "fill": counters.fill, "head": counters.head}
+    for placement in open_placements(states, initial_values(bundle), counters):
+        placement.clear(every)
+        feeds |= placement.bound(program, counters.side)[0]
     return {spec.name: feeds[spec.name] for spec in program.inputs if spec.name in feeds}
 
 

@@ -1,0 +1,327 @@
+"""What the states of all loops have in common: how they start, how far sequences have come, and one sequence's state.
+
+A state tensor has a placement: where its bytes stand and how a step moves them. "replace": every step returns the whole
+tensor. "rolled": it does so of memory rows, of which those that exist stand last. "ring": a step writes the segment's
+rows in place. A loop keeps the tensors of one placement together and asks nothing else of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import StateTensor
+from txl_runtime.errors import BundleError
+from txl_runtime.streaming.programs import start_shape
+from txl_runtime.types import Array, Arrays, Ids, Indices
+
+Initial = Arrays
+"""What a state is before anything was seen, by its name; a memory row's broadcasts over sequences and rows."""
+
+
+@dataclass(frozen=True)
+class RowState:
+    """The state of one sequence.
+
+    Attributes:
+        fill: memory rows that exist.
+        head: the ring's slot for the next row: rounding depends on it, the function does not. 0 without a ring.
+        tensors: the rows, oldest first, float32 [fill, ...] each; whole tensors of any dtype, without the axis of
+            sequences, where a step returns them whole.
+    """
+
+    fill: int
+    head: int
+    tensors: Arrays
+
+
+class Counters:
+    """How far each sequence has come: its fill, a ring's head, and which of two sets of tensors it stands in.
+
+    All of it is one array, so that a step is committed in one assignment, whatever the placements.
+
+    Args:
+        manifest: of the bundle.
+        states: those of the loop.
+
+    Attributes:
+        ring: slots of a ring; None where no state is in one.
+        valid: int32 [B], the positions of the segment that count; a view that programs may be bound to.
+        fill: int32 [B], memory rows that exist, 0 … M; a view likewise.
+        most: int32 [B], how many may exist: M, or fewer where that is limited.
+        head: int32 [B], the slot of each sequence's next row in a ring; a view likewise. Zeros without a ring.
+        sides: int32 [B], which of two sets of tensors holds each sequence; zeros where there is one set alone.
+        read: int32 [2 or 3, B], what programs read of these: valid, fill, and the head of a ring.
+    """
+
+    def __init__(self, manifest: Manifest, states: Sequence[StateTensor]) -> None:
+        self.ring = next((state.slots for state in states if state.update == "ring"), None)
+        turns = any(state.update != "ring" for state in states)
+        self._counts = self.ring is not None or "fill" in manifest.counters
+        names = ["valid", "fill", *(["head"] if self.ring is not None else []), *(["sides"] if turns else [])]
+        table = np.zeros((len(names), manifest.batch_size), np.int32)
+        self._now, self._next = table[1:], np.zeros_like(table[1:])
+        now: dict[str, Ids] = dict(zip(names, table, strict=True))
+        after: dict[str, Ids] = dict(zip(names[1:], self._next, strict=True))
+        absent = np.zeros_like(table[0])
+        self.valid, self.fill, self.read = now["valid"], now["fill"], table[: 3 if "head" in now else 2]
+        self.head, self.sides = now.get("head", absent), now.get("sides", absent)
+        self._next_fill, self._next_head, self._next_sides = after["fill"], after.get("head"), after.get("sides")
+        self.most, self._fresh = np.full_like(self.fill, manifest.memory_length), manifest.fresh_fill
+
+    @property
+    def side(self) -> int:
+        """Which of two sets of tensors holds the first sequence; 0 where there is one set alone."""
+        return int(self.sides[0])
+
+    def advance(self, computed: int, spill: Callable[[int, int], None]) -> None:
+        """Let a segment be done whose positions `valid` counts, in one assignment.
+
+        Before that, `spill` is called with every sequence whose step ended beyond the ring and the number of its rows
+        that did: it copies them to the front. The slots there hold no row that can be seen before the step, since a
+        ring has R >= M + L slots.
+
+        Args:
+            computed: how many sequences the step computed, from the first on; only these change sides.
+            spill: of the ring's tensors.
+        """
+        if self._counts:
+            np.add(self._now, self.valid, out=self._next)
+            np.minimum(self._next_fill, self.most, out=self._next_fill)
+            head, ring = self._next_head, self.ring
+            if head is not None and ring is not None and max(head.tolist()) >= ring:  # of so few, numpy's max is slower
+                for row in np.flatnonzero(head >= ring).tolist():
+                    head[row] -= ring
+                    spill(row, int(head[row]))
+        after = self._next_sides
+        if after is not None:
+            if computed < len(after):
+                after[...] = self.sides
+            np.subtract(1, self.sides[:computed], out=after[:computed])
+        self._now[...] = self._next
+
+    def clear(self, rows: Indices) -> None:
+        """See `streaming.loop.Loop`. Sequences stay in the set that they stand in."""
+        self.fill[rows] = np.minimum(self._fresh, self.most[rows])
+        self.head[rows] = 0
+
+    def reorder(self, rows: Indices, side: int) -> None:
+        """See `streaming.loop.Loop`; all sequences stand on one side afterwards."""
+        fill, head = self.fill[rows], self.head[rows]
+        self.clear(np.arange(len(self.fill)))
+        np.minimum(fill, self.most[: len(rows)], out=self.fill[: len(rows)])
+        self.head[: len(rows)] = head
+        self.sides[:] = side
+
+    def put(self, row: int, fill: int, head: int) -> None:
+        """Set what stands in one sequence."""
+        self.fill[row] = min(fill, int(self.most[row]))
+        if self.ring is not None:
+            self.head[row] = head % self.ring
+
+
+class Placement(Protocol):
+    """The state tensors of a loop that are placed alike, wherever they lie. The counters say how far they have come."""
+
+    def spill(self, row: int, count: int) -> None:
+        """Copy the rows that a sequence wrote behind its ring to the ring's first slots; others never spill."""
+        return
+
+    def take(self, row: int, fill: int, names: Collection[str] | None) -> Arrays:
+        """Copies of one sequence's tensors as `RowState` has them: of all that there are, or of those named."""
+
+    def put(self, row: int, tensors: Arrays) -> None:
+        """Give a cleared sequence, whose counters are set, tensors that were taken; others are left out."""
+
+    def clear(self, rows: Indices) -> None:
+        """Make sequences what they are before anything was seen."""
+
+    def prepare_reorder(self, rows: Indices) -> None:
+        """See `streaming.loop.Loop`."""
+        return
+
+    def reorder(self, rows: Indices, side: int) -> None:
+        """Make sequence i, on one side, what sequence rows[i] was; those behind the last are cleared."""
+
+    def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
+        """The tensors, [.., B, ..], that a step has returned whole to a side; of memory rows, none."""
+        return ()
+
+
+class LoopState:
+    """The half of a loop that does not depend on its engine: sequences are cleared, reordered, taken out and put back.
+
+    The methods are those of `streaming.loop.Loop`.
+
+    Args:
+        manifest: of the bundle.
+        states: those that the loop's programs carry.
+        lock: held while states are changed or read.
+
+    Attributes:
+        counters: how far sequences have come.
+        placements: the states; the subclass opens them.
+        counts: what programs read of the counters, by the names of their inputs.
+    """
+
+    placements: tuple[Placement, ...]
+    turning = False
+    """Whether a reordering leaves the states on the other side."""
+
+    def __init__(self, manifest: Manifest, states: Sequence[StateTensor], lock: AbstractContextManager[object]) -> None:
+        self.counters = counters = Counters(manifest, states)
+        views = {"valid": counters.valid, "fill": counters.fill}
+        if counters.ring is not None:
+            views["head"] = counters.head
+        self.counts: Mapping[str, Ids] = {
+            entry.name: views[entry.role] for entry in manifest.inputs if entry.role in views
+        }
+        self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
+        self._lock, self._computed = lock, 0
+
+    @property
+    def fill(self) -> Ids:
+        """See `Loop`."""
+        return self.counters.fill
+
+    @property
+    def heads(self) -> Ids:
+        """See `Loop`."""
+        heads: Ids = self.counters.head.copy()
+        return heads
+
+    def count(self, counts: Ids) -> int:
+        """Set the positions that count in a segment, int32 [b], and return how many sequences it has to be run for.
+
+        These are the first ones, up to the last that is not idle; 0 where all are.
+        """
+        values, valid = counts.tolist(), self.counters.valid
+        rows = len(values)
+        while rows and not values[rows - 1]:
+            rows -= 1
+        valid[: len(values)] = values
+        if len(values) < len(valid):
+            valid[len(values) :] = max(values) if self._together else 0
+        self._computed = 0  # until the segment has run, there is nothing to commit
+        return rows
+
+    def commit(self) -> None:
+        """See `Loop`."""
+        if self._computed:
+            self.counters.advance(self._computed, self._spill)
+            self._computed = 0
+
+    def written(self) -> Iterable[tuple[StateTensor, Array]]:
+        """See `Loop`."""
+        if not self._computed:
+            return ()
+        with self._lock:
+            return [pair for placement in self.placements for pair in placement.written(1 - self.counters.side)]
+
+    def limit(self, rows: Indices, most: int) -> None:
+        """See `Loop`. The counters lie on the host whatever the loop, so no lock is taken."""
+        self.counters.most[rows] = most
+        np.minimum(self.fill, self.counters.most, out=self.fill)
+
+    def clear(self, rows: Indices) -> None:
+        """See `Loop`."""
+        with self._lock:
+            for placement in self.placements:
+                placement.clear(rows)
+            self.counters.clear(rows)
+
+    def prepare_reorder(self, rows: Indices) -> None:
+        """See `Loop`."""
+        for placement in self.placements:
+            placement.prepare_reorder(rows)
+
+    def reorder(self, rows: Indices) -> None:
+        """See `Loop`."""
+        side = self.counters.side ^ self.turning
+        with self._lock:
+            for placement in self.placements:
+                placement.reorder(rows, side)
+            self.counters.reorder(rows, side)
+        self.counters.valid[:] = 0  # sequences that are gone are idle from now on
+
+    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
+        """See `Loop`."""
+        fill, head = int(self.counters.fill[row]), int(self.counters.head[row])
+        taken: dict[str, Array] = {}
+        with self._lock:
+            for placement in self.placements:
+                taken |= placement.take(row, fill, names)
+        return RowState(fill, head, taken)
+
+    def put(self, row: int, state: RowState) -> None:
+        """See `Loop`."""
+        with self._lock:
+            self.counters.put(row, state.fill, state.head)
+            for placement in self.placements:
+                placement.put(row, state.tensors)
+
+    def _spill(self, row: int, count: int) -> None:
+        for placement in self.placements:
+            placement.spill(row, count)
+
+
+def ring_rows(head: int, count: int, ring: int) -> Indices:
+    """The slots of the newest `count` rows of a ring whose next row goes to slot `head`, oldest first."""
+    return np.arange(head - count, head) % ring
+
+
+def initial_values(bundle: Bundle) -> Initial:
+    """What each state starts as: a number, or what the weight file says.
+
+    Raises:
+        BundleError: a stored tensor does not have the shape of the state's rows, or does not broadcast over a state
+            that has none.
+    """
+    states = bundle.manifest.states
+    stored = {state.initial for state in states if isinstance(state.initial, str)}
+    tensors: Arrays = bundle.weights(*stored) if stored else {}
+    initial: dict[str, Array] = {}
+    for state in states:  # a state starts as the same in every update rule
+        if not isinstance(state.initial, str):
+            exact = np.float64 if state.update == "replace" else np.float32
+            initial[state.name] = np.asarray(state.initial or 0, exact)
+            continue
+        found = initial[state.name] = tensors[state.initial]
+        whole = state.update == "replace"
+        dtype, shape = (state.dtype, state.sequence_shape) if whole else ("float32", state.row_shape)
+        if found.dtype != dtype or not (_broadcasts(found.shape, shape) if whole else found.shape == shape):
+            what = "which broadcasts over" if whole else "one row of"
+            raise BundleError(
+                f"{bundle.path}: {state.initial} is {found.dtype} {list(found.shape)}, expected {dtype} "
+                f"{list(shape)}, {what} {state.name}; export the model again"
+            )
+    return initial
+
+
+def start_of(state: StateTensor, value: Array) -> Array:
+    """What sequences start as: a view that broadcasts over the state of any number of them.
+
+    Args:
+        state: of the table.
+        value: from `initial_values`: of one sequence, or of one memory row.
+    """
+    shape = start_shape(state) or ()
+    if value.ndim == 0 or 0 in shape:
+        return value if value.ndim == 0 else np.zeros((), value.dtype)
+    if state.update != "replace":
+        return np.expand_dims(value, [axis for axis in (state.batch_axis, state.row_axis) if axis is not None])
+    if state.batch_axis is None:
+        return value
+    one = (*shape[: state.batch_axis], *shape[state.batch_axis + 1 :])
+    return np.expand_dims(np.broadcast_to(value, one), state.batch_axis)
+
+
+def _broadcasts(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
+    fit = all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(over), strict=False))
+    return fit and len(shape) <= len(over)
