@@ -8,8 +8,8 @@ The driver is the stand-in of the tests, and so no GPU is needed. Whatever can b
 to Transformer-XLs and to steps of every sort; a record has every call that comes of it, in order, with its sizes, and
 with what each operation gave. An address is said by what lies there, as in "states 1 + 512", which is 512 bytes into
 the second block that programs read states from. A block is known by its use: "inputs" and "results" of programs,
-"staged" and "arrived" on the host, "aside" where no program looks. Only where memory is given back is the order of
-calls left open: the interpreter decides on it.
+"staged" and "arrived" on the host, "aside" where no program looks. What is given back stands last in its operation, in
+the order of the alphabet, since the interpreter decides when it comes to that.
 
 Both sides use the same bundles, which are made where FOLDER has none yet. The stand-in is the checkout's own.
 """
@@ -36,7 +36,7 @@ from driver_notes import Line, Notes
 
 if TYPE_CHECKING:
     from txl_runtime import Model
-    from txl_runtime.streaming.loop import Want
+    from txl_runtime.streaming.programs import Want
     from txl_runtime.types import Ids
 
 B = 3
@@ -76,6 +76,8 @@ FAILURES: dict[str, Any] = {
     "cuMemset": 719,
 }
 """How the names of functions begin that fail, and what they do then."""
+GIVE_BACK = ("cuMemFree", "cuEventDestroy", "cuGraphExecDestroy", "cuStreamDestroy")
+"""How the names of functions begin that give something back whose owner has gone."""
 Record = dict[str, list[tuple[str, list[str]]]]
 """By case, every operation and its calls."""
 
@@ -93,9 +95,15 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="print what differs; the exit code says whether anything does")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
+    comparing.add_argument(
+        "--lost-marks",
+        action="store_true",
+        help="take an event's record for nothing where another follows before anybody waits for it",
+    )
     options = parser.parse_args()
     if options.command == "compare":
-        return compare(*(json.loads(path.read_text()) for path in (options.old, options.new)))
+        old, new = (json.loads(path.read_text()) for path in (options.old, options.new))
+        return compare(old, new, without_lost_marks if options.lost_marks else list)
     if not options.child:
         source = options.source.resolve()
         environment = environment_of(source) | {"OMP_NUM_THREADS": "1"}
@@ -112,14 +120,14 @@ def main() -> int:
     return 0
 
 
-def compare(old: Record, new: Record) -> int:
-    """Print each difference once, with the operations that have it; 1 if there is any."""
+def compare(old: Record, new: Record, look: Callable[[Sequence[str]], list[str]] = list) -> int:
+    """Print each difference once, with the operations that have it; 1 if there is any. `look` is how calls are seen."""
     found: dict[str, list[str]] = {}
     operations = calls = 0
     for case in sorted(old.keys() | new.keys()):
         before, after = (dict(side.get(case, [])) for side in (old, new))
         for title in dict.fromkeys([*before, *after]):
-            theirs, ours = before.get(title, ["no such operation"]), after.get(title, ["no such operation"])
+            theirs, ours = (look(side.get(title, ["no such operation"])) for side in (before, after))
             operations, calls = operations + 1, calls + len(theirs)
             if theirs != ours:
                 lines = difflib.unified_diff(theirs, ours, n=1, lineterm="")
@@ -259,9 +267,9 @@ class Play:
         except Exception as error:  # what was to be done could not be, since something before it had gone wrong
             self._operations.append(("the end, before everything was done", [[repr(error)]]))
         del self.model
-        self.do("all is given back", gc.collect, 0)
-        *done, (title, lines) = [(title, self.notes.told(lines)) for title, lines in self._operations]
-        return [*done, (title, sorted(lines[:-1])), ("what a GPU would do wrong", self.notes.driver.violations)]
+        self.do("all is given back", lambda: gc.collect() and None)
+        done = [(title, given_back_last(self.notes.told(lines))) for title, lines in self._operations]
+        return [*done, ("what a GPU would do wrong", self.notes.driver.violations)]
 
     def open(self, **options: Any) -> None:
         """Open the model on a driver."""
@@ -324,13 +332,14 @@ class Play:
         return found
 
     def counts(self, b: int, length: int) -> Ids:
-        """How many positions count: any numbers that the model takes."""
+        """How many positions count: any numbers that the model takes, but not 0 in all sequences."""
         manifest = self.model.manifest
         if manifest.streams == "lockstep":
             return np.full(b, length, np.int32)
-        if manifest.lengths == "exact":
-            return (length * self.draws.integers(0, 2, b)).astype(np.int32)
-        return self.draws.integers(0, length + 1, b).astype(np.int32)
+        exact = manifest.lengths == "exact"
+        found = length * self.draws.integers(0, 2, b) if exact else self.draws.integers(0, length + 1, b)
+        found[-1] += not found.any()
+        return (length * found.clip(0, 1) if exact else found).astype(np.int32)
 
     def run(
         self, loop: Any, b: int = B, length: int = 0, want: Want = "rows", counts: Any = None, commit: bool = True
@@ -418,8 +427,6 @@ def segments_of_every_sort(play: Play, loop: Any) -> None:
             play.do(f"{want} of {b} sequences, some idle", play.segment, loop, b, length, want, counts=counts)
     for commit in (False, False, True, False, True):
         play.do(f"commit={commit}", play.segment, loop, commit=commit)
-    play.do("nothing counts", play.segment, loop, counts=np.zeros(B))
-    play.do("nothing counts, not committed", play.segment, loop, counts=np.zeros(B), commit=False)
     for _ in range(24):
         length = play.length()
         play.do("a segment of a long run", play.segment, loop, B, length, counts=play.counts(B, length))
@@ -542,7 +549,6 @@ def streams(play: Play) -> None:
         for _ in range(3):
             play.do("run", stream.run, play.inputs(b, length))
         play.do("run, not committed", stream.run, play.inputs(b, length), commit=False)
-        play.do("run, all finite", stream.run, play.inputs(b, length), require_finite=True)
         play.do("feed arrays", stream.feed, play.inputs(b, 3 * length))
         play.do("feed arrays for the last", stream.feed, play.inputs(b, 3 * length), last=True)
         state = play.do("snapshot", stream.snapshot)
@@ -567,14 +573,71 @@ def streams(play: Play) -> None:
         play.do("run at the end", stream.run, play.inputs(stream.batch_size, length))
 
 
+def idle(play: Play) -> None:
+    """Segments in which nothing counts, between others."""
+    play.open()
+    loop = play.loop()
+    for _ in range(2):
+        for _ in range(3):
+            play.do("a segment", play.segment, loop)
+        play.do("nothing counts", play.segment, loop, counts=np.zeros(B))
+    play.do("nothing counts, not committed", play.segment, loop, counts=np.zeros(B), commit=False)
+
+
+def finite(play: Play) -> None:
+    """Segments in which everything has to be finite."""
+    play.open()
+    stream = play.do("a stream is opened", play.model.stream)
+    for _ in range(4):
+        play.do("run, all finite", stream.run, play.inputs(B, play.lengths[0]), require_finite=True)
+    play.do("state", stream.state)
+
+
 WAYS: dict[str, Callable[[Play], None]] = {
     "loops": loops,
     "singly": singly,
     "failures": failures,
     "large results": large,
     "streams": streams,
+    "idle": idle,
+    "finite": finite,
 }
 """What is done in one process's life of a device."""
+
+
+def given_back_last(lines: Sequence[str]) -> list[str]:
+    """Calls in their order, and behind them what was given back, without what led there and away again."""
+    kept: list[str] = []
+    moved: list[str] = []
+    rest = iter(lines)
+    for line in rest:
+        if not line.startswith(GIVE_BACK):
+            kept.append(line)
+            continue
+        moved.append(line)
+        _, before = kept.pop(), kept.pop()  # another mode of captures, and before that the way there
+        next(rest)
+        if before.startswith("cuCtxPush"):
+            kept.pop()
+            next(rest)
+    return [*kept, *sorted(moved)]
+
+
+def without_lost_marks(lines: Sequence[str]) -> list[str]:
+    """Calls without an event's record that another one of the same event follows before anybody waits for it."""
+    kept: list[str] = []
+    later: set[str] = set()
+    for line in reversed(lines):
+        event = line.partition("(")[2].partition(",")[0].rstrip(")")
+        if line.startswith("cuEventSynchronize"):
+            later.discard(event)
+        elif line.startswith("cuEventRecord") and "fails" not in line:
+            if event in later:
+                continue
+            later.add(event)
+        if not line.startswith("cuCtx"):
+            kept.append(line)
+    return kept[::-1]
 
 
 def digest(given: Any) -> str:

@@ -7,10 +7,10 @@ rows in place. A loop keeps the tensors of one placement together and asks nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from txl_runtime.types import Array, Arrays, Ids, Indices
 
 Initial = Arrays
 """What a state is before anything was seen, by its name; a memory row's broadcasts over sequences and rows."""
+
+
+Placed = TypeVar("Placed", bound="Placement")
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,15 @@ class Placement(Protocol):
         return ()
 
 
+def placed_alike(
+    states: Sequence[StateTensor], placements: Mapping[str, type[Placed]]
+) -> Iterator[tuple[type[Placed], list[StateTensor]]]:
+    """Those of some placements, by update rule, that states have, and the states of each."""
+    for rule, placement in placements.items():
+        if some := [state for state in states if state.update == rule]:
+            yield placement, some
+
+
 class LoopState:
     """The half of a loop that does not depend on its engine: sequences are cleared, reordered, taken out and put back.
 
@@ -180,7 +192,7 @@ class LoopState:
         if counters.ring is not None:
             views["head"] = counters.head
         self.counts: Mapping[str, Ids] = {
-            entry.name: views[entry.role] for entry in manifest.inputs if entry.role in views
+            entry.name: view for role, view in views.items() for entry in manifest.inputs if entry.role == role
         }
         self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
         self._lock, self._computed = lock, 0
@@ -269,6 +281,26 @@ class LoopState:
     def _spill(self, row: int, count: int) -> None:
         for placement in self.placements:
             placement.spill(row, count)
+
+
+def with_sequence(
+    states: Sequence[StateTensor], arrays: Sequence[Array | None], row: int, tensors: Arrays, batch_size: int
+) -> list[Array | None]:
+    """States [.., B, ..] in which one sequence has tensors that were taken; those of the same shape are written to.
+
+    Where a tensor has another number of rows than before, other sequences have zeros there.
+    """
+    found: list[Array | None] = []
+    for state, array in zip(states, arrays, strict=True):
+        given, axis = tensors.get(state.name), state.batch_axis
+        if given is None or axis is None:
+            found.append(given)
+            continue
+        shape = (*given.shape[:axis], batch_size, *given.shape[axis:])
+        after = np.zeros(shape, given.dtype) if array is None or array.shape != shape else array
+        after[state.axes.at(row)] = given
+        found.append(after)
+    return found
 
 
 def ring_rows(head: int, count: int, ring: int) -> Indices:
