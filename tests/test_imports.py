@@ -66,10 +66,10 @@ THIRD_PARTIES = {
 """What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""
 
 FED = """
-bundle bundle.abilities bundle.agreement bundle.axes bundle.bindings bundle.folder bundle.manifest bundle.reading
-bundle.tables errors host host.backend host.engine host.loop host.memory host.onnxruntime_cpu host.softmax model
-streaming streaming.carried streaming.checks streaming.loop streaming.memory streaming.outputs streaming.stream types
-update_rules
+bundle bundle.abilities bundle.agreement bundle.axes bundle.bindings bundle.folder bundle.manifest bundle.open_batch
+bundle.reading bundle.tables errors host host.backend host.engine host.loop host.onnxruntime_cpu host.placements
+host.softmax model streaming streaming.carried streaming.checks streaming.loop streaming.outputs streaming.programs
+streaming.state streaming.stream types update_rules
 """
 """What `load` and `feed` of a Transformer-XL on the CPU import of the runtime: what an application carries."""
 GRAPHS = """
@@ -77,7 +77,7 @@ bundle.graph_check bundle.graph_lives bundle.graph_sizes bundle.graph_values bun
 """
 """What checks graphs before the engine sees them: a part of what an application carries, with a limit of its own."""
 STEPPED = """
-bundle.contents bundle.module_sizes streaming.inputs streaming.steps host.step_loop
+bundle.contents bundle.module_sizes streaming.inputs
 """
 """What `load` and `run` of any other step import beside it."""
 # Identities of files and retries, refusals of values out of range and of odd text: they run in every load or call.

@@ -121,7 +121,7 @@ def run_selftest(model: Model) -> SelftestResult:
     batch = model.batch_size
     limits = [float("inf") if limit is None else limit for limit in (rungs.logprobs, rungs.memory)]
     streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
-    if model.manifest.streams == "lockstep":
+    if not model.manifest.can.run_apart:
         streams = (batch,)
     names = ("outputs", "state") if any_step else ("logprobs", "memory")
     rows: dict[str, Array] = {}
@@ -183,7 +183,6 @@ def _replay(model: Model, vectors: dict[str, Array], b: int, rows: dict[str, Arr
 def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[float, float]:
     """Largest differences of outputs and state with b live sequences, of any step."""
     manifest, stream, values = model.manifest, model.stream(b), 0
-    read = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
     pairs: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
     for step, length in enumerate(vectors["length"].tolist()):
         again = vectors["reset"][step, :b]
@@ -192,13 +191,12 @@ def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[fl
         counts = vectors["counts"][step, :b]
         given = {
             entry.name: vectors[f"input/{entry.name}"][step][tuple(slice(size) for size in entry.sizes(b, length))]
-            for entry in read
+            for entry in manifest.given
         }
         found = stream.run(given, lengths=counts)
         for output in manifest.outputs:
-            batch = output.shape.index("B") if "B" in output.shape else None
-            for row in np.flatnonzero(counts):
-                own = found[output.name] if batch is None else found[output.name].take(row, axis=batch)
+            for row in np.flatnonzero(counts).tolist():
+                own = np.asarray(output.axes.one(found[output.name], row))
                 places = vectors[f"place/{output.name}"][step, row]
                 pairs[output.name].append((own.ravel()[places], vectors[f"output/{output.name}"][step, row]))
                 values += places.size
@@ -209,10 +207,9 @@ def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[fl
     for name, some in pairs.items():
         ours, wanted = (np.concatenate([pair[side] for pair in some]) for side in (0, 1))
         worst = max(worst, relative_difference(ours, wanted, name in nats))
-    worst_state, axes = 0.0, {state.name: state.batch_axis for state in manifest.states}
+    worst_state, axes = 0.0, {state.name: state.axes for state in manifest.states}
     for name, held in stream.state().items():
-        axis = axes[name]
-        rows = held[None] if axis is None else np.moveaxis(held, axis, 0)
+        rows = axes[name].sequences(held)
         expected = vectors[f"state/{name}"][: len(rows)]
         if rows.shape[1:] != tuple(vectors[f"state_shape/{name}"].tolist()):
             worst_state = np.inf

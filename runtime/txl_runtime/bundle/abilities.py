@@ -46,7 +46,7 @@ def abilities(tables: Tables) -> Abilities:
     if tokens is not None and logprobs is not None:
         text, follows = True, logprobs.shape == (*tokens.shape, tables.vocab_size)
         fed = follows and tokens.shape in ORDERS and not tokens.lookahead
-        paired = follows and tokens.shape == ORDERS[0]
+        paired = follows and tokens.axes.plain
     return Abilities(
         run_apart=apart,
         run_fewer=not tables.joint,

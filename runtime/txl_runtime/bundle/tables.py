@@ -237,6 +237,11 @@ class Tables:
         return tuple(state for state in self.states if state.update == update)
 
     @property
+    def interface(self) -> tuple[Input | Output, ...]:
+        """What a step reads and returns beside its state."""
+        return (*self.inputs, *self.outputs)
+
+    @property
     def given(self) -> tuple[Input, ...]:
         """The inputs that callers give; counts are the runtime's."""
         return tuple(entry for entry in self.inputs if entry.role in ("tokens", "feature"))

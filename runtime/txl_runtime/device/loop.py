@@ -17,14 +17,14 @@ from txl_runtime.device.context import Lock
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens, lie_on
 from txl_runtime.device.interface import Executable
-from txl_runtime.device.placements import open_placements
+from txl_runtime.device.placements import DevicePlacement, open_placements
 from txl_runtime.device.staging import Staging
 from txl_runtime.device.tail import Tail
-from txl_runtime.streaming.loop import Loop, Resident
+from txl_runtime.streaming.loop import LoopState, Resident
 from txl_runtime.streaming.outputs import Output, SegmentResult, WholeOutput, idle_result
 from txl_runtime.streaming.parts import Parts
 from txl_runtime.streaming.programs import Programs, Shapes, Want
-from txl_runtime.streaming.state import Initial, LoopState
+from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
@@ -120,7 +120,7 @@ class _Pending(SegmentResult):
         return self._there
 
 
-class DeviceLoop(LoopState, Loop):
+class DeviceLoop(LoopState):
     """See `streaming.loop.Loop`.
 
     All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
@@ -136,6 +136,7 @@ class DeviceLoop(LoopState, Loop):
     """
 
     piecewise = leading = False
+    turning = True
     output: Output
 
     def __init__(
@@ -166,8 +167,8 @@ class DeviceLoop(LoopState, Loop):
         self._tokens = "" if manifest.tokens is None else manifest.tokens.name
         weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
         with lock:
-            self.placements = opened = open_placements(device, queue, self._tail, states, initial, self.counters)
-        self._opened, self.turning = opened, any(placement.sides == 2 for placement in opened)
+            opened = open_placements(device, queue, self._tail, states, initial, self.counters)
+        self.placements: tuple[DevicePlacement, ...] = opened
         self._growing = next((placement for placement in opened if placement.grows), None)
         self.clear(np.arange(manifest.batch_size))
 
@@ -256,7 +257,7 @@ class DeviceLoop(LoopState, Loop):
     def _find_route(self, key: Key, inputs: Mapping[str, Array | Resident]) -> _Route:
         """The way of segments like this one; nothing may be on its way."""
         want, length, b, side, _, resident = key
-        shapes = tuple(shape for placement in self._opened for shape in placement.shapes[side])
+        shapes = tuple(shape for placement in self.placements for shape in placement.shapes[side])
         program = self._programs.find(want, length, shapes)
         call = self._tie(program, side)
         given = {name: np.shape(value) for name, value in inputs.items() if name in call.inputs.host}
@@ -329,7 +330,7 @@ class DeviceLoop(LoopState, Loop):
         name = program.name
         if (name, side) not in self._calls:
             inputs, outputs = dict[str, int](), dict[str, int]()
-            for placement in self._opened:
+            for placement in self.placements:
                 before, after = placement.addresses(program, side)
                 inputs |= before
                 outputs |= after

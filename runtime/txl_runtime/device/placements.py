@@ -346,7 +346,7 @@ class Ring(Rolled):
 
     def prepare_reorder(self, rows: Indices) -> None:
         if len(self._blocks) == self.sides and (rows != np.arange(len(rows))).any():
-            self._blocks.append(self._partocate())  # what `reorder` takes its sequences from
+            self._blocks.append(self._allocate())  # what `reorder` takes its sequences from
 
     def reorder(self, rows: Indices, side: int) -> None:
         """See `Placement`; what moves is set aside first, since sequences may change places."""

@@ -23,6 +23,7 @@ from txl_runtime.streaming.fitting import check_fits
 from txl_runtime.streaming.snapshot import StreamState, decoded, encoded
 from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.state_files import read_tensors, tensors_of
+from txl_runtime.streaming.states import parted
 from txl_runtime.types import Array
 
 LONGEST_NAME = 256
@@ -61,18 +62,14 @@ class SessionState:
             table: the stream's state table, `manifest.states_of(update)`.
             pending, seen: see the class.
         """
-        if "fill" in manifest.counters:
+        if manifest.can.count_rows:
             slots = table[0].slots if table else None  # a memory of no rows is no state at all
             slot = row.head % (slots or 1)  # a head is any whole number, and a file has 32 bits for it
             fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
             memory = {name: rows[None] for name, rows in row.tensors.items()}
             return cls(StreamState(manifest.model_id, fill, memory, head), pending, seen)
-        axes = {entry.name: entry.batch_axis for entry in table}
-        whole: dict[str, Array] = {
-            name: array if axis is None else np.expand_dims(array, axis)
-            for name, array in row.tensors.items()
-            for axis in (axes[name],)
-        }
+        axes = {entry.name: entry.axes for entry in table}
+        whole = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
         return cls(StreamState(manifest.model_id, np.zeros(1, np.int32), {}, None, whole), pending, seen)
 
     def row(self, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
@@ -91,13 +88,7 @@ class SessionState:
         if self.state.states is None:
             fill, head = int(self.state.fill[0]), 0 if self.state.head is None else int(self.state.head[0])
             return RowState(fill, head, {name: rows[0] for name, rows in self.state.memory.items()})
-        axes = {entry.name: entry.batch_axis for entry in table}
-        whole: dict[str, Array] = {
-            name: array if axis is None else np.squeeze(array, axis)
-            for name, array in self.state.states.items()
-            for axis in (axes[name],)
-        }
-        return RowState(0, 0, whole)
+        return next(iter(parted(self.state.states, table, 1)))
 
     @property
     def model_id(self) -> str:
@@ -163,12 +154,9 @@ def check_name(name: object) -> str:
 
 def largest_state(manifest: Manifest, table: Sequence[StateTensor]) -> int:
     """Bytes of the arrays of a session's state at most: memory rows are kept as float32, whole tensors as they are."""
-    if "fill" in manifest.counters:
+    if manifest.can.count_rows:
         return sum(4 * manifest.memory_length * math.prod(entry.row_shape) for entry in table)
-    return sum(
-        SIZES.get(entry.dtype, 4) * math.prod(size for axis, size in enumerate(entry.shape) if axis != entry.batch_axis)
-        for entry in table
-    )
+    return sum(SIZES.get(entry.dtype, 4) * math.prod(entry.sequence_shape) for entry in table)
 
 
 def _read(facts: dict[str, str], tensors: dict[str, Array], source: str) -> SessionState:

@@ -74,8 +74,7 @@ def _rolled(state: RowState, table: tuple[StateTensor, ...]) -> dict[str, Array]
     """The memory of one sequence as rolled programs take it: the oldest row first, those that exist last."""
     arrays: dict[str, Array] = {}
     for entry in table:
-        assert entry.row_axis is not None, "rolled states are memory rows"
         array = arrays[entry.input] = np.zeros((1, *entry.shape[1:]), np.float32)
-        rows = np.moveaxis(array[0], entry.row_axis - 1, 0)
+        rows = entry.axes.rows(array)[0]
         rows[len(rows) - state.fill :] = state.tensors[entry.name]
     return arrays

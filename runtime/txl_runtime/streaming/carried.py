@@ -29,14 +29,12 @@ class CarriedState:
 
     def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
         self._manifest, self.loop, self._b = manifest, loop, batch_size
-        self._states = manifest.states_of(update)
-        self._counts_rows = "fill" in manifest.counters
-        self._lockstep = manifest.streams == "lockstep"
+        self._states, self._can = manifest.states_of(update), manifest.can
         self._replaced = 0  # how often the state was replaced from outside: a running `generate` must not go on then
         self._half_changed = False  # an interrupt came while the state was being replaced
 
     def __repr__(self) -> str:
-        rows = f", fill {self.fill.tolist()} of {self._manifest.memory_length}" if self._counts_rows else ""
+        rows = f", fill {self.fill.tolist()} of {self._manifest.memory_length}" if self._can.count_rows else ""
         return f"<Stream of {self._b} sequences{rows}>"
 
     @property
@@ -63,7 +61,7 @@ class CarriedState:
 
     def iter_memory(self) -> Iterator[tuple[str, Floats]]:
         """As `memory`, name and rows of one tensor at a time: all together can be larger than the weights."""
-        if not self._counts_rows:
+        if not self._can.count_rows:
             names = ", ".join(state.name for state in self._states) or "nothing"
             raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")
         fill = self.fill
@@ -85,7 +83,7 @@ class CarriedState:
         self._ready()
         from txl_runtime.streaming import states  # whoever only streams needs none of it
 
-        if self._counts_rows:
+        if self._can.count_rows:
             table = self._manifest.states_of("rolled") or self._states
             return states.with_all_rows(dict(self.iter_memory()), table, self._manifest.memory_length)
         return states.gathered([self.loop.take(row) for row in range(self._b)], self._states)
@@ -111,7 +109,7 @@ class CarriedState:
         which = self._alone(row, "put")
         states.check_row(state, self._manifest, self._states)
         with self._changing():
-            self.loop.clear(np.arange(self._manifest.batch_size) if self._lockstep else np.array([which]))
+            self.loop.clear(np.array([which]) if self._can.run_apart else np.arange(self._manifest.batch_size))
             self.loop.put(which, state)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
@@ -124,12 +122,12 @@ class CarriedState:
         if rows is not None:
             self._ready()
             named = check_rows(rows, self._b)
-            if self._lockstep and 0 < len(set(named.tolist())) < self._b:
+            if not self._can.run_apart and 0 < len(set(named.tolist())) < self._b:
                 raise UsageError(
                     f"reset names sequences {few(named)}, expected all {self._b} or none, because this model's "
                     "sequences run in lockstep; call reset(), or open a stream for each"
                 )
-            if not self._lockstep or not len(named):
+            if self._can.run_apart or not len(named):
                 which = named
         with self._changing():
             self.loop.clear(which)
@@ -143,7 +141,7 @@ class CarriedState:
         which = check_rows(rows, self._b)
         if not 1 <= len(which) <= self._manifest.batch_size:
             raise UsageError(f"rows name {len(which)} sequences, expected 1 … {self._manifest.batch_size}")
-        if self._manifest.joint and len(which) < self._manifest.batch_size:
+        if not self._can.run_fewer and len(which) < self._manifest.batch_size:
             raise UsageError(
                 f"rows name {len(which)} sequences, expected {self._manifest.batch_size}, because this model's "
                 "sequences influence one another"
@@ -158,7 +156,7 @@ class CarriedState:
         from txl_runtime.streaming.snapshot import StreamState  # whoever only streams needs none of it
 
         heads, model_id = self._ready().heads[: self._b], self._manifest.model_id
-        if self._counts_rows:
+        if self._can.count_rows:
             return StreamState(model_id, self.fill, self.memory(), heads)
         return StreamState(model_id, self.fill, {}, None, self.state())
 
@@ -183,7 +181,7 @@ class CarriedState:
         if not is_whole(row):
             raise UsageError(f"{what} names sequence {shown(row)}, expected a whole number of 0 … {self._b - 1}")
         (which,) = check_rows([row], self._b).tolist()
-        if self._lockstep and self._b > 1:
+        if not self._can.run_apart and self._b > 1:
             raise UsageError(
                 f"{what} names one of {self._b} sequences, expected a stream of one, because this model's sequences "
                 "run in lockstep; use snapshot() and restore(...) for all of them"

@@ -42,7 +42,7 @@ def check_fits(state: StreamState, manifest: Manifest, states: Sequence[StateTen
             f"the state holds {state.batch_size} sequences, this stream has {batch_size}; "
             f"open it with model.stream({state.batch_size})"
         )
-    if (state.states is None) != ("fill" in manifest.counters):
+    if (state.states is None) != manifest.can.count_rows:
         held, kept = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
         raise UsageError(f"the state holds {held}, this model carries {kept}; restore a state of the same form")
     tensors = state.memory if state.states is None else state.states

@@ -6,14 +6,17 @@ NumPy, `device` with memory that never leaves a GPU. A stream calls nothing else
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.streaming.outputs import Output
 from txl_runtime.streaming.programs import Want
-from txl_runtime.streaming.state import Initial, RowState
+from txl_runtime.streaming.state import Counters, Initial, Placement, RowState
 from txl_runtime.types import Array, Floats, Ids, Indices
 
 if TYPE_CHECKING:
@@ -131,6 +134,111 @@ class Loop(Protocol):
 
     def put(self, row: int, state: RowState) -> None:
         """Give a cleared sequence a state that was taken."""
+
+
+class LoopState(Loop):
+    """The half of a loop that does not depend on its engine: sequences are cleared, reordered, taken out and put back.
+
+    Args:
+        manifest: of the bundle.
+        states: those that the loop's programs carry.
+        lock: held while states are changed or read.
+
+    Attributes:
+        counters: how far sequences have come.
+        placements: the states; the subclass opens them.
+        counts: what programs read of the counters, by the names of their inputs.
+    """
+
+    placements: tuple[Placement, ...]
+    turning = False
+    """Whether a reordering leaves the states on the other side."""
+
+    def __init__(self, manifest: Manifest, states: Sequence[StateTensor], lock: AbstractContextManager[object]) -> None:
+        self.counters = counters = Counters(manifest, states)
+        views = {"valid": counters.valid, "fill": counters.fill}
+        if counters.ring is not None:
+            views["head"] = counters.head
+        self.counts: Mapping[str, Ids] = {
+            entry.name: view for role, view in views.items() for entry in manifest.inputs if entry.role == role
+        }
+        self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
+        self._lock, self._computed = lock, 0
+
+    @property
+    def fill(self) -> Ids:
+        return self.counters.fill
+
+    @property
+    def heads(self) -> Ids:
+        heads: Ids = self.counters.head.copy()
+        return heads
+
+    def count(self, counts: Ids) -> int:
+        """Set the positions that count in a segment, int32 [b], and return how many sequences it has to be run for.
+
+        These are the first ones, up to the last that is not idle; 0 where all are.
+        """
+        values, valid = counts.tolist(), self.counters.valid
+        rows = len(values)
+        while rows and not values[rows - 1]:
+            rows -= 1
+        valid[: len(values)] = values
+        if len(values) < len(valid):
+            valid[len(values) :] = max(values) if self._together else 0
+        self._computed = 0  # until the segment has run, there is nothing to commit
+        return rows
+
+    def commit(self) -> None:
+        if self._computed:
+            self.counters.advance(self._computed, self._spill)
+            self._computed = 0
+
+    def written(self) -> Iterable[tuple[StateTensor, Array]]:
+        if not self._computed:
+            return ()
+        with self._lock:
+            return [pair for placement in self.placements for pair in placement.written(1 - self.counters.side)]
+
+    def limit(self, rows: Indices, most: int) -> None:
+        self.counters.most[rows] = most  # the counters lie on the host whatever the loop, so no lock is taken
+        np.minimum(self.fill, self.counters.most, out=self.fill)
+
+    def clear(self, rows: Indices) -> None:
+        with self._lock:
+            for placement in self.placements:
+                placement.clear(rows)
+            self.counters.clear(rows)
+
+    def prepare_reorder(self, rows: Indices) -> None:
+        for placement in self.placements:
+            placement.prepare_reorder(rows)
+
+    def reorder(self, rows: Indices) -> None:
+        side = self.counters.side ^ self.turning
+        with self._lock:
+            for placement in self.placements:
+                placement.reorder(rows, side)
+            self.counters.reorder(rows, side)
+        self.counters.valid[:] = 0  # sequences that are gone are idle from now on
+
+    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
+        fill, head = int(self.counters.fill[row]), int(self.counters.head[row])
+        taken: dict[str, Array] = {}
+        with self._lock:
+            for placement in self.placements:
+                taken |= placement.take(row, fill, names)
+        return RowState(fill, head, taken)
+
+    def put(self, row: int, state: RowState) -> None:
+        with self._lock:
+            self.counters.put(row, state.fill, state.head)
+            for placement in self.placements:
+                placement.put(row, state.tensors)
+
+    def _spill(self, row: int, count: int) -> None:
+        for placement in self.placements:
+            placement.spill(row, count)
 
 
 class Backend(Protocol):

@@ -8,7 +8,6 @@ rows in place. A loop keeps the tensors of one placement together and asks nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -115,12 +114,13 @@ class Counters:
         self.head[rows] = 0
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """See `streaming.loop.Loop`; all sequences stand on one side afterwards."""
+        """See `streaming.loop.Loop`; all sequences stand on this side afterwards, where there are two."""
         fill, head = self.fill[rows], self.head[rows]
         self.clear(np.arange(len(self.fill)))
         np.minimum(fill, self.most[: len(rows)], out=self.fill[: len(rows)])
         self.head[: len(rows)] = head
-        self.sides[:] = side
+        if self._next_sides is not None:
+            self.sides[:] = side
 
     def put(self, row: int, fill: int, head: int) -> None:
         """Set what stands in one sequence."""
@@ -160,127 +160,10 @@ class Placement(Protocol):
 def placed_alike(
     states: Sequence[StateTensor], placements: Mapping[str, type[Placed]]
 ) -> Iterator[tuple[type[Placed], list[StateTensor]]]:
-    """Those of some placements, by update rule, that states have, and the states of each."""
+    """The placements, given by update rule, that some of the states have, and the states of each."""
     for rule, placement in placements.items():
-        if some := [state for state in states if state.update == rule]:
-            yield placement, some
-
-
-class LoopState:
-    """The half of a loop that does not depend on its engine: sequences are cleared, reordered, taken out and put back.
-
-    The methods are those of `streaming.loop.Loop`.
-
-    Args:
-        manifest: of the bundle.
-        states: those that the loop's programs carry.
-        lock: held while states are changed or read.
-
-    Attributes:
-        counters: how far sequences have come.
-        placements: the states; the subclass opens them.
-        counts: what programs read of the counters, by the names of their inputs.
-    """
-
-    placements: tuple[Placement, ...]
-    turning = False
-    """Whether a reordering leaves the states on the other side."""
-
-    def __init__(self, manifest: Manifest, states: Sequence[StateTensor], lock: AbstractContextManager[object]) -> None:
-        self.counters = counters = Counters(manifest, states)
-        views = {"valid": counters.valid, "fill": counters.fill}
-        if counters.ring is not None:
-            views["head"] = counters.head
-        self.counts: Mapping[str, Ids] = {
-            entry.name: view for role, view in views.items() for entry in manifest.inputs if entry.role == role
-        }
-        self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
-        self._lock, self._computed = lock, 0
-
-    @property
-    def fill(self) -> Ids:
-        """See `Loop`."""
-        return self.counters.fill
-
-    @property
-    def heads(self) -> Ids:
-        """See `Loop`."""
-        heads: Ids = self.counters.head.copy()
-        return heads
-
-    def count(self, counts: Ids) -> int:
-        """Set the positions that count in a segment, int32 [b], and return how many sequences it has to be run for.
-
-        These are the first ones, up to the last that is not idle; 0 where all are.
-        """
-        values, valid = counts.tolist(), self.counters.valid
-        rows = len(values)
-        while rows and not values[rows - 1]:
-            rows -= 1
-        valid[: len(values)] = values
-        if len(values) < len(valid):
-            valid[len(values) :] = max(values) if self._together else 0
-        self._computed = 0  # until the segment has run, there is nothing to commit
-        return rows
-
-    def commit(self) -> None:
-        """See `Loop`."""
-        if self._computed:
-            self.counters.advance(self._computed, self._spill)
-            self._computed = 0
-
-    def written(self) -> Iterable[tuple[StateTensor, Array]]:
-        """See `Loop`."""
-        if not self._computed:
-            return ()
-        with self._lock:
-            return [pair for placement in self.placements for pair in placement.written(1 - self.counters.side)]
-
-    def limit(self, rows: Indices, most: int) -> None:
-        """See `Loop`. The counters lie on the host whatever the loop, so no lock is taken."""
-        self.counters.most[rows] = most
-        np.minimum(self.fill, self.counters.most, out=self.fill)
-
-    def clear(self, rows: Indices) -> None:
-        """See `Loop`."""
-        with self._lock:
-            for placement in self.placements:
-                placement.clear(rows)
-            self.counters.clear(rows)
-
-    def prepare_reorder(self, rows: Indices) -> None:
-        """See `Loop`."""
-        for placement in self.placements:
-            placement.prepare_reorder(rows)
-
-    def reorder(self, rows: Indices) -> None:
-        """See `Loop`."""
-        side = self.counters.side ^ self.turning
-        with self._lock:
-            for placement in self.placements:
-                placement.reorder(rows, side)
-            self.counters.reorder(rows, side)
-        self.counters.valid[:] = 0  # sequences that are gone are idle from now on
-
-    def take(self, row: int, names: Collection[str] | None = None) -> RowState:
-        """See `Loop`."""
-        fill, head = int(self.counters.fill[row]), int(self.counters.head[row])
-        taken: dict[str, Array] = {}
-        with self._lock:
-            for placement in self.placements:
-                taken |= placement.take(row, fill, names)
-        return RowState(fill, head, taken)
-
-    def put(self, row: int, state: RowState) -> None:
-        """See `Loop`."""
-        with self._lock:
-            self.counters.put(row, state.fill, state.head)
-            for placement in self.placements:
-                placement.put(row, state.tensors)
-
-    def _spill(self, row: int, count: int) -> None:
-        for placement in self.placements:
-            placement.spill(row, count)
+        if alike := [state for state in states if state.update == rule]:
+            yield placement, alike
 
 
 def with_sequence(

@@ -19,39 +19,26 @@ def with_all_rows(memory: Mapping[str, Floats], table: Sequence[StateTensor], mo
     shown: dict[str, Array] = {}
     for state in table:
         rows = memory[state.name]
-        assert state.row_axis is not None
-        axes = (*state.shape[: state.row_axis], most, *state.shape[state.row_axis + 1 :])
-        after = np.zeros((len(rows), *axes[1:]), np.float32)
-        np.moveaxis(after, state.row_axis, 1)[:, most - rows.shape[1] :] = rows
+        after = np.zeros(state.axes.sizes(len(rows), most), np.float32)
+        state.axes.rows(after)[:, most - rows.shape[1] :] = rows
         shown[state.name] = after
     return shown
 
 
 def gathered(parts: Sequence[RowState], table: Sequence[StateTensor]) -> dict[str, Array]:
     """The whole tensors of some sequences; one that is shared is the first one's."""
-    first = parts[0].tensors
     return {
-        state.name: first[state.name]
-        if state.batch_axis is None
-        else np.stack([part.tensors[state.name] for part in parts], axis=state.batch_axis)
+        state.name: state.axes.joined([part.tensors[state.name] for part in parts])
         for state in table
-        if state.name in first
+        if state.name in parts[0].tensors
     }
 
 
 def parted(tensors: Arrays, table: Sequence[StateTensor], batch_size: int) -> Iterator[RowState]:
     """The states of single sequences that `gathered` put together."""
-    axes = {state.name: state.batch_axis for state in table}
+    axes = {state.name: state.axes for state in table}
     for row in range(batch_size):
-        yield RowState(
-            0,
-            0,
-            {
-                name: tensor if axis is None else tensor.take(row, axis)
-                for name, tensor in tensors.items()
-                for axis in (axes[name],)
-            },
-        )
+        yield RowState(0, 0, {name: axes[name].one(tensor, row) for name, tensor in tensors.items()})
 
 
 def check_states(tensors: Arrays, table: Sequence[StateTensor], batch_size: int | None, what: str) -> None:
@@ -73,12 +60,12 @@ def check_states(tensors: Arrays, table: Sequence[StateTensor], batch_size: int 
             raise UsageError(f"{what} has {brief(name)}, expected {', '.join(known) or 'nothing'}; take it again")
         if found is None and state.absent:
             continue
-        sizes: list[str] = [
-            str(batch_size) if axis == state.batch_axis else _size(state, axis)
-            for axis in range(len(state.shape))
-            if batch_size is not None or axis != state.batch_axis
-        ]
-        if not isinstance(found, np.ndarray) or found.dtype != state.dtype or not _fits(state, found, batch_size):
+        axes = state.axes.alone if batch_size is None else state.axes
+        fewest, most = _row_counts(state)
+        fits = isinstance(found, np.ndarray) and found.dtype == state.dtype and found.ndim == len(axes.shape)
+        rows = axes.length(found) if fits else -1
+        if found is None or not fewest <= rows <= most or found.shape != axes.sizes(batch_size or 0, rows):
+            sizes = map(str, axes.filled(str(batch_size), str(most) if fewest == most else f"{fewest} … {most}"))
             has = "absent" if found is None else type(found).__name__
             if isinstance(found, np.ndarray):
                 has = f"{found.dtype} {list(found.shape)}"
@@ -106,12 +93,10 @@ def check_reached(tensors: Arrays, manifest: Manifest, table: Sequence[StateTens
         if found is None or state.rows is None or state.row_axis is None:
             continue
         reached = {spec.shape[state.row_axis] for spec in specs if spec.name in (state.input, state.output)} | {0}
-        axis = state.row_axis
-        if found.ndim < len(state.shape) and state.batch_axis is not None and state.batch_axis < axis:
-            axis -= 1
-        if "rows" not in reached and found.shape[axis] not in reached:
+        rows = (state.axes.alone if found.ndim < len(state.shape) else state.axes).length(found)
+        if "rows" not in reached and rows not in reached:
             raise UsageError(
-                f"{what}'s {state.name} has {found.shape[axis]} rows, expected one of {sorted(map(int, reached))}; "
+                f"{what}'s {state.name} has {rows} rows, expected one of {sorted(map(int, reached))}; "
                 "take it again, or put it into the bundle it was taken from"
             )
 
@@ -126,7 +111,7 @@ def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor])
         raise UsageError(f"the state is a {type(state).__name__}, expected what Stream.take returned")
     if not by_name(state.tensors):
         raise UsageError(f"the sequence's tensors are {shown(state.tensors)}, expected what Stream.take returned")
-    if "fill" not in manifest.counters:
+    if not manifest.can.count_rows:
         check_states(state.tensors, table, None, "the sequence")
         check_reached(state.tensors, manifest, table, "the sequence")
         return
@@ -151,25 +136,9 @@ def by_name(tensors: object) -> bool:
     return isinstance(tensors, Mapping) and all(isinstance(name, str) for name in tensors)
 
 
-def _fits(state: StateTensor, found: Array, batch_size: int | None) -> bool:
-    shape = list(state.shape)
-    rows = None if state.rows is None else state.row_axis
-    axes = [axis for axis in range(len(shape)) if batch_size is not None or axis != state.batch_axis]
-    if found.ndim != len(axes):
-        return False
-    for axis, size in zip(axes, found.shape, strict=True):
-        if axis == rows:
-            assert state.rows is not None
-            if not state.rows[0] <= size <= state.rows[1]:
-                return False
-        elif size != (batch_size if axis == state.batch_axis else shape[axis]):
-            return False
-    return True
-
-
-def _size(state: StateTensor, axis: int) -> str:
-    grows = state.rows is not None and axis == state.row_axis
-    return f"{state.rows[0]} … {state.rows[1]}" if state.rows is not None and grows else str(state.shape[axis])
+def _row_counts(state: StateTensor) -> tuple[int, int]:
+    """The fewest and the most rows; 1 of a state that has none, as `Axes.length` says."""
+    return state.rows or (1 if state.row_axis is None else state.shape[state.row_axis],) * 2
 
 
 def _kind(tensor: object) -> tuple[str, tuple[int, ...]]:

@@ -185,7 +185,7 @@ def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(opened, f
             stream.step(tokens(B, 4, seed))
     for held in _arrays(spoiled.loop):
         held[2:] = np.nan
-    for _, returned in spoiled.loop._exchanged.values():
+    for _, returned in spoiled.loop._arrays.values():
         for array in returned.values():
             array[...] = np.nan
     for seed in range(10, 14):
@@ -201,7 +201,8 @@ def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(opened, f
 def _arrays(loop: HostLoop) -> list[np.ndarray]:
     found: list[Any] = []
     for placement in loop.placements:
-        found += placement.all if isinstance(placement, Ring) else [a for side in placement.sides for a in side.arrays]
+        ring = isinstance(placement, Ring)
+        found += [*placement.all] if ring else [array for side in placement.sides for array in side]
     return found
 
 

@@ -284,7 +284,7 @@ def test_an_engine_that_fails_leaves_the_state(open_stream, monkeypatch, kind):
     with monkeypatch.context() as patch:
         patch.setattr(stream.loop._engine, "run", failing)
         patch.setattr(stream.loop._engine, "bind", lambda *_: failing)
-        patch.setattr(stream.loop, "_bound", {})
+        patch.setattr(stream.loop, "_calls", {})
         patch.setattr(stream.loop, "_routes", {})
         with pytest.raises(BackendError, match="the engine failed"):
             stream.run(segment(kind, 1))

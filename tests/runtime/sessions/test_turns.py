@@ -10,7 +10,6 @@ from sessions_alone import alone, assert_same, drawn, run
 from sessions_alone import given as gathered
 from step_models import VOCABULARY
 from txl_runtime import UsageError
-from txl_runtime.host.loop import HostLoop
 from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions
 from txl_runtime.sessions.jobs import Session
 from txl_runtime.sessions.turns import SLICE, closing_up, leaver
@@ -178,7 +177,14 @@ def test_rows_that_nobody_needs_are_not_computed(model_of):
 def test_sessions_stay_on_their_rows_where_all_rows_are_computed(model_of, monkeypatch):
     """As on a device, whatever the bundle's graphs leave open."""
     model = model_of("ring")
-    monkeypatch.setattr(HostLoop, "leading", property(lambda self: False, lambda self, value: None))
+    opened = model.backend.open_loop
+
+    def whole(*given):
+        loop = opened(*given)
+        loop.leading = False
+        return loop
+
+    monkeypatch.setattr(model.backend, "open_loop", whole)
     with Sessions(model) as sessions:
         for name in "abcb":
             ticket = sessions.submit(Request([1], 1), name)

@@ -228,10 +228,9 @@ def _by_hand(spec: StepSpec) -> Step:
 
 def _check_same(spec: StepSpec, manifest: Manifest) -> None:
     """Refuse a module whose tables are not the bundle's."""
-    read = (entry for entry in manifest.inputs if entry.role in ("tokens", "feature"))
     batch = manifest.batch_size
     for what, found, expected in (
-        ("inputs", {e.name: tuple(e.shape) for e in spec.inputs}, {e.name: e.shape for e in read}),
+        ("inputs", {e.name: tuple(e.shape) for e in spec.inputs}, {e.name: e.shape for e in manifest.given}),
         ("outputs", {e.name: () for e in output_specs(spec)}, {e.name: () for e in manifest.outputs}),
         ("states", {e.name: state_sizes(e, batch) for e in spec.states}, {e.name: e.shape for e in manifest.states}),
     ):

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
-from txl_runtime.streaming.inputs import read_inputs
 from txl_runtime.types import Array, Arrays, Ids
 
 POISON = np.nan
@@ -33,7 +32,7 @@ class InputSource:
     def __init__(
         self, manifest: Manifest, samples: Mapping[str, Any] | None, draws: np.random.Generator, segments: int = 0
     ) -> None:
-        self._read = read_inputs(manifest)
+        self._read = manifest.given
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
         self._draws = draws
         self._held = [extent(manifest, self._samples, axis) for axis in ("B", "L")]

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
-from txl_runtime.streaming.inputs import read_inputs
 from txl_runtime.streaming.programs import Programs
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
@@ -59,7 +58,7 @@ class ReferenceStreams:
         self._manifest, self._reference, self.count = manifest, reference, count
         self._apart = manifest.streams == "independent"
         self._tables = {state.name: state for state in manifest.states}
-        self._read = read_inputs(manifest)
+        self._read = manifest.given
         self.length_of = Programs(manifest, ()).length_of
         self._held: list[States] = []
         self.reset()

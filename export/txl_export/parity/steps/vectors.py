@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import AMPLIFIED
-from txl_runtime.streaming.inputs import read_inputs
 from txl_runtime.types import Array, Ids
 
 from txl_export.parity.steps.amplifying import OwnRounding
@@ -49,7 +48,7 @@ def selftest_vectors(
         "counts": np.zeros(shape, np.int32),
         "reset": np.zeros(shape, np.bool_),
     }
-    for entry in read_inputs(manifest):
+    for entry in manifest.given:
         vectors[f"input/{entry.name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
     found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
     single = reference.in_single()
