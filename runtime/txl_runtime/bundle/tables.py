@@ -256,7 +256,8 @@ class Tables:
 
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
         """The state as the programs of one update rule see it; what is replaced may stand beside memory rows."""
-        return tuple(state for state in self.states if state.update in (update, "replace"))
+        rules = (update, "replace") if update in self.updates else (update,)
+        return tuple(state for state in self.states if state.update in rules)
 
     @property
     def interface(self) -> tuple[Input | Output, ...]:
