@@ -64,7 +64,7 @@ class Model:
 
     def __repr__(self) -> str:
         m = self.manifest
-        rows = f", M {m.memory_length}" if "fill" in m.counters else ""
+        rows = f", M {m.memory_length}" if m.can.count_rows else ""
         return f"<Model {m.model_id[:12]}: B {m.batch_size}, L {list(m.segment_lengths)}{rows}>"
 
     @property
@@ -85,7 +85,7 @@ class Model:
     @property
     def memory_length(self) -> int | None:
         """M, memory rows per layer; None for a model that has no memory rows."""
-        return self.manifest.memory_length if "fill" in self.manifest.counters else None
+        return self.manifest.memory_length if self.manifest.can.count_rows else None
 
     @property
     def batch_size(self) -> int:
@@ -113,7 +113,7 @@ class Model:
             raise UsageError(
                 f"batch_size is {shown(b)}, expected 1 … {self.batch_size}; export with --batch-size for more sequences"
             )
-        if self.manifest.joint and b < self.batch_size:
+        if not self.manifest.can.run_fewer and b < self.batch_size:
             raise UsageError(
                 f"batch_size is {b}, expected {self.batch_size}, because this model's sequences influence one another; "
                 f"export it with --batch-size {b} for so many"

@@ -23,8 +23,7 @@ def is_transformer_xl(manifest: Manifest) -> bool:
 def random_inputs(manifest: Manifest, length: int, seed: int = 0) -> dict[str, Array]:
     """One segment of all sequences: normal values, uniform ids, and of other whole numbers 0 and 1."""
     draws = np.random.default_rng(seed)
-    read = (entry for entry in manifest.inputs if entry.role in ("tokens", "feature"))
-    return {entry.name: _random(entry, entry.sizes(manifest.batch_size, length), draws) for entry in read}
+    return {entry.name: _random(entry, entry.sizes(manifest.batch_size, length), draws) for entry in manifest.given}
 
 
 def _random(entry: Input, sizes: tuple[int, ...], draws: np.random.Generator) -> Array:

@@ -23,8 +23,7 @@ def rows_of(manifest: Manifest) -> int:
     Only independent sequences whose segments may hold any number of tokens can differ in length; other models take one
     document at a time.
     """
-    ragged = manifest.streams == "independent" and manifest.lengths == "valid" and not manifest.joint
-    return manifest.batch_size if ragged else 1
+    return manifest.batch_size if manifest.can.run_apart and manifest.can.run_ragged else 1
 
 
 class Scorer:

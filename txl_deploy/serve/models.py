@@ -150,7 +150,7 @@ def _model(service: Service) -> dict[str, Any]:
             "logprobs": TOP_LOGPROBS,
             "answer_logprobs": LOGPROBS,
         },
-        "inputs": msgspec.to_builtins([entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]),
+        "inputs": msgspec.to_builtins(manifest.given),
         "outputs": msgspec.to_builtins(manifest.outputs),
     }
 

@@ -175,9 +175,9 @@ def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
     positions = 1
     for entry in manifest.inputs:
         array = inputs.get(entry.name)
-        if array is not None and "L" in entry.shape and array.ndim == len(entry.shape):
-            positions = max(positions, array.shape[entry.shape.index("L")])
-    each = sum(math.prod(size for size in output.shape if not isinstance(size, str)) for output in manifest.outputs)
+        if array is not None and entry.axes.positions and array.ndim == len(entry.shape):
+            positions = max(positions, entry.axes.length(array) + entry.lookahead)
+    each = sum(math.prod(output.sizes(1, 1)) for output in manifest.outputs)
     if positions * each > VALUES:
         raise ApiError(
             400,
@@ -213,7 +213,8 @@ async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, A
     joined = {}
     for output in table if segments else ():
         parts = [arrays[output.name] for arrays in segments]
-        joined[output.name] = np.concatenate(parts, output.shape.index("L")) if "L" in output.shape else parts[-1]
+        positions = output.axes.positions
+        joined[output.name] = np.concatenate(parts, positions[0]) if positions else parts[-1]
     return joined, fed
 
 
@@ -223,7 +224,7 @@ def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
     Raises:
         ApiError: an input is unknown, of another depth, holds something else than numbers, or rows of several lengths.
     """
-    table = {entry.name: entry for entry in manifest.inputs if entry.role in ("tokens", "feature")}
+    table = {entry.name: entry for entry in manifest.given}
     arrays: dict[str, Array] = {}
     for name, raw in given.items():
         entry = table.get(name)

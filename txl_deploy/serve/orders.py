@@ -182,7 +182,7 @@ def read_order(data: bytes, model: Model, settings: Settings) -> Order:
     body = decode(data, CompletionBody)
     check_model(body.model, model, settings)
     _refuse(body)
-    if model.manifest.tokens is None or model.manifest.logprobs is None:
+    if not model.manifest.can.read_text:
         raise ApiError(
             400,
             "this model does not continue texts: it reads named arrays, or returns no log-probabilities; use "

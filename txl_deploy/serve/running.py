@@ -65,7 +65,7 @@ def serve(settings: Settings, listens: Callable[[str], None] | None = None) -> N
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(_listen(settings.host, settings.port))
         model = txl_runtime.load(settings.bundle, backend=settings.backend, threads=settings.threads)
-        if settings.local and (model.manifest.tokens is None or model.manifest.logprobs is None):
+        if settings.local and not model.manifest.can.read_text:
             raise UsageError(
                 f"{settings.bundle}: the model reads named arrays, or returns no log-probabilities, expected one that "
                 "continues tokens; serve it, and use POST /v1/sessions/NAME/run"

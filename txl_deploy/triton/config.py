@@ -49,7 +49,7 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
         idle_seconds: after which a sequence loses its place.
         backend: of the runtime.
     """
-    given = tables.given(manifest)
+    given = manifest.given
     outputs = [_tensor(output, manifest) for output in manifest.outputs]
     if tables.speaks(manifest):
         outputs += [
@@ -111,7 +111,7 @@ def _python(serves: str, backend: str, **more: str) -> Config:
 
 def _tensor(entry: Input | Output, manifest: Manifest) -> Config:
     """An input or output of the table, without the axis of sequences, which the server adds in front."""
-    sizes = [-1 if size == "L" else size for size in entry.shape if size != "B"]
+    sizes = list(entry.axes.alone.filled(-1, -1))
     found: Config = {"name": entry.name, "data_type": TYPES[entry.dtype], "dims": sizes or [1]}
     if not sizes:
         found["reshape"] = {"shape": []}

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from txl_export.bundle.placing import Kind
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.errors import UsageError
-
-from txl_deploy.triton.inside import tables
 
 REPOSITORY = Kind("package", "txl-package.json", "models")
 VERSION = "1"
@@ -69,13 +65,12 @@ def checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> i
     Raises:
         UsageError: the model, or one of the numbers, cannot be served.
     """
-    if manifest.joint and manifest.batch_size > 1:
+    if not manifest.can.run_fewer and manifest.batch_size > 1:
         raise UsageError(
             f"this model's {manifest.batch_size} sequences influence one another, expected a model whose sequences "
             "can be served to different clients; export it with --batch-size 1"
         )
-    sides: tuple[Sequence[Input | Output], ...] = (tables.given(manifest), manifest.outputs)
-    odd = [entry.name for side in sides for entry in side if entry.dtype in ("float16", "bfloat16")]
+    odd = [entry.name for entry in manifest.interface if entry.dtype in ("float16", "bfloat16")]
     if odd:
         raise UsageError(f"{odd[0]} is of half precision, expected float32, int32 or bool; export the model in fp32")
     if sequences is not None and not 1 <= sequences <= 1 << 16:

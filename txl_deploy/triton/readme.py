@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.manifest import Manifest
 
 from txl_deploy.triton.inside import tables
@@ -98,8 +99,8 @@ does."""
 def of_python(made: Package, manifest: Manifest, idle_seconds: float) -> str:
     """The page of a package for the Python backend."""
     name = made.models[0]
-    rows = [f"| `{entry.name}` | in | {_shape(entry.shape)} {entry.dtype} |" for entry in tables.given(manifest)]
-    rows += [f"| `{entry.name}` | out | {_shape(entry.shape)} {entry.dtype} |" for entry in manifest.outputs]
+    rows = [f"| `{entry.name}` | in | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.given]
+    rows += [f"| `{entry.name}` | out | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.outputs]
     if tables.speaks(manifest):
         rows += [
             f"| `{tables.LAST}` | out | [1, {manifest.vocab_size}] float32: log-probabilities after the last token |",
@@ -138,6 +139,6 @@ def of_onnx(made: Package, step: ImplicitStep, manifest: Manifest) -> str:
     )
 
 
-def _shape(shape: tuple[int | str, ...]) -> str:
-    sizes = [str({"L": "T"}.get(str(size), size)) for size in shape if size != "B"]
-    return f"[{', '.join(['1', *(sizes or ['1'])])}]"
+def _shape(axes: Axes) -> str:
+    sizes = map(str, axes.alone.filled("", "T"))
+    return f"[{', '.join(['1', *(list(sizes) or ['1'])])}]"

@@ -29,7 +29,6 @@ from txl_runtime.errors import UsageError
 from txl_deploy.corpora.results import refuse_inside
 from txl_deploy.triton import inside, readme
 from txl_deploy.triton.config import generation_config, stepping_config, to_text
-from txl_deploy.triton.inside import tables
 from txl_deploy.triton.packages import REPOSITORY, VERSION, Package, checked, model_name, seal
 
 
@@ -60,7 +59,7 @@ def package_python(
     manifest = open_bundle(bundle, verify_files=False).manifest
     count = checked(manifest, sequences, idle_seconds)
     configs = {model_name(bundle): stepping_config(manifest, count, idle_seconds, backend)}
-    if tables.generates(manifest):
+    if manifest.can.score and manifest.can.run_single:
         configs[f"{model_name(bundle)}-generate"] = generation_config(backend, idle_seconds)
     made = Package(out, "triton", tuple(configs), count, manifest.state_bytes)
     with publishing(out, force, REPOSITORY) as folder:
@@ -102,8 +101,8 @@ def probe(manifest: Manifest) -> dict[str, object]:
     """A request that any server of this model answers: zeros for the shortest segment, a sequence of its own."""
     length = manifest.segment_lengths[-1]
     inputs = []
-    for entry in tables.given(manifest):
-        sizes = [int(size) for size, axis in zip(entry.sizes(1, length), entry.shape, strict=True) if axis != "B"]
+    for entry in manifest.given:
+        sizes = entry.axes.alone.sizes(1, length)
         shape, kind = [1, *(sizes or [1])], {"float32": "FP32", "int32": "INT32", "bool": "BOOL"}[entry.dtype]
         zeros: list[object] = [False if kind == "BOOL" else 0] * _product(shape)
         inputs.append({"name": entry.name, "datatype": kind, "shape": shape, "data": zeros})

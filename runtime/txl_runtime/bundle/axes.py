@@ -23,12 +23,14 @@ class Axes:
 
     Attributes:
         shape, ahead: as they were given.
+        plain: whether there is nothing but sequences and positions, [b, T].
         batch: the axis of sequences; None where all sequences share the tensor.
         positions: the axes of positions; mostly one or none. Of a state that keeps memory rows, the axis of those rows.
     """
 
     def __init__(self, shape: Sequence[int | str], ahead: int = 0) -> None:
         self.shape, self.ahead = tuple(shape), ahead
+        self.plain = self.shape == ("B", "L")
         self.batch = self.shape.index("B") if "B" in self.shape else None
         self.positions = tuple(axis for axis, size in enumerate(self.shape) if size == "L")
 
@@ -53,7 +55,7 @@ class Axes:
 
     def at(self, rows: Any = ALL, positions: Any = ALL) -> tuple[Any, ...]:
         """The index of some sequences and some positions; an axis that the tensor lacks is ignored."""
-        key = [ALL] * len(self.shape)
+        key = [*[ALL] * len(self.shape), ...]  # with the dots a single value is an array, too
         if self.batch is not None:
             key[self.batch] = rows
         for axis in self.positions:

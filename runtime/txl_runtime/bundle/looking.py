@@ -46,7 +46,7 @@ def _contradictions(looks: list[Program], rest: Tables) -> Iterator[str]:
             yield f"program {program.name} shares its {what} {name} with another, expected one of its own"
     tokens, length = rest.tokens, rest.segment_lengths[0]
     counted = {"valid", "fill"} <= {entry.role for entry in rest.inputs}
-    if tokens is None or tokens.lookahead or tokens.shape != ("B", "L") or not counted:
+    if tokens is None or tokens.lookahead or not tokens.axes.plain or not counted:
         yield (
             f"program {program.name} is there, but the model does not read tokens, how many of them count and how many "
             "memory rows there are"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Input, Output, Program, Tables, TensorSpec
+from txl_runtime.bundle.tables import Program, Tables, TensorSpec
 
 BATCH = "batch"
 """What a graph calls the number of sequences where it leaves it open."""
@@ -20,8 +20,7 @@ OPENED = ".open"
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
     """The axis of sequences in each input and output of a program of segments that has one, by name."""
-    rows: tuple[Input | Output, ...] = (*tables.inputs, *tables.outputs)
-    axes = {entry.name: entry.shape.index("B") for entry in rows if "B" in entry.shape}
+    axes = {entry.name: entry.axes.batch for entry in tables.interface if entry.axes.batch is not None}
     if program.kind != "step":
         axes[program.outputs[0].name] = 0
     for state in tables.states_of(program.update):
@@ -45,8 +44,7 @@ def at_axes(program: Program, axes: Mapping[str, int], size: int | str = BATCH) 
     """See `with_sequences`; the axis of sequences is given by the tensors' names."""
 
     def other(spec: TensorSpec) -> TensorSpec:
-        shape = tuple(size if axes.get(spec.name) == axis else old for axis, old in enumerate(spec.shape))
-        return msgspec.structs.replace(spec, shape=shape)
+        return msgspec.structs.replace(spec, shape=_at(spec.shape, axes.get(spec.name), size))
 
     inputs, outputs = (tuple(map(other, side)) for side in (program.inputs, program.outputs))
     return msgspec.structs.replace(program, inputs=inputs, outputs=outputs)
@@ -64,5 +62,5 @@ def smaller(manifest: Manifest, size: int) -> Manifest:
     return msgspec.structs.replace(manifest, batch_size=size, batch_sizes=(), states=states, programs=programs)
 
 
-def _at(shape: tuple[int, ...], axis: int | None, size: int) -> tuple[int, ...]:
+def _at(shape: tuple[int | str, ...], axis: int | None, size: int | str) -> tuple[int | str, ...]:
     return tuple(size if place == axis else old for place, old in enumerate(shape))

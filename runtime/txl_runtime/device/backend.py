@@ -10,10 +10,13 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.device.context import open_lock
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.interface import Executable
-from txl_runtime.device.loop import DeviceLoop, Programs
+from txl_runtime.device.loop import DeviceLoop
 from txl_runtime.errors import BackendError
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.state import Initial
+
+ANY = 0
+"""In place of B, of programs that are there for one B alone."""
 
 
 class DeviceBackend(Backend):
@@ -46,29 +49,25 @@ class DeviceBackend(Backend):
                 "log-probabilities or steps, and one rule; build the engines again"
             )
         self.update = rules.pop()
-        sizes = sorted({_batch_size(item.program) for item in executables})
-        self._programs = {
-            size: Programs(name, [item for item in executables if _batch_size(item.program) == size]) for size in sizes
-        }
-        self.programs = self._programs[sizes[-1]].all
+        ordered = sorted(executables, key=lambda item: item.program.segment_length)
+        sizes = sorted({_batch_size(item.program) for item in ordered})
+        self._sizes = {size: [item for item in ordered if _batch_size(item.program) == size] for size in sizes}
+        self.programs = tuple(item.program for item in self._sizes[sizes[-1]])
         self._settled = settled
 
     def fitting(self, manifest: Manifest, sequences: int) -> Manifest:
-        size = min((size for size in self._programs if size >= sequences), default=manifest.batch_size)
+        size = min((size for size in self._sizes if size >= sequences), default=manifest.batch_size)
         return smaller(manifest, size) if size < manifest.batch_size else manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
-        if self.update == "replace":
-            from txl_runtime.device.step_loop import DeviceStepLoop  # a Transformer-XL does not carry it
-
-            return DeviceStepLoop(manifest, self.device, self.queue, self.lock, self.executables, initial, self.settled)
-        programs = self._programs.get(manifest.batch_size)
-        if programs is None:
+        found = self._sizes.get(manifest.batch_size) or self._sizes.get(ANY)
+        if found is None:
             raise BackendError(
-                f"backend {self.name} has engines for B {', '.join(map(str, self._programs))}, expected some for "
+                f"backend {self.name} has engines for B {', '.join(map(str, self._sizes))}, expected some for "
                 f"{manifest.batch_size}; build the engines again"
             )
-        return DeviceLoop(manifest, self.device, self.queue, self.lock, programs, initial, self.settled)
+        device, queue, lock = self.device, self.queue, self.lock
+        return DeviceLoop(manifest, device, queue, lock, self.name, found, initial, self.settled)
 
     def settled(self, program: str) -> None:
         """A program has run often enough for its engine to have compiled what it compiles at first use."""
@@ -81,5 +80,5 @@ class DeviceBackend(Backend):
 
 
 def _batch_size(program: Program) -> int:
-    """B of a program of tokens; steps of any other model have one, which is not asked for."""
-    return 0 if program.kind == "step" else program.inputs[0].fixed[0]
+    """B of a program of tokens; steps of any other model are of one B, which is not asked for."""
+    return ANY if program.kind == "step" else program.inputs[0].fixed[0]

@@ -1,126 +1,143 @@
-"""The loop on a device: memory that never leaves it, and work that is put into one queue."""
+"""The loop on a device: states that never leave it, and work that is put into one queue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import weakref
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.blocks import Part
-from txl_runtime.device.call import DeviceCall, Step, room_for
+from txl_runtime.device.blocks import Inputs, Part, Results
+from txl_runtime.device.call import DeviceCall, Step, Steps, open_blocks, room_for
 from txl_runtime.device.context import Lock
 from txl_runtime.device.cuda import Device, Queue
-from txl_runtime.device.dlpack import DeviceTokens
+from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens, lie_on
 from txl_runtime.device.interface import Executable
-from txl_runtime.device.memory import DeviceMemory, DeviceRing, DeviceRolled
-from txl_runtime.device.on_device import OnDevice
-from txl_runtime.errors import BackendError
-from txl_runtime.streaming.loop import Resident
-from txl_runtime.streaming.memory import LoopState, RowsResult
+from txl_runtime.device.placements import DevicePlacement, open_placements
+from txl_runtime.device.staging import Staging
+from txl_runtime.device.tail import Tail
+from txl_runtime.streaming.loop import LoopState, Resident
+from txl_runtime.streaming.outputs import Output, SegmentResult, WholeOutput, idle_result
 from txl_runtime.streaming.parts import Parts
-from txl_runtime.streaming.programs import Want
+from txl_runtime.streaming.programs import Programs, Shapes, Want
 from txl_runtime.streaming.state import Initial
-from txl_runtime.types import Array, Floats, Ids, Indices
+from txl_runtime.types import Array, Floats, Ids
 
-KINDS: dict[Want, tuple[str, ...]] = {
-    "rows": ("logprobs",),
-    "last": ("last", "next", "logprobs"),
-    "next": ("next", "last", "logprobs"),
-    "nll": ("score", "logprobs"),
-}
-"""The kinds of programs that compute what is wanted, the one of the least beside it first."""
+SHORTCUTS = {"last": 1, "next": 1, "score": 2}
+"""The kinds of programs that return what is wanted itself, and how many axes their first result has of [b, T]."""
+Key = tuple[Want, int, int, int, Shapes, str]
+"""Of a segment: what is wanted, its length, b, the side that is read, the shapes there, and which input is resident."""
 
 
-class Programs:
-    """Executables of one update rule. "logprobs" serve every call; the others are shortcuts.
+class _Read(NamedTuple):
+    """An input of the caller and where it is staged; `whole` has to be zero where it is not written, or is None."""
 
-    Args:
-        backend: its name, for messages.
-        executables: what is loaded.
-    """
-
-    def __init__(self, backend: str, executables: Sequence[Executable]) -> None:
-        self._backend = backend
-        self._executables = sorted(executables, key=lambda item: item.program.segment_length)
-        self.all: tuple[Program, ...] = tuple(item.program for item in self._executables)
-
-    def find(self, want: Want, length: int) -> Executable:
-        """The program of the shortest segments that hold so many tokens; of several, the best for what is wanted.
-
-        So a shortcut is not taken where log-probabilities have a shorter program, which is less work.
-
-        Raises:
-            BackendError: there is none.
-        """
-        kinds = KINDS[want]
-        able = [item for item in self._executables if item.program.kind in kinds]
-        fitting = [item for item in able if item.program.segment_length >= length]
-        if not fitting:
-            raise BackendError(f"backend {self._backend} has no program for {length} tokens; build the engines again")
-        return min(fitting, key=lambda item: (item.program.segment_length, kinds.index(item.program.kind)))
+    name: str
+    staged: Array
+    whole: Array | None
 
 
-class _Route(NamedTuple):
-    """How segments of one kind and shape go, on one side of the memory.
+@dataclass
+class _Route:
+    """How segments of one kind go.
 
     Attributes:
-        kind: of the program: "logprobs" gives rows, "last", "next" and "score" what is wanted itself.
-        reads: inputs of the caller, by name, and where each is staged.
-        valid: where the positions that count are put.
-        counts: where counters are staged, and the counters.
-        step: what is put into the queue.
-        rows: the program's first result where it arrives with the step.
-        part: the same where it is still on the device.
-        parts: of a program "next": what it returned beside.
+        kind: of the program.
         call: the program, tied to memory.
+        after: the shapes of the states that it leads to, where they can change.
+        reads: what the caller hands in, on the host.
+        counts: where counters are staged, and the counters.
+        parts: of all results, the first one first.
+        asked: those that come with the step.
+        step: what is put into the queue; None where another one has to be found.
+        best: of a program "next": what came beside the row.
     """
 
     kind: str
-    reads: tuple[tuple[str, Array], ...]
-    valid: Ids
-    counts: tuple[tuple[Array, Array], ...]
-    step: Step
-    rows: Floats | None
-    part: Part
-    parts: Parts | None
     call: DeviceCall
+    after: Shapes
+    reads: tuple[_Read, ...]
+    counts: tuple[tuple[Array, Array], ...]
+    parts: dict[str, Part]
+    asked: frozenset[str]
+    step: Step | None = None
+    best: Parts | None = None
 
 
-class _Pending(RowsResult):
-    """The result of a step that is still in the queue; to ask for any of it is to wait for the step."""
+class _Pending(SegmentResult):
+    """The result of a segment that is still in the queue; to ask for any of it is to wait for the segment."""
 
-    __slots__ = ("_given", "_loop", "_route")
+    __slots__ = ("_loop", "_route", "_there")
 
-    def __init__(self, loop: DeviceLoop, route: _Route, counts: Ids, targets: Ids | None) -> None:
-        self._loop, self._route, self._given = loop, route, route.rows
-        self._counts, self._targets, self._output = counts, targets, loop.output
+    def __init__(
+        self, loop: DeviceLoop, route: _Route, there: dict[str, Array], counts: Ids, columns: int, targets: Ids | None
+    ) -> None:
+        super().__init__(None, counts, columns, targets, loop.output, loop.manifest.outputs)
+        self._loop, self._route, self._there = loop, route, there
 
     def rows(self) -> Floats:
         """See `loop.Result`."""
-        self._loop.finish()
-        if self._given is None:
-            self._given = self._loop.staging.bring(self._route.part)
-        return self._given
+        features = self._loop.features
+        assert features is not None, "a stream asks for log-probabilities where there are any"
+        return features.axes.rows(self._bring((features.name,))[features.name])
+
+    def given(self) -> dict[str, Array]:
+        """See `SegmentResult`."""
+        found = self._bring(self._route.parts)
+        self._loop.finish()  # copies that came late are work, too
+        return found
 
     def last(self) -> Floats:
         """See `loop.Result`."""
-        return self.rows() if self._route.kind in ("last", "next") else super().last()
+        return self._first() if self._route.kind in ("last", "next") else super().last()
 
     def parts(self) -> Parts | None:
         """See `loop.Result`."""
         self._loop.finish()
-        return self._route.parts
+        return self._route.best
 
     def nll(self) -> Floats:
         """See `loop.Result`."""
-        return self.rows() if self._route.kind == "score" else super().nll()
+        return self._first() if self._route.kind == "score" else super().nll()
+
+    def _first(self) -> Array:
+        name = next(iter(self._route.parts))
+        return self._bring((name,))[name]
+
+    def _bring(self, names: Collection[str]) -> dict[str, Array]:
+        """What the program returned, these results at least; the segment is done then."""
+        loop, route = self._loop, self._route
+        loop.finish()
+        for name in names:
+            if name not in self._there:
+                self._there = {**self._there, name: loop.staging.bring(route.parts[name])}
+                if route.kind not in SHORTCUTS and name not in route.asked:
+                    route.asked, route.step = route.asked | {name}, None
+        return self._there
 
 
-class DeviceLoop(LoopState, OnDevice):
-    """See `streaming.loop.Loop` and `OnDevice`: the programs return log-probabilities, or what is made of them."""
+class DeviceLoop(LoopState):
+    """See `streaming.loop.Loop`.
+
+    All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
+    for, so streams in different threads keep each other waiting no longer than the device itself does.
+
+    Args:
+        manifest: of the bundle.
+        device, queue, lock: where it runs, the one order of its work, and whose turn it is to add to it.
+        backend: its name, for messages.
+        executables: the programs of the manifest's B.
+        initial: what states are before anything was seen.
+        settled: called when a program has run twice: engines compile what they compile at first use by then.
+    """
+
+    piecewise = leading = False
+    turning = True
+    output: Output
 
     def __init__(
         self,
@@ -128,85 +145,199 @@ class DeviceLoop(LoopState, OnDevice):
         device: Device,
         queue: Queue,
         lock: Lock,
-        programs: Programs,
+        backend: str,
+        executables: Sequence[Executable],
         initial: Initial,
         settled: Callable[[str], None],
     ) -> None:
-        update = programs.all[0].update
-        OnDevice.__init__(self, manifest, device, queue, lock, settled)
-        LoopState.__init__(self, update, manifest, lock)
-        self._programs = programs
-        self._routes: dict[tuple[str, tuple[int, int], int, bool], _Route] = {}
-        kind = DeviceRing if update == "ring" else DeviceRolled
+        programs = [item.program for item in executables]
+        states = manifest.states_of(programs[0].update)
+        super().__init__(manifest, states, lock)
+        self.manifest, self.output, self.features = manifest, WholeOutput(manifest), manifest.logprobs
+        self._executables = {item.program.name: item for item in executables}
+        self._programs = Programs(manifest, programs, backend)
+        self._device, self._queue, self._lock, self._settled = device, queue, lock, settled
+        self._tail = Tail(device, queue, lock)
+        self.staging = Staging(device, queue, self._tail)
+        self._blocks: dict[Hashable, tuple[Inputs, Results]] = {}
+        self._calls: dict[tuple[str, int], DeviceCall] = {}
+        self._steps, self._routes, self._found = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
+        self._settling: str | None = None
+        self._resident: DeviceTokens | None = None  # what a step on its way reads
+        self._tokens = "" if manifest.tokens is None else manifest.tokens.name
+        weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
         with lock:
-            self.memory: DeviceMemory = kind(device, queue, manifest, initial, self.counters, self._tail)
+            opened = open_placements(device, queue, self._tail, states, initial, self.counters)
+        self.placements: tuple[DevicePlacement, ...] = opened
+        self._growing = next((placement for placement in opened if placement.grows), None)
         self.clear(np.arange(manifest.batch_size))
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
+        return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
+
+    def resident(self, tokens: Any) -> DeviceTokens | None:
+        """See `Loop`. Whoever owns the tokens makes the queue wait for them: that must not come into a record."""
+        entry = self.manifest.tokens
+        if type(tokens) is np.ndarray or entry is None or entry.shape != ("B", "L"):
+            return None
+        if not lie_on(tokens, self._device.dlpack):
+            return None
+        with self._lock, self._device.current():
+            return device_tokens(tokens, self._queue.handle)
+
+    def fetch(self, tokens: Resident) -> Ids:
+        """See `Loop`."""
+        assert isinstance(tokens, DeviceTokens)
+        with self._lock, self._device.current():
+            return fetch_tokens(tokens, self._queue)
+
+    def finish(self) -> None:
+        """Return when everything that this loop put into the queue is done."""
+        self._tail.wait()
+        self._resident = None
+        if self._settling is not None:
+            program, self._settling = self._settling, None
+            self._settled(program)
 
     def run(
         self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
-    ) -> _Pending:
+    ) -> SegmentResult:
         """See `Loop`."""
         self.finish()  # what is on its way reads and writes what this step will
-        tokens = next(iter(inputs.values()))
-        there = tokens if isinstance(tokens, DeviceTokens) else None
-        key = (want, tokens.shape, self.counters.side, there is not None)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = self._open_route(inputs, len(counts), want, there)
-        for name, staged in route.reads:
+        length, targets = self._programs.length_of(inputs), inputs.get("targets")
+        assert targets is None or isinstance(targets, np.ndarray)
+        if not self.count(counts):
+            width = self.output.clusters[-1][1]
+            return idle_result(self.manifest, self.output, width, counts, length, targets)
+        there = inputs.get(self._tokens)
+        sent = isinstance(there, DeviceTokens)
+        side, growing = self.counters.side, self._growing
+        shapes = () if growing is None else growing.shapes[side]
+        key = want, length, len(counts), side, shapes, self._tokens if sent else ""
+        route = self._found.get(key) or self._find_route(key, inputs)
+        step = route.step or self._find_step(route, sent)
+        for name, staged, whole in route.reads:
+            if whole is not None:
+                whole.fill(0)
             staged[...] = inputs[name]
-        route.valid[...] = counts
         for staged, count in route.counts:
             staged[...] = count
         call = route.call
         with self._lock:
             with self._tail:
-                if there is not None:
-                    assert self.manifest.tokens is not None
-                    self._send(call.inputs, self.manifest.tokens.name, there)
-                route.step()
+                if isinstance(there, DeviceTokens):
+                    self._send(call.inputs, there)
+                step()
+            if growing is not None:
+                growing.shapes[1 - side] = route.after
+            self._computed = self._batch
             if commit:
-                self.advance()
+                self.commit()
         if call.settling:
             call.settling, self._settling = False, call.name
-        targets = inputs.get("targets")
-        assert targets is None or isinstance(targets, np.ndarray)
-        return _Pending(self, route, counts, targets)
+        return _Pending(self, route, step.arrived, counts, length, targets)
 
-    def prepare_reorder(self, rows: Indices) -> None:
+    def commit(self) -> None:
         """See `Loop`."""
-        self.memory.prepare_reorder(rows)
+        with self._lock:
+            super().commit()
+
+    def _send(self, inputs: Inputs, tokens: DeviceTokens) -> None:
+        """Send what is staged, and then put ids that are on the device in their place."""
+        self._resident = tokens
+        (rows, columns), host = tokens.shape, inputs.host[self._tokens]
+        if host.shape != tokens.shape:
+            host.fill(0)
+        inputs.send(self._queue)
+        place = inputs.addresses[self._tokens]
+        self._queue.copy(place, tokens.address, 4 * columns, rows, 4 * host.shape[1], tokens.pitch)
+
+    def _find_route(self, key: Key, inputs: Mapping[str, Array | Resident]) -> _Route:
+        """The way of segments like this one; nothing may be on its way."""
+        want, length, b, side, _, resident = key
+        shapes = tuple(shape for placement in self.placements for shape in placement.shapes[side])
+        program = self._programs.find(want, length, shapes)
+        call = self._tie(program, side)
+        given = {name: np.shape(value) for name, value in inputs.items() if name in call.inputs.host}
+        given.pop(resident, None)
+        which = program.name, side, b, length, resident, *given
+        if which not in self._routes:
+            self._routes[which] = self._open_route(program, call, b, length, given)
+        self._found[key] = self._routes[which]
+        return self._found[key]
 
     def _open_route(
-        self, inputs: Mapping[str, Array | Resident], b: int, want: Want, there: DeviceTokens | None
+        self, program: Program, call: DeviceCall, b: int, length: int, given: Mapping[str, tuple[int, ...]]
     ) -> _Route:
-        """The way of segments like this one; nothing may be on its way."""
-        tokens = next(iter(inputs.values()))
-        length = tokens.shape[1]
-        executable = self._programs.find(want, length)
-        side, kind = self.counters.side, executable.program.kind
-        call = self._tie(executable, side, self.memory.addresses(side), executable.program.name, tuple(self.counts))
-        first, *others = (s.name for s in executable.program.outputs if s.name in call.results.addresses)
-        part = call.results.part(first, (b,) if kind in ("last", "next") else (b, length))
-        parts = {name: call.results.part(name, ()) for name in others} if kind == "next" else {first: part}
-        if not self.staging.fits(room_for(parts)):
-            parts = {}
-        if first not in parts:
-            self.staging.open_buffers(part.size)
+        host, reads = call.inputs.host, []
+        for name, shape in given.items():
+            whole = host[name]
+            reads.append(_Read(name, whole[tuple(map(slice, shape))], None if shape == whole.shape else whole))
+        parts = self._parts(program, call.results, b, length)
+        asked, fits = self._sure(program, parts), self.staging.fits
+        late = [part.size for name, part in parts.items() if name not in asked or not fits(room_for({name: part}))]
+        if late:
+            self.staging.open_buffers(max(late))
+        after = () if self._growing is None else self._growing.after(program)
+        return _Route(program.kind, call, after, tuple(reads), self._staged(call), parts, asked)
+
+    def _parts(self, program: Program, results: Results, b: int, length: int) -> dict[str, Part]:
+        """What a program returns of some sequences and positions."""
+        if program.kind not in SHORTCUTS:
+            return {entry.name: results.part(entry.name, entry.sizes(b, length)) for entry in self.manifest.outputs}
+        first, *others = results.addresses
+        found = {first: results.part(first, (b, length)[: SHORTCUTS[program.kind]])}
+        return found | {name: results.part(name, ()) for name in others}
+
+    def _sure(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
+        """Results that whoever has asked for a program's segment asks for; those of a step are found out."""
+        if program.kind == "step":
+            return frozenset()
+        first, *others = parts
+        if program.kind != "next":
+            return frozenset((first,))
+        fits = self.staging.fits(room_for({name: parts[name] for name in others}))
+        return frozenset(others) if fits else frozenset()
+
+    def _find_step(self, route: _Route, sent: bool) -> Step:
+        """The step that brings what was asked for so far, as much of it as may arrive with a step."""
+        parts: dict[str, Part] = {}
+        for name, part in route.parts.items():
+            if name in route.asked and self.staging.fits(room_for({**parts, name: part})):
+                parts[name] = part
         if self.staging.grow(room_for(parts)):
-            self._routes.clear()
             self._steps.forget()
-        step = self._steps.find(call, parts, self.staging.arrived, there is not None)
-        host = call.inputs.host
-        given = {name: tuple(map(slice, value.shape)) for name, value in inputs.items() if value is not there}
-        reads = tuple((name, host[name][cut]) for name, cut in given.items() if name in host)
-        rows, counts = step.arrived.get(first), self._staged(call)
-        best = Parts(self.manifest.clusters, step.arrived) if kind == "next" and parts else None
-        return _Route(kind, reads, self.valid[:b], counts, step, rows, part, best, call)
+            for other in self._routes.values():
+                other.step = None
+        route.step = step = self._steps.find(route.call, parts, self.staging.arrived, sent)
+        route.best = Parts(self.manifest.clusters, step.arrived) if parts and route.kind == "next" else None
+        return step
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
         """Where a program's counters are staged, and those counters; all of them at once if it reads all."""
         read = [name for name in self.counts if name in call.inputs.host]
-        if len(read) == len(self.counts):
+        if len(read) == len(self.counters.read):
             return ((call.inputs.rows(read[0], len(read)), self.counters.read),)
         return tuple((call.inputs.host[name], self.counts[name]) for name in read)
+
+    def _tie(self, program: Program, side: int) -> DeviceCall:
+        """The program tied to memory, with the states on one side, for the first time or again.
+
+        Programs that read and return the same beside the states share the blocks of that.
+        """
+        name = program.name
+        if (name, side) not in self._calls:
+            inputs, outputs = dict[str, int](), dict[str, int]()
+            for placement in self.placements:
+                before, after = placement.addresses(program, side)
+                inputs |= before
+                outputs |= after
+            memory, executable = (inputs, outputs), self._executables[name]
+            key = tuple(spec for spec in (*program.inputs, *program.outputs) if spec.name not in inputs | outputs)
+            with self._lock, self._device.current():
+                if key not in self._blocks:
+                    self._blocks[key] = open_blocks(self._device, executable, memory, tuple(self.counts))
+                self._calls[name, side] = DeviceCall(executable, self._queue, *self._blocks[key], memory)
+        return self._calls[name, side]

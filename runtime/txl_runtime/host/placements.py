@@ -16,7 +16,7 @@ import numpy as np
 
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.streaming.programs import Shapes, shapes_after, start_shape
-from txl_runtime.streaming.state import Counters, Initial, Placement, ring_rows, start_of
+from txl_runtime.streaming.state import Counters, Initial, Placement, placed_alike, ring_rows, start_of, with_sequence
 from txl_runtime.types import Array, Arrays, Call, Indices
 
 States: TypeAlias = Sequence[Array | None]
@@ -115,16 +115,7 @@ class Replaced(HostPlacement):
 
     def put(self, row: int, tensors: Arrays) -> None:
         """See `Placement`. Where a tensor has another number of rows than before, other sequences have zeros there."""
-        arrays = list(self._of(row))
-        for index, (state, array) in enumerate(zip(self._states, arrays, strict=True)):
-            given, axis = tensors.get(state.name), state.batch_axis
-            if given is None or axis is None:
-                arrays[index] = given
-                continue
-            shape = (*given.shape[:axis], self._batch, *given.shape[axis:])
-            after = np.zeros(shape, given.dtype) if array is None or array.shape != shape else array
-            after[state.axes.at(row)] = given
-            arrays[index] = after
+        arrays = with_sequence(self._states, self._of(row), row, tensors, self._batch)
         side = int(self._counters.sides[row])
         kept = self._set(_shapes(arrays), side)
         _copy(arrays, kept)
@@ -265,8 +256,7 @@ PLACEMENTS: dict[str, type[HostPlacement]] = {"replace": Replaced, "rolled": Rol
 
 def open_placements(states: Sequence[StateTensor], initial: Initial, counters: Counters) -> tuple[HostPlacement, ...]:
     """Fresh states, those of each placement together."""
-    alike = {rule: [state for state in states if state.update == rule] for rule in PLACEMENTS}
-    return tuple(PLACEMENTS[rule](some, initial, counters) for rule, some in alike.items() if some)
+    return tuple(placement(some, initial, counters) for placement, some in placed_alike(states, PLACEMENTS))
 
 
 def _shapes(arrays: States) -> Shapes:

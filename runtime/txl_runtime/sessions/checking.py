@@ -44,13 +44,12 @@ def check_row_count(rows: int | None, manifest: Manifest) -> int:
     Raises:
         UsageError: the model's sequences influence one another, or it has no stream of so many.
     """
-    if manifest.joint:
+    if not manifest.can.run_fewer:
         raise UsageError(
             "this model's sequences influence one another, expected sequences that sessions can share a stream by; "
             "give each session a model of its own"
         )
-    lockstep = manifest.streams == "lockstep"
-    most = 1 if lockstep else manifest.batch_size
+    most = manifest.batch_size if manifest.can.run_apart else 1
     if rows is None:
         return most
     if not is_whole(rows) or not 1 <= rows <= manifest.batch_size:
@@ -117,7 +116,7 @@ def check_whole(manifest: Manifest, columns: int) -> None:
     Raises:
         UsageError: they do not fill segments.
     """
-    if manifest.lengths == "exact" and columns:
+    if columns and not manifest.can.run_ragged:
         strict_cuts(columns, np.array([columns], np.int32), manifest)
 
 
@@ -147,7 +146,7 @@ def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
 
 def _sampler(sampling: object, manifest: Manifest) -> Sampler:
     require_tokens(manifest, "generate")
-    if manifest.lengths == "exact" and 1 not in manifest.segment_lengths:
+    if not manifest.can.run_single:
         raise UsageError(
             f"a token is fed alone after it was drawn, but this model takes segments of "
             f"{list(manifest.segment_lengths)} alone; export it with --segment-length 1 as well"

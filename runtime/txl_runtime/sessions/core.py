@@ -68,8 +68,7 @@ class Sessions:
         self._rows = Rows(stream, self._manifest, model.update, self._store, self.counters)
         self._segments = Segments(stream.loop, self._manifest, self.rows)
         self._cuts = Cuts(self._manifest)
-        shapes = [entry.shape for entry in self._manifest.inputs] + [entry.shape for entry in self._manifest.outputs]
-        self._turns = Turns(self._cuts, any("B" not in shape for shape in shapes))
+        self._turns = Turns(self._cuts, any(entry.axes.batch is None for entry in self._manifest.interface))
         self._newcomer = True  # whether the next row is for one that was never served
         self._leading = stream.loop.leading
         self._book = Book(self._rows, self._store, self._limits, self.counters, clock)

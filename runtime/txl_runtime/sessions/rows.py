@@ -120,7 +120,7 @@ class Rows:
 
     def fill(self, session: Session) -> int | None:
         """Memory rows of a session's state, wherever it is; None where the model counts none."""
-        if "fill" not in self._manifest.counters:
+        if not self._manifest.can.count_rows:
             return None
         if session.fresh:
             return self._fresh.fill

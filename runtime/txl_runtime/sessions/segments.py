@@ -72,7 +72,6 @@ class Segments:
 
     def __init__(self, loop: Loop, manifest: Manifest, batch_size: int) -> None:
         self._loop, self._manifest, self._b = loop, manifest, batch_size
-        self._inputs = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
         self._count = DrawCount()
 
     def run(self, parts: Sequence[Part]) -> None:
@@ -137,21 +136,19 @@ class Segments:
 
     def _run_arrays(self, parts: Sequence[Part], counts: Ids) -> None:
         columns, inputs = int(counts.max()), dict[str, Array]()
-        for entry in self._inputs:
+        for entry in self._manifest.given:
             whole = inputs[entry.name] = np.zeros(entry.sizes(self._b, columns), np.dtype(entry.dtype))
             for part in parts:
                 assert part.job.work.arrays is not None
-                given, size = part.job.work.arrays[entry.name], part.size + entry.lookahead
-                window = _at(entry.shape, slice(None), slice(part.first, part.first + size))
-                whole[_at(entry.shape, slice(part.row, part.row + 1), slice(size))] = given[window]
+                window = entry.axes.window(part.first, part.first + part.size)
+                place = entry.axes.window(0, part.size, slice(part.row, part.row + 1))
+                whole[place] = part.job.work.arrays[entry.name][window]
         result = self._loop.run(inputs, counts)
         _advance(parts)
         found = result.outputs()
         for part in parts:
             arrays = {
-                output.name: found[output.name][
-                    _at(output.shape, slice(part.row, part.row + 1), slice(part.size))
-                ].copy()
+                output.name: found[output.name][output.axes.window(0, part.size, slice(part.row, part.row + 1))].copy()
                 for output in self._manifest.outputs
             }
             part.job.ticket.tell(Outputs(part.first, arrays))
@@ -201,9 +198,3 @@ def _advance(parts: Sequence[Part]) -> None:
         job.at += part.size
         session.seen += part.size
         session.fresh, session.pending = False, None  # what was pending stands before everything else
-
-
-def _at(shape: Sequence[int | str], batch: slice, positions: slice) -> tuple[slice, ...]:
-    """The index of some sequences and positions."""
-    known = {"B": batch, "L": positions}
-    return tuple(known[size] if isinstance(size, str) else slice(None) for size in shape)

@@ -20,14 +20,14 @@ class Cuts:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        self._lengths, self._exact = manifest.segment_lengths, manifest.lengths == "exact"
+        self._lengths, self._ragged = manifest.segment_lengths, manifest.can.run_ragged
         self.shortest = self._lengths[-1]
 
     def size(self, left: int) -> int:
         """Positions of the next segment, of so many that are left."""
-        if self._exact:
-            return next((length for length in self._lengths if length <= left), self.shortest)
-        return min(left, self._lengths[0])
+        if self._ragged:
+            return min(left, self._lengths[0])
+        return next((length for length in self._lengths if length <= left), self.shortest)
 
     def length(self, size: int) -> int:
         """The segment length of the program that runs so many positions."""

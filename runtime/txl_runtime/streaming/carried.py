@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import check_rows, few, is_whole, shown
 from txl_runtime.streaming.loop import Loop
@@ -29,14 +30,12 @@ class CarriedState:
 
     def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
         self._manifest, self.loop, self._b = manifest, loop, batch_size
-        self._states = manifest.states_of(update)
-        self._counts_rows = "fill" in manifest.counters
-        self._lockstep = manifest.streams == "lockstep"
+        self._states, self._can = manifest.states_of(update), manifest.can
         self._replaced = 0  # how often the state was replaced from outside: a running `generate` must not go on then
         self._half_changed = False  # an interrupt came while the state was being replaced
 
     def __repr__(self) -> str:
-        rows = f", fill {self.fill.tolist()} of {self._manifest.memory_length}" if self._counts_rows else ""
+        rows = f", fill {self.fill.tolist()} of {self._manifest.memory_length}" if self._can.count_rows else ""
         return f"<Stream of {self._b} sequences{rows}>"
 
     @property
@@ -63,18 +62,10 @@ class CarriedState:
 
     def iter_memory(self) -> Iterator[tuple[str, Floats]]:
         """As `memory`, name and rows of one tensor at a time: all together can be larger than the weights."""
-        if not self._counts_rows:
+        if not self._can.count_rows:
             names = ", ".join(state.name for state in self._states) or "nothing"
             raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")
-        fill = self.fill
-        rows = int(fill.max(initial=0))
-        for group in [(state,) for state in self._states] if self.loop.piecewise else [self._states]:
-            taken = {state.name: np.zeros((self._b, rows, *state.row_shape), np.float32) for state in group}
-            for row, count in enumerate(fill.tolist()):
-                if count:
-                    for name, newest in self.loop.take(row, tuple(taken)).tensors.items():
-                        taken[name][row, rows - count :] = newest
-            yield from taken.items()
+        yield from self._gathered([state for state in self._states if state.counted], int(self.fill.max(initial=0)))
 
     def state(self) -> dict[str, Array]:
         """The state by the names and shapes of the bundle's table, with b sequences: copies.
@@ -85,10 +76,17 @@ class CarriedState:
         self._ready()
         from txl_runtime.streaming import states  # whoever only streams needs none of it
 
-        if self._counts_rows:
-            table = self._manifest.states_of("rolled") or self._states
-            return states.with_all_rows(dict(self.iter_memory()), table, self._manifest.memory_length)
-        return states.gathered([self.loop.take(row) for row in range(self._b)], self._states)
+        rolled = {state.name: state for state in self._manifest.states_of("rolled")}
+        shown = [rolled.get(state.name, state) for state in self._states]
+        return states.as_declared(dict(self._gathered(self._states, self._manifest.memory_length)), shown)
+
+    def _gathered(self, table: Sequence[StateTensor], rows: int) -> Iterator[tuple[str, Array]]:
+        """Tensors of all sequences by name, each copied out by itself where that costs no more."""
+        from txl_runtime.streaming import states  # whoever only streams needs none of it
+
+        for group in [[state] for state in table] if self.loop.piecewise else [table]:
+            parts = (self.loop.take(row, [state.name for state in group]) for row in range(self._b))
+            yield from states.gathered(parts, group, self._b, rows).items()
 
     def take(self, row: int) -> RowState:
         """A copy of one sequence's state, to `put` into a stream of the same model.
@@ -111,7 +109,7 @@ class CarriedState:
         which = self._alone(row, "put")
         states.check_row(state, self._manifest, self._states)
         with self._changing():
-            self.loop.clear(np.arange(self._manifest.batch_size) if self._lockstep else np.array([which]))
+            self.loop.clear(np.array([which]) if self._can.run_apart else np.arange(self._manifest.batch_size))
             self.loop.put(which, state)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
@@ -124,12 +122,12 @@ class CarriedState:
         if rows is not None:
             self._ready()
             named = check_rows(rows, self._b)
-            if self._lockstep and 0 < len(set(named.tolist())) < self._b:
+            if not self._can.run_apart and 0 < len(set(named.tolist())) < self._b:
                 raise UsageError(
                     f"reset names sequences {few(named)}, expected all {self._b} or none, because this model's "
                     "sequences run in lockstep; call reset(), or open a stream for each"
                 )
-            if not self._lockstep or not len(named):
+            if self._can.run_apart or not len(named):
                 which = named
         with self._changing():
             self.loop.clear(which)
@@ -143,7 +141,7 @@ class CarriedState:
         which = check_rows(rows, self._b)
         if not 1 <= len(which) <= self._manifest.batch_size:
             raise UsageError(f"rows name {len(which)} sequences, expected 1 … {self._manifest.batch_size}")
-        if self._manifest.joint and len(which) < self._manifest.batch_size:
+        if not self._can.run_fewer and len(which) < self._manifest.batch_size:
             raise UsageError(
                 f"rows name {len(which)} sequences, expected {self._manifest.batch_size}, because this model's "
                 "sequences influence one another"
@@ -155,12 +153,11 @@ class CarriedState:
 
     def snapshot(self) -> StreamState:
         """A copy of the state, to go back to or to save."""
-        from txl_runtime.streaming.snapshot import StreamState  # whoever only streams needs none of it
+        from txl_runtime.streaming import states  # whoever only streams needs none of it
 
-        heads, model_id = self._ready().heads[: self._b], self._manifest.model_id
-        if self._counts_rows:
-            return StreamState(model_id, self.fill, self.memory(), heads)
-        return StreamState(model_id, self.fill, {}, None, self.state())
+        heads, fill = self._ready().heads[: self._b], self.fill
+        tensors = dict(self._gathered(self._states, int(fill.max(initial=0))))
+        return states.snapshot_of(tensors, fill, heads, self._manifest, self._states)
 
     def restore(self, state: StreamState) -> None:
         """Continue from a snapshot, bit for bit as if nothing had happened since.
@@ -170,12 +167,12 @@ class CarriedState:
         Raises:
             UsageError: the snapshot is of another model, form of state or number of sequences.
         """
-        from txl_runtime.streaming.fitting import fitting_parts  # whoever only streams needs none of it
+        from txl_runtime.streaming import states  # whoever only streams needs none of it
 
-        parts = fitting_parts(state, self._manifest, self._states, self._b)
+        states.check_fits(state, self._manifest, self._states, self._b)
         with self._changing():
             self.loop.clear(np.arange(self._manifest.batch_size))
-            for row, part in enumerate(parts):
+            for row, part in enumerate(states.parted(state, self._states)):
                 self.loop.put(row, part)
 
     def _alone(self, row: int, what: str) -> int:
@@ -183,7 +180,7 @@ class CarriedState:
         if not is_whole(row):
             raise UsageError(f"{what} names sequence {shown(row)}, expected a whole number of 0 … {self._b - 1}")
         (which,) = check_rows([row], self._b).tolist()
-        if self._lockstep and self._b > 1:
+        if not self._can.run_apart and self._b > 1:
             raise UsageError(
                 f"{what} names one of {self._b} sequences, expected a stream of one, because this model's sequences "
                 "run in lockstep; use snapshot() and restore(...) for all of them"

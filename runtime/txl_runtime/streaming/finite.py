@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,21 +16,22 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
     """The outputs of a segment, which did not happen if it is refused: see `Stream.run`."""
     for entry in manifest.inputs:
         if entry.name in inputs:
-            _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.shape, counts)
+            _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)
     found = loop.run(inputs, counts, "rows", commit=False).outputs()
     for output in manifest.outputs:
-        _refuse(BackendError, f"output {output.name}", found[output.name], output.shape, counts)
+        _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
     if commit:
-        for state, array in loop.written():  # a value that is infinite may have begun so
-            _refuse(BackendError, f"state {state.name}", np.where(np.isinf(array), 0, array), state.axes.shape, counts)
+        for state, array in loop.written():
+            finite = np.where(np.isinf(array), 0, array)  # a value that is infinite may have begun so
+            _refuse(BackendError, f"state {state.name}", finite, state.batch_axis, counts)
         loop.commit()
     return found
 
 
-def _refuse(kind: type[TxlError], what: str, array: Array, shape: Sequence[int | str], counts: Ids) -> None:
+def _refuse(kind: type[TxlError], what: str, array: Array, batch: int | None, counts: Ids) -> None:
     """Name the first value that is not finite, of a sequence that runs."""
     for place in np.argwhere(~np.isfinite(array)).tolist():
-        row = place[shape.index("B")] if "B" in shape else None
+        row = None if batch is None else place[batch]
         if row is None or (row < len(counts) and counts[row]):
             whose = "" if row is None else f" of sequence {row}"
             raise kind(

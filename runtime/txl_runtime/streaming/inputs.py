@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from txl_runtime.bundle.abilities import ORDERS
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import UsageError
@@ -16,10 +17,36 @@ from txl_runtime.streaming.checks import as_array, check_columns, check_flag, ch
 from txl_runtime.streaming.loop import Loop
 from txl_runtime.types import Array, Ids
 
-ORDERS = (("B", "L"), ("L", "B"), ("B",))
-"""How tokens may be declared where streams speak [b, T]; log-probabilities have one axis more."""
 KINDS = {"float32": "fiu", "float16": "fiu", "int32": "iu", "bool": "b"}
 """Kinds of NumPy's types that an input of each type takes."""
+
+
+def refusal(manifest: Manifest, what: str) -> str:
+    """Why a model cannot do something with token ids alone; "" where it can. `what` is a method of streams."""
+    tokens, logprobs = manifest.tokens, manifest.logprobs
+    instead = "use run({...}) or feed({...}) with arrays by name"
+    if tokens is None:
+        read = ", ".join(f"{entry.name} ({entry.role})" for entry in manifest.given) or "nothing"
+        return f"{what} takes token ids alone, but this model reads {read}; {instead}"
+    if logprobs is None:
+        given = ", ".join(f"{output.name} ({output.role})" for output in manifest.outputs) or "nothing"
+        return (
+            f"{what} needs log-probabilities, but this model returns {given}, expected an output of role logprobs; "
+            f"{instead}"
+        )
+    if not manifest.can.feed_tokens:
+        return (
+            f"{what} takes tokens one by one, but this model reads {list(tokens.shape)} with a look-ahead of "
+            f"{tokens.lookahead} and returns {list(logprobs.shape)}, expected ids of one kind of shape {ORDERS} and "
+            f"V = {manifest.vocab_size} columns more; {instead}"
+        )
+    if what in ("score", "generate") and not manifest.can.score:
+        lengths = _listed(manifest.segment_lengths)
+        return (
+            f"{what} needs a state after every token, but this model's is that of whole segments of {lengths}; use "
+            "run(..., commit=False) to look into a segment and feed for whole ones"
+        )
+    return ""
 
 
 def require_tokens(manifest: Manifest, what: str) -> None:
@@ -28,40 +55,15 @@ def require_tokens(manifest: Manifest, what: str) -> None:
     Raises:
         UsageError: it reads something else, returns no log-probabilities, or keeps no state between two tokens.
     """
-    tokens, logprobs = manifest.tokens, manifest.logprobs
-    instead = "use run({...}) or feed({...}) with arrays by name"
-    if tokens is None:
-        read = [f"{entry.name} ({entry.role})" for entry in read_inputs(manifest)]
-        raise UsageError(
-            f"{what} takes token ids alone, but this model reads {', '.join(read) or 'nothing'}; {instead}"
-        )
-    if logprobs is None:
-        given = ", ".join(f"{output.name} ({output.role})" for output in manifest.outputs) or "nothing"
-        raise UsageError(
-            f"{what} needs log-probabilities, but this model returns {given}, expected an output of role logprobs; "
-            f"{instead}"
-        )
-    if tokens.shape not in ORDERS or tokens.lookahead or logprobs.shape != (*tokens.shape, manifest.vocab_size):
-        raise UsageError(
-            f"{what} takes tokens one by one, but this model reads {list(tokens.shape)} with a look-ahead of "
-            f"{tokens.lookahead} and returns {list(logprobs.shape)}, expected ids of one kind of shape {ORDERS} and "
-            f"V = {manifest.vocab_size} columns more; {instead}"
-        )
-    if what in ("score", "generate") and manifest.commits == "segment":
-        lengths = _listed(manifest.segment_lengths)
-        raise UsageError(
-            f"{what} needs a state after every token, but this model's is that of whole segments of {lengths}; use "
-            "run(..., commit=False) to look into a segment and feed for whole ones"
-        )
+    if said := refusal(manifest, what):
+        raise UsageError(said)
 
 
 def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
     """Tokens [b, T] as the model declares them."""
     tokens = manifest.tokens
     assert tokens is not None, "asked for by `require_tokens`"
-    if "L" not in tokens.shape:
-        ids = ids[:, 0]
-    return {tokens.name: ids if tokens.shape[0] == "B" else ids.T}
+    return {tokens.name: tokens.axes.from_rows(ids)}
 
 
 def run_segment(
@@ -87,7 +89,7 @@ def check_inputs(
         UsageError: an input is missing or unknown, or of another kind or shape, or holds a token id out of range where
             it counts.
     """
-    table = read_inputs(manifest)
+    table = manifest.given
     if not isinstance(inputs, Mapping):
         raise UsageError(f"inputs are a {type(inputs).__name__}, expected a dict of arrays, {_described(table)}")
     names = {entry.name for entry in table}
@@ -109,7 +111,7 @@ def check_inputs(
         array = arrays[entry.name]
         if entry.dtype == "int32" and array.size and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
             raise UsageError(f"{entry.name} holds {int(array.min())} … {int(array.max())}, expected values of int32")
-        if lengths is not None and "B" in entry.shape:
+        if lengths is not None:
             array = arrays[entry.name] = array.copy()
             entry.axes.clear_uncounted(array, counts)
         if entry.vocab is not None and ((array < 0) | (array >= entry.vocab)).any():
@@ -129,7 +131,7 @@ def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> N
         UsageError: it is no segment of this model.
     """
     known = manifest.segment_lengths
-    if manifest.lengths == "exact":
+    if not manifest.can.run_ragged:
         if columns not in known:
             raise UsageError(
                 f"{what} have {columns} positions, expected {_listed(known)}, because this model takes whole segments "
@@ -156,16 +158,15 @@ def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int,
     edges = [0]
     while edges[-1] < length:
         rest = length - edges[-1]
-        step = next((size for size in known if size <= rest), None)
-        if manifest.lengths == "valid":
-            step = min(rest, known[0])
+        fitting = next((size for size in known if size <= rest), None)
+        step = min(rest, known[0]) if manifest.can.run_ragged else fitting
         if step is None:
             raise UsageError(
                 f"there are {length} positions (look-ahead aside), of which {rest} remain after segments, expected "
                 f"what segments of {_listed(known)} add up to; give more or fewer, or export another --segment-length"
             )
         edges.append(edges[-1] + step)
-    if manifest.lengths == "exact":
+    if not manifest.can.run_ragged:
         _check_whole(counts, edges)
     cuts = []
     for first, last in pairwise(edges):
@@ -182,10 +183,11 @@ def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, ins
     Raises:
         UsageError: an array has; `instead` says what to do.
     """
-    shapes = {entry.name: entry.shape for side in (manifest.inputs, manifest.outputs) for entry in side}
-    for name, shape in shapes.items():
-        if len(cuts) > 1 and shape.count("L") > 1:
-            raise UsageError(f"{name} has shape {list(shape)}, expected one axis of positions to cut along; {instead}")
+    for entry in manifest.interface if len(cuts) > 1 else ():
+        if len(entry.axes.positions) > 1:
+            raise UsageError(
+                f"{entry.name} has shape {list(entry.shape)}, expected one axis of positions to cut along; {instead}"
+            )
 
 
 def _check_whole(counts: Ids, edges: Sequence[int]) -> None:
@@ -198,16 +200,11 @@ def _check_whole(counts: Ids, edges: Sequence[int]) -> None:
 
 
 def _check_lockstep(counts: Ids, manifest: Manifest) -> None:
-    if manifest.streams == "lockstep" and counts.any() and not counts.all():
+    if not manifest.can.run_apart and counts.any() and not counts.all():
         raise UsageError(
             f"lengths are {counts.tolist()} within a segment, expected all sequences to run or none, because this "
             "model's sequences run in lockstep; give all of them the same length, or open a stream for each"
         )
-
-
-def read_inputs(manifest: Manifest) -> list[Input]:
-    """The inputs that callers give; counts are the runtime's."""
-    return [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
 
 
 def _typed(entry: Input, values: Any) -> Array:
@@ -219,19 +216,13 @@ def _typed(entry: Input, values: Any) -> Array:
 
 def _columns(entry: Input, array: Array, batch_size: int, columns: int | None) -> int | None:
     """T by this input, which has to be what the others say."""
-    shape, found = entry.shape, array.shape
-    fits = len(shape) == len(found)
-    for size, has in zip(shape, found, strict=False):
-        if size == "L":
-            own = has - entry.lookahead
-            fits = fits and own >= 1 and columns in (None, own)
-            columns = own if columns is None else columns
-        else:
-            fits = fits and has == (batch_size if size == "B" else size)
-    if not fits:
+    axes, found = entry.axes, array.shape
+    if columns is None and axes.positions and axes.positions[0] < array.ndim:
+        columns = axes.length(array)
+    if found != axes.sizes(batch_size, columns or 0) or (axes.positions and (columns or 0) < 1):
         known = "T" if columns is None or columns < 1 else str(columns)
         more = f"{known} + {entry.lookahead}" if entry.lookahead else known
-        sizes = ", ".join({"B": str(batch_size), "L": more}.get(str(size), str(size)) for size in shape)
+        sizes = ", ".join(map(str, axes.filled(str(batch_size), more)))
         raise UsageError(
             f"{entry.name} has shape {list(found)}, expected [{sizes}], with the same T of at least 1 in all inputs"
         )

@@ -16,7 +16,7 @@ def check_memory_length(memory_length: object, manifest: Manifest) -> int:
     Raises:
         UsageError: it is something else, or the model carries no rows that are counted.
     """
-    if "fill" not in manifest.counters:
+    if not manifest.can.count_rows:
         raise UsageError(
             f"memory_length is {shown(memory_length)}, but this model counts no memory rows; leave it out, and reset "
             "the state where it is to forget"

@@ -160,7 +160,7 @@ class LoopState(Loop):
         if counters.ring is not None:
             views["head"] = counters.head
         self.counts: Mapping[str, Ids] = {
-            entry.name: views[entry.role] for entry in manifest.inputs if entry.role in views
+            entry.name: view for role, view in views.items() for entry in manifest.inputs if entry.role == role
         }
         self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
         self._lock, self._computed = lock, 0

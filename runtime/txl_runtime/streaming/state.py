@@ -7,9 +7,9 @@ rows in place. A loop keeps the tensors of one placement together and asks nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from txl_runtime.types import Array, Arrays, Ids, Indices
 
 Initial = Arrays
 """What a state is before anything was seen, by its name; a memory row's broadcasts over sequences and rows."""
+
+
+Placed = TypeVar("Placed", bound="Placement")
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,35 @@ class Placement(Protocol):
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
         """The tensors, [.., B, ..], that a step has returned whole to a side; of memory rows, none."""
         return ()
+
+
+def placed_alike(
+    states: Sequence[StateTensor], placements: Mapping[str, type[Placed]]
+) -> Iterator[tuple[type[Placed], list[StateTensor]]]:
+    """The placements, given by update rule, that some of the states have, and the states of each."""
+    for rule, placement in placements.items():
+        if alike := [state for state in states if state.update == rule]:
+            yield placement, alike
+
+
+def with_sequence(
+    states: Sequence[StateTensor], arrays: Sequence[Array | None], row: int, tensors: Arrays, batch_size: int
+) -> list[Array | None]:
+    """States [.., B, ..] in which one sequence has tensors that were taken; those of the same shape are written to.
+
+    Where a tensor has another number of rows than before, other sequences have zeros there.
+    """
+    found: list[Array | None] = []
+    for state, array in zip(states, arrays, strict=True):
+        given, axis = tensors.get(state.name), state.batch_axis
+        if given is None or axis is None:
+            found.append(given)
+            continue
+        shape = (*given.shape[:axis], batch_size, *given.shape[axis:])
+        after = np.zeros(shape, given.dtype) if array is None or array.shape != shape else array
+        after[state.axes.at(row)] = given
+        found.append(after)
+    return found
 
 
 def ring_rows(head: int, count: int, ring: int) -> Indices:

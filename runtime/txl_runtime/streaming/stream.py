@@ -54,7 +54,8 @@ class Stream(CarriedState):
         super().__init__(manifest, loop, update, batch_size)
         self._look = look
         self._longest, self._vocab_size = manifest.segment_lengths[0], manifest.vocab_size
-        self._fluent = _fluent_tokens(manifest)
+        tokens = manifest.tokens
+        self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
         self.draws = DrawCount()
 
     def run(
@@ -259,7 +260,7 @@ class Stream(CarriedState):
                     raise UsageError(
                         "the stream was reset, selected or restored while generating; start generate again"
                     )
-                fed = np.ones_like(running) if self._lockstep else running
+                fed = running if self._can.run_apart else np.ones_like(running)
                 latest = loop.run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
             draw_all(samplers, running, loop.output, latest, token, self.draws)
             yield token.copy()
@@ -341,15 +342,3 @@ class Stream(CarriedState):
         """One segment of checked tokens; log-probabilities of counted rows into out [b, T, V], which holds zeros."""
         loop = self._ready()
         loop.output.counted(loop.run(self._inputs(ids), counts).rows(), counts, out)
-
-
-def _fluent_tokens(manifest: Manifest) -> str:
-    """The input of token ids that are fed as [b, T] of any lengths, for log-probabilities [b, T, V]; "" without one."""
-    tokens, logprobs = manifest.tokens, manifest.logprobs
-    fluent = (
-        tokens is not None
-        and logprobs is not None
-        and (tokens.shape, tokens.lookahead, logprobs.shape) == (("B", "L"), 0, ("B", "L", manifest.vocab_size))
-        and (manifest.streams, manifest.lengths, manifest.commits) == ("independent", "valid", "rows")
-    )
-    return tokens.name if fluent and tokens is not None else ""

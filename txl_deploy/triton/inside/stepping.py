@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import txl_runtime
 from numpy.typing import NDArray
-from txl_runtime.bundle.tables import Input, Output
+from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.streaming.inputs import check_inputs, strict_cuts
 
@@ -114,9 +114,9 @@ class Stepping:
     def _read(self, request: Any) -> tuple[dict[str, NDArray[Any]], int, frozenset[str], bool]:
         wanted, found = frozenset(request.requested_output_names()), {}
         every = not self._speaks or self._manifest.outputs[0].name in wanted
-        for entry in tables.given(self._manifest):
+        for entry in self._manifest.given:
             tensor = self._server.get_input_tensor_by_name(request, entry.name).as_numpy()[0]
-            found[entry.name] = np.expand_dims(tensor, entry.shape.index("B")) if "B" in entry.shape else tensor
+            found[entry.name] = entry.axes.joined([tensor])
         arrays, counts, columns = check_inputs(found, None, self._manifest, 1)
         sizes = [output.sizes(self._rows.count, 1) for output in self._manifest.outputs]
         size = sum(4 * math.prod(axes) for axes in sizes)  # bytes of a position; nothing served has wider values
@@ -173,12 +173,12 @@ class Stepping:
         lengths = np.zeros(self._rows.count, np.int32)
         for row, step in live.items():
             lengths[row] = step.length
-        inputs = {entry.name: self._stacked(entry, live, longest) for entry in tables.given(self._manifest)}
+        inputs = {entry.name: self._stacked(entry, live, longest) for entry in self._manifest.given}
         if not self._speaks:
             found = self._stream.feed(inputs, lengths)
             return {
                 row: {
-                    output.name: _share(output, found[output.name], row, step.length)
+                    output.name: np.ascontiguousarray(found[output.name][output.axes.window(0, step.length, row)])
                     for output in self._manifest.outputs
                     if output.name in step.wanted
                 }
@@ -198,27 +198,16 @@ class Stepping:
 
     def _stacked(self, entry: Input, live: Mapping[int, Step], longest: int) -> NDArray[Any]:
         """One input of all rows; zeros where there is nothing."""
-        arrays = {row: step.arrays[entry.name] for row, step in live.items()}
-        if "B" not in entry.shape:
-            (only,) = arrays.values()
-            return only
+        axes = entry.axes
+        if axes.batch is None:
+            (only,) = live.values()
+            return only.arrays[entry.name]
         whole = np.zeros(entry.sizes(self._rows.count, longest), np.dtype(entry.dtype))
-        batch = entry.shape.index("B")
-        for row, array in arrays.items():
-            part = np.moveaxis(array, batch, 0)[0]
-            place: tuple[int | slice, ...] = (row, *map(slice, part.shape))
-            np.moveaxis(whole, batch, 0)[place] = part
+        for row, step in live.items():
+            whole[axes.window(0, step.length, row)] = axes.one(step.arrays[entry.name], 0)
         return whole
 
     def _refusal(self, error: TxlError, more: str = "") -> Any:
         return self._server.InferenceResponse(
             output_tensors=[], error=self._server.TritonError(f"{error}{more}", self._server.TritonError.INVALID_ARG)
         )
-
-
-def _share(output: Output, array: NDArray[Any], row: int, length: int) -> NDArray[Any]:
-    """One sequence's part of an output, without the axis of sequences."""
-    if "B" in output.shape:
-        array = np.moveaxis(array, output.shape.index("B"), 0)[row]
-    ends = [length if size == "L" else None for size in output.shape if size != "B"]
-    return np.ascontiguousarray(array[tuple(map(slice, ends))])

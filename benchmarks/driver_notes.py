@@ -1,0 +1,157 @@
+"""Calls of the stand-in for CUDA's driver as text, in which an address is what lies there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from txl_runtime import Model
+
+MADE = {
+    "cuStreamCreate": "queue",
+    "cuEventCreate": "event",
+    "cuStreamEndCapture": "graph",
+    "cuGraphInstantiateWithFlags": "record",
+}
+"""Functions that make something with a handle, and what it is called."""
+Line = list[Any]
+"""A call in pieces: text, and places in memory, which are named when the use of every block is known."""
+
+
+class Notes:
+    """Calls of a stand-in for the driver.
+
+    Attributes:
+        driver: the stand-in.
+    """
+
+    def __init__(self) -> None:
+        from stand_ins.driver import FakeDriver
+
+        notes = self
+
+        class Noting(FakeDriver):
+            """Says each call, in its order."""
+
+            def call(self, name: str, work: Callable[..., None], arguments: list[Any]) -> int:
+                status = super().call(name, work, arguments)
+                notes.note(name, arguments, status)
+                return status
+
+            def launch(
+                self, stream: int, work: Any, reads: Any = (), writes: Any = (), name: str = "run", *more: Any
+            ) -> None:
+                notes.launched(name, reads, writes)
+                super().launch(stream, work, reads, writes, name, *more)
+
+            def here(self, what: str, made_in: int | None = None) -> int:
+                notes.lines.append(["engine: ", what])
+                return super().here(what, made_in)
+
+        self.lines: list[Line] = []
+        self._blocks: list[Any] = []  # in the order in which they were made
+        self._uses: dict[Any, str] = {}
+        self._things: dict[int, str] = {}
+        self._numbers = Counter[str]()
+        self._programs: dict[str, Any] = {}
+        self._states: set[str] = set()
+        self.driver = Noting()
+
+    def know(self, model: Model) -> None:
+        """Learn what tensors of its programs are for."""
+        backend: Any = model.backend
+        self._programs = {name: item.program for name, item in backend.executables.items()}
+        self._states = {
+            name for state in model.manifest.states_of(model.update) for name in (state.input, state.output)
+        }
+
+    def taken(self) -> list[Line]:
+        """The calls since this was asked last."""
+        found, self.lines = self.lines, []
+        return found
+
+    def told(self, lines: Sequence[Line]) -> list[str]:
+        """Calls as text."""
+        names, numbers = {}, Counter[str]()
+        for block in self._blocks:
+            use = self._uses.get(block, "aside" if block.kind == "device" else "unused")
+            names[block], numbers[use] = f"{use} {numbers[use]}", numbers[use] + 1
+        return [
+            "".join(piece if isinstance(piece, str) else f"{names[piece[0]]} + {piece[1]}" for piece in line)
+            for line in lines
+        ]
+
+    def called(self, use: str, address: int) -> None:
+        """Say what a block is used for; the first word counts."""
+        found = self._around(address)
+        if found is not None:
+            self._uses.setdefault(found, use)
+
+    def launched(self, name: str, reads: Any, writes: Any) -> None:
+        """Note an engine's run."""
+        program = self._programs[name.removeprefix("run ")]
+        line: Line = [name]
+        for specs, ranges, use in ((program.inputs, reads, "inputs"), (program.outputs, writes, "results")):
+            for spec, (address, size) in zip(specs, ranges, strict=True):
+                self.called("states" if spec.name in self._states else use, address)
+                line += [f", {spec.name} ({size}) at ", self._place(address)]
+        self.lines.append(line)
+
+    def note(self, name: str, arguments: Sequence[Any], status: int) -> None:
+        """Note a call."""
+        if name == "cuMemcpy2DAsync_v2":
+            line = self._rows(*arguments)
+        else:
+            line = [f"{name}("]
+            for index, value in enumerate(arguments):
+                line += [", " if index else "", self._said(name, index, value, status)]
+        self.lines.append([*line, ")", f" fails with {status}" if status else ""])
+
+    def _rows(self, given: Any, stream: int) -> Line:
+        """A copy of several rows; the fields are CUDA's."""
+        from stand_ins.driver_statuses import HOST, MemoryCopy
+
+        asked = MemoryCopy.from_buffer_copy(given._obj)
+        line: Line = ["cuMemcpy2DAsync_v2("]
+        for side, use in (("to", "arrived"), ("source", "staged")):
+            kind = "host" if getattr(asked, f"{side}_type") == HOST else "device"
+            place = self._copied(use, getattr(asked, f"{side}_{kind}") or 0)
+            line += [f"{side} ", place, f" by {getattr(asked, f'{side}_pitch')}, "]
+        return [*line, f"{asked.width} wide, {asked.height} rows, ", self._things[stream]]
+
+    def _said(self, name: str, index: int, value: Any, status: int) -> Any:
+        """An argument, as text or as a place."""
+        made = None if status else getattr(getattr(value, "_obj", None), "value", None)
+        if made and name in MADE:
+            self._things[made] = f"{MADE[name]} {self._numbers[name]}"
+            self._numbers[name] += 1
+            return self._things[made]
+        if made and name in ("cuMemAlloc_v2", "cuMemHostAlloc"):
+            self._blocks.append(self._around(made))
+            return self._place(made)
+        if not isinstance(value, int):
+            return "…"
+        if value in self._things:
+            return self._things[value]
+        if value > 2**20 and not name.startswith("cuCtx"):  # no size is so large here, and every address is
+            use = "arrived" if index == 0 else "staged"
+            return self._copied(use, value) if name.startswith("cuMemcpy") else self._place(value)
+        return str(value)
+
+    def _copied(self, use: str, address: int) -> Any:
+        """A place that a copy reads or writes; this tells the use of page-locked memory of the host."""
+        found = self._around(address)
+        if found is not None and found.kind == "pinned":
+            self._uses.setdefault(found, use)
+        return self._place(address)
+
+    def _place(self, address: int) -> Any:
+        found = self._around(address)
+        return "host" if found is None else (found, address - found.address)
+
+    def _around(self, address: int) -> Any:
+        """The block that an address lies in, or ends: a tensor without any values may stand behind the last one."""
+        memory = self.driver.memory
+        return memory.around(address) or memory.around(address - 1)

@@ -1,0 +1,376 @@
+"""The states of a loop on a device: blocks of memory that programs are tied to, one class for each placement.
+
+What is replaced and what is rolled is written anew by every step, from one block into the other: it has two sides. A
+ring has one block, in which a step writes the segment's rows. How far each sequence has come, and on which side all of
+them stand, is kept apart, in `Counters`.
+
+A state has one place, the same in both blocks, with room for the largest shape that it can have. Of a state
+[pre, B, post], what belongs to one sequence is `pre` pieces of `post` values, B times as far apart: one copy with a
+pitch. Memory rows are of one shape in all states, and so what one sequence has in all of them is one such copy, too.
+
+A further placement is a class here and an entry of `PLACEMENTS`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.device.blocks import Raw
+from txl_runtime.device.cuda import Block, Device, Queue
+from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
+from txl_runtime.device.interface import aligned, host_address
+from txl_runtime.device.tail import Tail
+from txl_runtime.streaming.programs import Shapes, shapes_after, start_shape
+from txl_runtime.streaming.state import Counters, Initial, Placement, placed_alike, ring_rows, start_of, with_sequence
+from txl_runtime.types import Array, Arrays, Indices
+
+Addresses = Mapping[str, int]
+
+
+class Pieces(NamedTuple):
+    """Where one sequence's part of a state, or of several, lies in a block.
+
+    Attributes:
+        start: of the first sequence's first piece.
+        step: bytes from one sequence to the next; 0 where they share the state.
+        width, number, pitch: bytes of a piece, how many there are, and bytes from one to the next.
+        fresh: the address of what a sequence starts as; 0 where that is zeros.
+    """
+
+    start: int
+    step: int
+    width: int
+    number: int
+    pitch: int
+    fresh: int = 0
+
+
+class DevicePlacement(Placement):
+    """See `streaming.state.Placement`; what the loop on a device asks besides.
+
+    Everything is for whoever has the lock. All that is put into the queue is put in by `with tail`.
+
+    Args:
+        device, queue: where the blocks lie, and the order of all work on them.
+        tail: the loop's.
+        states: of the bundle's table.
+        initial: what they start as, from `initial_values`.
+        counters: of the loop.
+
+    Attributes:
+        sides: how many blocks there are.
+        shapes: on either side, of states whose shapes decide which program runs.
+        grows: whether these can be others after a step than before.
+    """
+
+    sides, grows = 2, False
+
+    def __init__(
+        self,
+        device: Device,
+        queue: Queue,
+        tail: Tail,
+        states: Sequence[StateTensor],
+        initial: Initial,
+        counters: Counters,
+    ) -> None:
+        self._device, self._queue, self._tail, self._states, self._counters = device, queue, tail, states, counters
+        self._batch, self._types = len(counters.valid), [stored_type(state.dtype) for state in states]
+        sizes = [math.prod(state.shape) * dtype.itemsize for state, dtype in zip(states, self._types, strict=True)]
+        self._offsets = [0, *accumulate(map(aligned, sizes))]
+        self._blocks: list[Block] = []
+        self._templates: list[Block] = []
+        self._start: Shapes = ()
+        self.shapes: list[Shapes] = [(), ()]
+        self._open(initial)
+
+    def _open(self, initial: Initial) -> None:
+        """Make the blocks, and keep what sequences start as."""
+        self._blocks += [self._allocate() for _ in range(self.sides)]
+
+    @abstractmethod
+    def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
+        """Where states of these shapes lie."""
+
+    def addresses(self, program: Program, side: int) -> tuple[Addresses, Addresses]:
+        """What to tie as a program's inputs and outputs, where sequences stand on this side; names are the graph's."""
+        taken, places = {spec.name for spec in program.inputs}, list(zip(self._states, self._offsets, strict=False))
+        now, after = (self._blocks[number % self.sides].address for number in (side, side + 1))
+        inputs = {state.input: now + offset for state, offset in places if state.input in taken}
+        return inputs, {state.output: after + offset for state, offset in places}
+
+    def after(self, program: Program) -> Shapes:
+        """What `shapes` are on the other side after a program."""
+        return ()
+
+    def clear(self, rows: Indices) -> None:
+        side, some = self._side, np.unique(rows).tolist()
+        if len(some) < self._batch:
+            with self._tail:
+                self._clear(side, some, self.shapes[side])
+            return
+        with self._tail:
+            for pieces in self._pieces(self._start):
+                if pieces.fresh:
+                    for row in range(self._batch if pieces.step else 1):
+                        self._begin(side, row, pieces)
+                else:
+                    self._queue.zero(self._at(side, 0, pieces), pieces.number * pieces.pitch)
+        self.shapes[side] = self._start
+
+    def reorder(self, rows: Indices, side: int) -> None:
+        moves, shapes = list(enumerate(rows.tolist())), self.shapes[1 - side]
+        with self._tail:
+            for pieces in self._pieces(shapes):
+                for row, old in moves if pieces.step else moves[:1]:
+                    self._copy(self._at(side, row, pieces), self._at(1 - side, old, pieces), pieces)
+            self._clear(side, range(len(rows), self._batch), shapes)
+        self.shapes[side] = shapes
+
+    @property
+    def _side(self) -> int:
+        """Where all sequences stand."""
+        return self._counters.side % self.sides
+
+    def _clear(self, side: int, rows: Iterable[int], shapes: Shapes) -> None:
+        every = self._pieces(shapes)
+        for row in rows:
+            for pieces in every:
+                if pieces.step:
+                    self._begin(side, row, pieces)
+
+    def _begin(self, side: int, row: int, pieces: Pieces) -> None:
+        """Make one sequence's part what it is before anything was seen."""
+        place = self._at(side, row, pieces)
+        if pieces.fresh:
+            self._copy(place, pieces.fresh, pieces, pieces.width)
+        else:
+            self._queue.zero(place, pieces.width, pieces.number, pieces.pitch)
+
+    def _keep(self, fresh: Array) -> int:
+        """Keep what one sequence starts as on the device; its address, or 0 where it is zeros."""
+        fresh = np.ascontiguousarray(fresh)
+        if not fresh.view(np.uint8).any():
+            return 0
+        block = self._device.allocate(fresh.nbytes)
+        self._templates.append(block)
+        with self._tail:
+            self._queue.send(block.address, host_address(fresh), fresh.nbytes)
+        self._tail.wait()  # before the array on the host goes
+        return block.address
+
+    def _fetch(self, side: int, row: int, every: Sequence[Pieces]) -> list[Raw]:
+        """Copies of a sequence's parts, as bytes."""
+        found = [np.empty(pieces.number * pieces.width, np.uint8) for pieces in every]
+        with self._tail:
+            for host, pieces in zip(found, every, strict=True):
+                place, width = self._at(side, row, pieces), pieces.width
+                self._queue.fetch(host_address(host), place, width, pieces.number, width, pieces.pitch)
+        self._tail.wait()
+        return found
+
+    def _send(self, side: int, row: int, every: Sequence[Pieces], given: Sequence[Array]) -> None:
+        """Write a sequence's parts; each array lies in one piece."""
+        with self._tail:
+            for host, pieces in zip(given, every, strict=True):
+                place, width = self._at(side, row, pieces), pieces.width
+                self._queue.send(place, host_address(host), width, pieces.number, pieces.pitch, width)
+        self._tail.wait()  # before the arrays on the host go
+
+    def _copy(self, to: int, source: int, pieces: Pieces, source_pitch: int = 0) -> None:
+        """Copy one sequence's part within the device, from pieces that lie as far apart unless a pitch is given."""
+        self._queue.copy(to, source, pieces.width, pieces.number, pieces.pitch, source_pitch or pieces.pitch)
+
+    def _at(self, side: int, row: int, pieces: Pieces) -> int:
+        """Where a sequence's first piece is."""
+        return self._blocks[side].address + pieces.start + row * pieces.step
+
+    def _allocate(self) -> Block:
+        return self._device.allocate(self._offsets[-1])
+
+
+class Replaced(DevicePlacement):
+    """Two blocks that a step reads and writes in turn; a state may be absent at first, and may grow.
+
+    A state without an axis for sequences is shared: it stays unless all sequences are cleared or one state is put.
+    """
+
+    def _open(self, initial: Initial) -> None:
+        super()._open(initial)
+        self.grows = any(state.absent or state.rows is not None for state in self._states)
+        self._start = tuple(start_shape(state) for state in self._states)
+        self.shapes = [self._start, self._start]
+        self._fresh = [0] * len(self._start)
+        for i, (state, shape) in enumerate(zip(self._states, self._start, strict=True)):
+            if shape is not None:
+                start = start_of(state, initial[state.name].astype(np.dtype(state.dtype)))
+                self._fresh[i] = self._keep(state.axes.one(np.broadcast_to(start, shape), 0))
+
+    def after(self, program: Program) -> Shapes:
+        return shapes_after(program, self._states)
+
+    def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
+        parts = self._parts(self.shapes[self._side])
+        some = [i for i in parts if names is None or self._states[i].name in names]
+        raws = zip(some, self._fetch(self._side, row, [parts[i] for i in some]), strict=True)
+        return {self._states[i].name: raw.view(self._types[i]).reshape(self._shape(i)) for i, raw in raws}
+
+    def put(self, row: int, tensors: Arrays) -> None:
+        """See `Placement`. States of other shapes than before are written anew by the host, whole."""
+        side = self._side
+        names = {i: state.name for i, state in enumerate(self._states) if state.name in tensors}
+        parts = self._parts(self.shapes[side])
+        if {i: tensors[name].shape for i, name in names.items()} == {i: self._shape(i) for i in parts}:
+            given = [np.ascontiguousarray(tensors[name], self._types[i]) for i, name in names.items()]
+            self._send(side, row, [*parts.values()], given)
+            return
+        arrays = with_sequence(self._states, self._whole(side), row, tensors, self._batch)
+        whole = {i: np.ascontiguousarray(array, self._types[i]) for i, array in enumerate(arrays) if array is not None}
+        for i, array in whole.items():
+            assert array.nbytes <= self._offsets[i + 1] - self._offsets[i], "more rows than the state has"
+        self._send(side, 0, [self._all(i, array.shape) for i, array in whole.items()], [*whole.values()])
+        self.shapes[side] = tuple(None if array is None else array.shape for array in arrays)
+
+    def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
+        pairs = zip(self._states, self._whole(side), strict=True)
+        return [(state, array) for state, array in pairs if array is not None]
+
+    def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
+        return self._parts(shapes).values()
+
+    def _parts(self, shapes: Shapes) -> dict[int, Pieces]:
+        """Where one sequence's part lies, of each state that there is; by the state's number."""
+        found = {}
+        for i, (state, shape) in enumerate(zip(self._states, shapes, strict=True)):
+            if shape is None:
+                continue
+            axis, fresh = state.batch_axis, self._fresh[i] if shape == self._start[i] else 0
+            if axis is None:
+                found[i] = self._all(i, shape)._replace(fresh=fresh)
+                continue
+            width = self._types[i].itemsize * math.prod(shape[axis + 1 :])
+            number = math.prod(shape[:axis])
+            found[i] = Pieces(self._offsets[i], width, width, number, width * self._batch, fresh)
+        return found
+
+    def _all(self, index: int, shape: tuple[int, ...]) -> Pieces:
+        """Where all of a state lies."""
+        size = self._types[index].itemsize * math.prod(shape)
+        return Pieces(self._offsets[index], 0, size, 1, size)
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        """The shape of one sequence's part of a state that there is."""
+        shape, axis = self.shapes[self._side][index], self._states[index].batch_axis
+        assert shape is not None
+        return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
+
+    def _whole(self, side: int) -> list[Array | None]:
+        """Copies of all states, absent ones left out."""
+        there = {i: shape for i, shape in enumerate(self.shapes[side]) if shape is not None}
+        raws = self._fetch(side, 0, [self._all(i, shape) for i, shape in there.items()])
+        arrays: list[Array | None] = [None] * len(self._states)
+        for (i, shape), raw in zip(there.items(), raws, strict=True):
+            arrays[i] = raw.view(self._types[i]).reshape(shape)
+        return arrays
+
+
+class Rolled(DevicePlacement):
+    """Memory rows in two blocks that a step reads and writes in turn; those that exist stand last, the oldest first.
+
+    All states are of one shape, with the sequences first; rows come out as float32.
+    """
+
+    def _open(self, initial: Initial) -> None:
+        first = self._states[0]
+        assert first.row_axis is not None
+        self._dtype, self._axis = first.dtype, first.row_axis
+        starts = [start_of(state, np.asarray(initial[state.name], np.float32)) for state in self._states]
+        whole = [np.broadcast_to(from_float32(start, self._dtype), first.shape) for start in starts]
+        self._fresh = np.stack([first.axes.one(array, 0) for array in whole])
+        size = self._fresh[0].nbytes
+        self._part = Pieces(0, size, size, len(starts), self._offsets[1], self._keep(self._fresh))
+        super()._open(initial)
+
+    def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
+        (raw,) = self._fetch(self._side, row, [self._part])
+        newest = self._rows(raw.view(self._types[0]).reshape(self._fresh.shape))[:, self._slots(row, fill)]
+        return {
+            state.name: np.array(to_float32(rows, self._dtype), order="C")
+            for state, rows in zip(self._states, newest, strict=True)
+            if names is None or state.name in names
+        }
+
+    def put(self, row: int, tensors: Arrays) -> None:
+        host = self._fresh.copy()
+        for state, rows in zip(self._states, self._rows(host), strict=True):
+            given = tensors[state.name]
+            rows[self._slots(row, len(given))] = from_float32(given, self._dtype)
+        self._send(self._side, row, [self._part], [host])
+
+    def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
+        return (self._part,)
+
+    def _slots(self, row: int, count: int) -> slice | Indices:
+        """Where the newest rows of a sequence stand."""
+        slots = self._states[0].shape[self._axis]
+        return slice(slots - count, slots)
+
+    def _rows(self, host: Array) -> Array:
+        """A view of what one sequence has, [states, ...], as [states, slots, ...]."""
+        return np.moveaxis(host, self._axis, 1)
+
+
+class Ring(Rolled):
+    """Memory rows in one block, in which a step writes those of the segment; spilled rows are moved on the device."""
+
+    sides = 1
+
+    def spill(self, row: int, count: int) -> None:
+        """See `Placement`; the two ranges cannot overlap, count is at most L < ring."""
+        if not count:
+            return
+        _, heads, slots, *rest = self._states[0].shape
+        slot, ring = math.prod(rest) * self._types[0].itemsize, self._counters.ring
+        assert ring is not None
+        with self._tail:
+            for offset in self._offsets[:-1]:
+                front = self._at(0, row, self._part) + offset
+                self._queue.copy(front, front + ring * slot, count * slot, heads, slots * slot, slots * slot)
+
+    def prepare_reorder(self, rows: Indices) -> None:
+        if len(self._blocks) == self.sides and (rows != np.arange(len(rows))).any():
+            self._blocks.append(self._allocate())  # what `reorder` takes its sequences from
+
+    def reorder(self, rows: Indices, side: int) -> None:
+        """See `Placement`; what moves is set aside first, since sequences may change places."""
+        moves, pieces = [(row, old) for row, old in enumerate(rows.tolist()) if row != old], self._part
+        self.prepare_reorder(rows)
+        with self._tail:
+            for old in {old for _, old in moves}:
+                self._copy(self._at(1, old, pieces), self._at(0, old, pieces), pieces)
+            for row, old in moves:
+                self._copy(self._at(0, row, pieces), self._at(1, old, pieces), pieces)
+            self._clear(0, range(len(rows), self._batch), ())
+
+    def _slots(self, row: int, count: int) -> Indices:
+        assert self._counters.ring is not None
+        return ring_rows(int(self._counters.head[row]), count, self._counters.ring)
+
+
+PLACEMENTS: dict[str, type[DevicePlacement]] = {"replace": Replaced, "rolled": Rolled, "ring": Ring}
+"""By the update rule of a state."""
+
+
+def open_placements(
+    device: Device, queue: Queue, tail: Tail, states: Sequence[StateTensor], initial: Initial, counters: Counters
+) -> tuple[DevicePlacement, ...]:
+    """Fresh states, those of each placement together."""
+    alike = placed_alike(states, PLACEMENTS)
+    return tuple(placement(device, queue, tail, some, initial, counters) for placement, some in alike)
