@@ -73,11 +73,11 @@ class StepNetwork(nn.Module):
     @property
     def batch_axes(self) -> dict[str, int]:
         """The axis of sequences in each input and output of the program that has one, by name."""
-        axes = {entry.name: batch_axis(entry.shape) for entry in self._plan.spec.inputs}
-        axes |= {entry.name: batch_axis(entry.shape) for entry in self._plan.outputs if entry.shape is not None}
+        axes = {entry.name: entry.axes.batch for entry in self._plan.spec.inputs}
+        axes |= {entry.name: entry.axes.batch for entry in self._plan.outputs}
         axes |= {VALID: 0} if reads_valid(self._plan) else {}
         for name, entry in self._states.items():
-            axes |= {f"state.{name}.{side}": batch_axis(entry.shape) for side in ("in", "out")}
+            axes |= {f"state.{name}.{side}": entry.axes.batch for side in ("in", "out")}
         return {name: axis for name, axis in axes.items() if axis is not None}
 
     @property
