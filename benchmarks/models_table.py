@@ -131,10 +131,8 @@ def _states(manifest: Any) -> list[str]:
     """Shapes with the batch as B, and how many there are of each."""
     found: dict[str, int] = {}
     for entry in manifest.states:
-        sizes = ["B" if axis == entry.batch_axis else str(size) for axis, size in enumerate(entry.shape)]
-        if entry.row_axis is not None:
-            sizes[entry.row_axis] = f"0…{sizes[entry.row_axis]}"
-        shape = f"[{', '.join(sizes)}]"
+        rows = None if entry.row_axis is None else f"0…{entry.shape[entry.row_axis]}"
+        shape = f"[{', '.join(map(str, entry.axes.filled('B', rows)))}]"
         found[shape] = found.get(shape, 0) + 1
     return [f"{count} × {shape}" if count > 1 else shape for shape, count in found.items()]
 

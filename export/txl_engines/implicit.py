@@ -150,7 +150,7 @@ def _counted(manifest: Manifest, source: Program, counters: list[Input], weaver:
         name, most = RETURNED.format(entry.name), manifest.counters[entry.role].most
         weaver.add("Min", weaver.add("Add", entry.name, valid), weaver.int32(most), out=name)
         outputs.append(TensorSpec(name=name, dtype="int32", shape=(1,)))
-    if manifest.lengths == "exact" and valid:
+    if valid and not manifest.can.run_ragged:
         weaver.fix(valid, np.array([source.segment_length], np.int32))
         inputs = tuple(spec for spec in inputs if spec.name != valid)
     return msgspec.structs.replace(source, inputs=inputs, outputs=tuple(outputs))
@@ -164,17 +164,12 @@ def _counter(entry: Input, manifest: Manifest) -> KeptState:
 def _kept(state: StateTensor, initial: NDArray[Any]) -> KeptState:
     """A state, and its initial value in the whole tensor's shape."""
     if initial.ndim and state.update == "rolled":  # of one row
-        initial = initial.reshape([1 if axis in _outer(state) else size for axis, size in enumerate(state.shape)])
+        initial = initial.reshape(state.axes.sizes(1, 1))
     elif initial.ndim:  # of one sequence, of which leading axes may be left out
         sizes = [1] * (len(state.sequence_shape) - initial.ndim) + list(initial.shape)
-        axis = state.batch_axis
-        initial = initial.reshape(sizes if axis is None else [*sizes[:axis], 1, *sizes[axis:]])
+        initial = state.axes.joined([initial.reshape(sizes)])
     whole = np.broadcast_to(initial, state.shape)
     return KeptState(state.input, state.output, state.dtype, state.shape, _bytes(whole, state.dtype))
-
-
-def _outer(state: StateTensor) -> tuple[int | None, ...]:
-    return (state.batch_axis, state.row_axis)
 
 
 def _bytes(array: NDArray[Any], dtype: DType) -> bytes | None:

@@ -26,7 +26,7 @@ class TorchPlayer:
     """The policy in PyTorch in the control loop, its states carried and reset by hand."""
 
     def __init__(self, spec: StepSpec, rows: int) -> None:
-        self.policy, self.axes = spec.module.eval(), [entry.shape.index("B") for entry in spec.states]
+        self.policy, self.axes = spec.module.eval(), [entry.axes for entry in spec.states]
         self.states = fresh_states(spec, rows)
 
     @torch.inference_mode()
@@ -38,16 +38,13 @@ class TorchPlayer:
     @torch.inference_mode()
     def reset(self, rows: Array) -> None:
         """Only these rows begin anew."""
-        for state, axis in zip(self.states, self.axes, strict=True):
-            state.movedim(axis, 0)[torch.from_numpy(rows)] = 0
+        for state, axes in zip(self.states, self.axes, strict=True):
+            state[axes.at(torch.from_numpy(rows))] = 0
 
 
 def fresh_states(spec: StepSpec, rows: int) -> list[Tensor]:
     """What sequences begin with."""
-    return [
-        torch.zeros([rows if size == "B" else int(size) for size in entry.shape], dtype=getattr(torch, entry.dtype))
-        for entry in spec.states
-    ]
+    return [torch.zeros(entry.axes.sizes(rows, 0), dtype=getattr(torch, entry.dtype)) for entry in spec.states]
 
 
 def train(model: ModuleType, updates: int = UPDATES, seconds: float = 600, seed: int = 0) -> StepSpec:

@@ -27,10 +27,10 @@ class Ears:
 
     def __init__(self, model: txl_runtime.Model) -> None:
         manifest = model.manifest
-        inputs = [entry for entry in manifest.inputs if entry.role in ("tokens", "feature")]
+        inputs = manifest.given
         outputs = manifest.outputs
         told = [(entry.name, entry.shape) for entry in inputs] + [(entry.name, entry.shape) for entry in outputs]
-        if [shape[:2] for _, shape in told] != [("B", "L")] * 2 or manifest.streams != "independent":
+        if [shape[:2] for _, shape in told] != [("B", "L")] * 2 or not manifest.can.run_apart:
             has = ", ".join(f"{name} {list(shape)}" for name, shape in told)
             raise UsageError(
                 f"this bundle has {has} and {manifest.streams} streams, expected one input and one output [B, L, …] "

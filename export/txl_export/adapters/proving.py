@@ -12,13 +12,14 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor
+from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.own_code import own_code
 from txl_export.families.own_module.running import Eager, difference, in_float64
 from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
-from txl_export.families.own_module.spec import Shape, StepSpec
+from txl_export.families.own_module.spec import StepSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Own: TypeAlias = Callable[[Any, Tensors, Any], tuple[Tensors, Tensors, Any]]
@@ -70,7 +71,7 @@ def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[s
                 if not _same(_like(outputs[name].narrow(0, sequence, 1), theirs, 0), theirs):
                     yield f"output {name} of segment {number + 1}"
             for entry in spec.states:
-                ours, rows = _one(after[entry.name], entry.shape, sequence), held.get(entry.name)
+                ours, rows = _one(after[entry.name], entry.axes, sequence), held.get(entry.name)
                 if rows is not None and not _same(_like(ours, rows, -1), rows):
                     yield f"state {entry.name} after segment {number + 1}"
 
@@ -82,7 +83,7 @@ def _run(
     spec, found, carried = step.spec, {}, None
     for number in range(sequence, len(lengths)):
         given = {
-            entry.name: _one(segments[number][entry.name], entry.shape, sequence, lengths[number] + entry.lookahead)
+            entry.name: _one(segments[number][entry.name], entry.axes, sequence, lengths[number])
             for entry in spec.inputs
         }
         with own_code(f"{type(spec.module).__name__} itself fails with its memory"):
@@ -92,10 +93,9 @@ def _run(
     return found
 
 
-def _one(tensor: Tensor, shape: Shape, sequence: int, length: int | None = None) -> Tensor:
-    """One sequence of a tensor, and of its positions the first."""
-    tensor = tensor.narrow(shape.index("B"), sequence, 1)
-    return tensor if length is None or "L" not in shape else tensor.narrow(shape.index("L"), 0, length)
+def _one(tensor: Tensor, axes: Axes, sequence: int, length: int = 0) -> Tensor:
+    """One sequence of a tensor, and of its positions the first, where it has any."""
+    return tensor[axes.window(0, length, slice(sequence, sequence + 1))]
 
 
 def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
@@ -107,13 +107,10 @@ def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
 
 def _second_anew(spec: StepSpec, states: Tensors, dtype: torch.dtype) -> States:
     """The states with the second sequence at its start."""
-    fresh, axes = fresh_states(spec, 2, dtype), {entry.name: entry.shape.index("B") for entry in spec.states}
-    return {
-        name: torch.cat(
-            (tensor.narrow(axes[name], 0, 1), cast(Tensor, fresh[name]).narrow(axes[name], 1, 1)), axes[name]
-        )
-        for name, tensor in states.items()
-    }
+    fresh, changed = fresh_states(spec, 2, dtype), {name: tensor.clone() for name, tensor in states.items()}
+    for entry in spec.states:
+        changed[entry.name][entry.axes.at(1)] = cast(Tensor, fresh[entry.name])[entry.axes.at(1)]
+    return dict(changed)
 
 
 def _same(ours: Tensor, theirs: Tensor) -> bool:

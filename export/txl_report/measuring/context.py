@@ -66,7 +66,7 @@ def measure_context(
     smallest = Plan(step, lengths, max(FEWEST_BLOCKS, -(-FEWEST_COMPARED // step)))
     needed = smallest.targets + 1
     reason = why_not(manifest)
-    if manifest.joint:
+    if not manifest.can.run_fewer:
         reason = "This model's sequences influence one another, so no run has a context of its own."
     elif reason is None and len(given) < needed:
         reason = f"A text of {needed:,} tokens or more is needed, this one has {len(given):,}."
@@ -99,7 +99,7 @@ def _lengths(model: Model, step: int | None, longest: int | None) -> tuple[int, 
     if longest is None:
         longest = 3 * (rows + length) if rows else max(256, 4 * length)
         longest = min(longest, manifest.reach or longest)
-    exact = manifest.lengths == "exact"
+    exact = not manifest.can.run_ragged
     if step is None:
         sizes = [length * count for count in range(1, max(2, longest // length + 1))]
         while not exact and sizes[0] % 2 == 0:

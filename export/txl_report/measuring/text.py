@@ -79,7 +79,7 @@ def measure_text(
     losses = _read(model, pieces, lengths, listener)
     whole = losses[-1]
     by_memory = passing = gain = None
-    notes = [JOINT] if model.manifest.joint else []
+    notes = [] if model.manifest.can.run_fewer else [JOINT]
     notes += _unknown(model.vocabulary, pieces.tokens[:, pieces.warm_up * pieces.length + 1 :])
     if len(lengths) > 1:
         notes += [CAPPED, FRAGMENTS]
@@ -110,16 +110,20 @@ def most_tokens(model: Model) -> int:
     """How many tokens of a text are used at most, which follows from the model's sizes alone."""
     length = model.segment_lengths[0]
     segments = -(-(model.memory_length or 0) // length) + LEAST_SEGMENTS
-    least = segments * length * (model.batch_size if model.manifest.joint else 1)
+    least = segments * length * _together(model)
     return max(fewer(model.manifest, MOST_TOKENS), least) + 1
+
+
+def _together(model: Model) -> int:
+    """How many sequences have to be read at once."""
+    return 1 if model.manifest.can.run_fewer else model.batch_size
 
 
 def _too_short(model: Model, given: int) -> str:
     """Why nothing can be read of a text."""
-    manifest = model.manifest
-    if manifest.lengths == "valid" and not manifest.joint:
+    if model.manifest.can.run_ragged and model.manifest.can.run_fewer:
         return f"A loss needs a text of at least 2 tokens, this one has {given:,}."
-    needed = model.segment_lengths[0] * (model.batch_size if manifest.joint else 1) + 1
+    needed = model.segment_lengths[0] * _together(model) + 1
     return f"A whole segment needs a text of at least {needed:,} tokens, this one has {given:,}."
 
 
@@ -146,7 +150,7 @@ def _memory_lengths(model: Model, pieces: Pieces) -> tuple[list[int], str]:
         return [0], "This model has no memory (M = 0), so there is nothing to leave out."
     if not pieces.warm_up:
         length = model.segment_lengths[0]
-        needed = (-(-rows // length) + 1) * length * (model.batch_size if model.manifest.joint else 1) + 1
+        needed = (-(-rows // length) + 1) * length * _together(model) + 1
         return [rows], (
             f"The text is too short for a memory of {counted(rows, 'row')}; give one of at least {needed:,} tokens."
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.inputs import require_tokens
+from txl_runtime.streaming.inputs import refusal
 from txl_runtime.types import Ids
 
 if TYPE_CHECKING:
@@ -73,11 +73,7 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
 
 def why_not(manifest: Manifest, what: str = "score") -> str | None:
     """Why a model cannot be measured on token ids; None where it can. `what` is a method of streams."""
-    try:
-        require_tokens(manifest, what)
-    except UsageError as error:
-        return str(error)
-    return None
+    return refusal(manifest, what) or None
 
 
 def cut_pieces(model: Model, ids: Ids, warm_up: int) -> Pieces | None:
@@ -92,11 +88,11 @@ def cut_pieces(model: Model, ids: Ids, warm_up: int) -> Pieces | None:
         The pieces; None for a text that is shorter than a segment of a model that takes whole ones.
     """
     length = model.segment_lengths[0]
-    if len(ids) <= length and len(ids) > 1 and model.manifest.lengths == "valid" and not model.manifest.joint:
+    if len(ids) <= length and len(ids) > 1 and model.manifest.can.run_ragged and model.manifest.can.run_fewer:
         return Pieces(ids[None], len(ids) - 1, 0)
     whole = (len(ids) - 1) // length
     sequences = model.batch_size
-    while sequences > 1 and whole // sequences < 2 * warm_up + 1 and not model.manifest.joint:
+    while sequences > 1 and whole // sequences < 2 * warm_up + 1 and model.manifest.can.run_fewer:
         sequences -= 1
     segments = whole // sequences
     if segments < 1:

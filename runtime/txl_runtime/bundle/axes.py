@@ -55,7 +55,7 @@ class Axes:
 
     def at(self, rows: Any = ALL, positions: Any = ALL) -> tuple[Any, ...]:
         """The index of some sequences and some positions; an axis that the tensor lacks is ignored."""
-        key = [ALL] * len(self.shape)
+        key = [*[ALL] * len(self.shape), ...]  # with the dots a single value is an array, too
         if self.batch is not None:
             key[self.batch] = rows
         for axis in self.positions:

@@ -27,6 +27,7 @@ def test_an_index_names_the_same_sequence_and_position_as_a_view(shape: tuple[in
     row, position = rows.shape[0] - 1, rows.shape[1] - 1
     assert np.array_equal(array[axes.at(row, position)], rows[row, position])
     assert np.array_equal(axes.one(array, row), axes.sequences(array)[row])
+    assert isinstance(axes.one(array, row), np.ndarray)
     assert np.shares_memory(rows, array)
     assert np.shares_memory(axes.sequences(array), array)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from txl_export.families.own_module.running import Eager
-from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs, state_sizes
+from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
 from txl_export.parity.steps.results import TensorErrors
@@ -232,7 +232,7 @@ def _check_same(spec: StepSpec, manifest: Manifest) -> None:
     for what, found, expected in (
         ("inputs", {e.name: tuple(e.shape) for e in spec.inputs}, {e.name: e.shape for e in manifest.given}),
         ("outputs", {e.name: () for e in output_specs(spec)}, {e.name: () for e in manifest.outputs}),
-        ("states", {e.name: state_sizes(e, batch) for e in spec.states}, {e.name: e.shape for e in manifest.states}),
+        ("states", {e.name: e.axes.sizes(batch, 0) for e in spec.states}, {e.name: e.shape for e in manifest.states}),
     ):
         if found != expected:
             raise UsageError(

@@ -19,7 +19,7 @@ from txl_export.families.own_module.capture import ROUTES, Captured, Route, capt
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork, reads_valid
 from txl_export.families.own_module.plan import Plan
-from txl_export.families.own_module.sizes import batch_axis, in_bundle, initial_value, state_sizes
+from txl_export.families.own_module.sizes import in_bundle, initial_value
 from txl_export.families.own_module.spec import VALID, StateSpec
 from txl_export.families.own_module.stages import Transition
 from txl_export.families.own_module.trial import examples_for
@@ -171,7 +171,7 @@ def output_table(plan: Plan) -> tuple[Output, ...]:
 
 
 def _state(plan: Plan, entry: StateSpec, has_tensor: bool) -> StateTensor:
-    shape = state_sizes(entry, plan.batch_size)
+    shape = entry.axes.sizes(plan.batch_size, 0)
     value = None if entry.grows is not None or has_tensor else initial_value(plan.spec, entry)
     return StateTensor(
         name=entry.name,
@@ -179,7 +179,7 @@ def _state(plan: Plan, entry: StateSpec, has_tensor: bool) -> StateTensor:
         output=f"state.{entry.name}.out",
         dtype=in_bundle(entry.dtype),  # type: ignore[arg-type]
         shape=shape,
-        batch_axis=batch_axis(entry.shape),
+        batch_axis=entry.axes.batch,
         row_axis=entry.grows,
         rows=None if entry.grows is None else (0, shape[entry.grows]),
         absent=entry.initial is None,

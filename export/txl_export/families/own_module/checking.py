@@ -18,7 +18,7 @@ from txl_runtime.bundle.vocabulary import decode_vocabulary
 from txl_runtime.errors import TxlError, UsageError
 
 from txl_export.families.own_module.attributes import put, value_at
-from txl_export.families.own_module.sizes import batch_axis, has_length, initial_value, input_sizes, output_specs
+from txl_export.families.own_module.sizes import has_length, initial_value, output_specs
 from txl_export.families.own_module.spec import (
     INPUT_DTYPES,
     STATE_DTYPES,
@@ -205,7 +205,7 @@ def _check_input(entry: InputSpec) -> None:
         if not _whole(entry.tokens, 1):
             raise UsageError(f"{what} has tokens={entry.tokens!r}, expected V, the number of token ids")
         _check_dtype(f"{what}, of tokens,", entry.module_dtype, ("int32", "int64"))
-    if not _whole(entry.lookahead, 0) or (entry.lookahead and "L" not in entry.shape):
+    if not _whole(entry.lookahead, 0) or (entry.lookahead and not entry.axes.positions):
         raise UsageError(f'{what} has lookahead={entry.lookahead!r}, expected 0, or more with "L" in its shape')
 
 
@@ -214,7 +214,7 @@ def _check_state(spec: StepSpec, entry: StateSpec) -> None:
     _check_shape(what, entry.shape, ("B",))
     _check_dtype(what, entry.dtype, STATE_DTYPES)
     if entry.grows is not None and (
-        not _whole(entry.grows, 0) or entry.grows >= len(entry.shape) or entry.grows == batch_axis(entry.shape)
+        not _whole(entry.grows, 0) or entry.grows >= len(entry.shape) or entry.grows == entry.axes.batch
     ):
         raise UsageError(
             f"{what} grows along {entry.grows!r}, expected an axis of its shape from 0 to {len(entry.shape) - 1} that "
@@ -260,9 +260,9 @@ def _check_numbers(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
                 f'segments of {max(segment_lengths)} were asked for, but no input has "L" in its shape, so a step '
                 "takes one position; leave out --segment-length, or declare it"
             )
-        if length_of := [entry.name for entry in output_specs(spec) if "L" in (entry.shape or ())]:
+        if length_of := [entry.name for entry in output_specs(spec) if entry.axes.positions]:
             raise UsageError(f'output {length_of[0]} has "L" in its shape, but no input has; declare it there')
-    if batch_size > 1 and not any("B" in entry.shape for entry in spec.inputs):
+    if batch_size > 1 and not any(entry.axes.batch is not None for entry in spec.inputs):
         raise UsageError(f'batch_size is {batch_size}, but no input has "B" in its shape; expected 1, or declare it')
 
 
@@ -275,9 +275,9 @@ def _check_samples(spec: StepSpec, entry: InputSpec, longest: int) -> None:
     if entry.name not in spec.samples or len(spec.samples) != len(names):
         raise UsageError(f"the samples are of {', '.join(spec.samples) or 'nothing'}, expected {', '.join(names)}")
     found = np.asarray(spec.samples[entry.name])
-    wanted = input_sizes(entry, 1, longest)
+    wanted = entry.axes.sizes(1, longest)
     fits = found.ndim == len(wanted) and all(
-        (have >= want) if letter in ("B", "L") else have == want
+        (have >= want) if isinstance(letter, str) else have == want
         for have, want, letter in zip(found.shape, wanted, entry.shape, strict=True)
     )
     if not fits:

@@ -215,6 +215,6 @@ def _with_text(spec: StepSpec, vocabulary: bytes | None, text: str | Path | None
     words = None if vocabulary is None else decode_vocabulary(vocabulary, entry.tokens, source)
     ids = read_tokens(text, tokens, words, entry.tokens)
     assert ids is not None
-    shape = [1 if size == "B" else len(ids) if size == "L" else 1 for size in entry.shape]
-    shaped = ids.reshape(shape) if "L" in entry.shape else ids
+    places = entry.axes.positions
+    shaped = ids.reshape([-1 if axis in places else 1 for axis in range(len(entry.shape))]) if places else ids
     return replace(spec, samples={**(spec.samples or {}), entry.name: shaped})

@@ -12,7 +12,7 @@ from txl_runtime.errors import UsageError
 from txl_export.families.own_module.attributes import same_bits
 from txl_export.families.own_module.probing import Tries
 from txl_export.families.own_module.running import difference
-from txl_export.families.own_module.sizes import batch_axis, output_specs
+from txl_export.families.own_module.sizes import output_specs
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 
 Entries: TypeAlias = Sequence[InputSpec] | Sequence[StateSpec]
@@ -29,12 +29,12 @@ def dependence(tries: Tries, length: int) -> str:
     """
     spec = tries.eager.spec
     for entry in spec.states:
-        if "B" not in entry.shape:
+        if entry.axes.batch is None:
             return f"state {entry.name} has no batch axis"
         if entry.grows is not None or entry.initial is None:
             return f"state {entry.name} {'grows' if entry.grows is not None else 'is absent at first'}"
     for output in output_specs(spec):
-        if output.shape is not None and "B" not in output.shape:
+        if output.axes.batch is None:
             return f"output {output.name} has no batch axis"
     return influence(tries, length)
 
@@ -88,11 +88,11 @@ def _mixed(
     """One sequence of the first tensors among others of the second."""
     mixed: dict[str, Any] = {}
     for entry in entries:
-        axis, own, other = batch_axis(entry.shape), ours[entry.name], theirs[entry.name]
+        own, other = ours[entry.name], theirs[entry.name]
         mixed[entry.name] = own
-        if axis is not None and own is not None and other is not None:
+        if entry.axes.batch is not None and own is not None and other is not None:
             mixed[entry.name] = other.clone()
-            mixed[entry.name].select(axis, row).copy_(own.select(axis, row))
+            mixed[entry.name][entry.axes.at(row)] = own[entry.axes.at(row)]
     return mixed
 
 
@@ -100,7 +100,7 @@ def _turned(entries: Entries, tensors: Mapping[str, Tensor | None]) -> dict[str,
     """The sequences in the opposite order."""
     turned: dict[str, Any] = {}
     for entry in entries:
-        axis, tensor = batch_axis(entry.shape), tensors[entry.name]
+        axis, tensor = entry.axes.batch, tensors[entry.name]
         turned[entry.name] = tensor if tensor is None or axis is None else tensor.flip(axis)
     return turned
 
@@ -122,11 +122,9 @@ def _rows(spec: StepSpec, results: tuple[Mapping[str, Tensor], Mapping[str, Tens
     """What one sequence got, by what to call it in a message."""
     found = {}
     for output in output_specs(spec):
-        axis = 0 if output.shape is None else batch_axis(output.shape)
-        if axis is not None:
-            found[f"output {output.name}"] = results[0][output.name].select(axis, row)
+        if output.axes.batch is not None:
+            found[f"output {output.name}"] = output.axes.one(results[0][output.name], row)
     for state in spec.states:
-        axis = batch_axis(state.shape)
-        if axis is not None:
-            found[f"state {state.name}"] = results[1][state.name].select(axis, row)
+        if state.axes.batch is not None:
+            found[f"state {state.name}"] = state.axes.one(results[1][state.name], row)
     return found

@@ -11,12 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.tables import TensorSpec
 
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager
-from txl_export.families.own_module.sizes import TORCH, batch_axis, in_bundle, input_sizes, state_specs
+from txl_export.families.own_module.sizes import TORCH, in_bundle, state_specs
 from txl_export.families.own_module.spec import VALID
 from txl_export.families.own_module.stages import Transition
 
@@ -89,7 +88,7 @@ class StepNetwork(nn.Module):
 
     def _kept(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
         """The new state of the sequences that run, the old one of the others."""
-        axis = batch_axis(self._states[name].shape)
+        axis = self._states[name].axes.batch
         assert axis is not None
         live = valid > 0
         return torch.where(live.reshape([-1 if one == axis else 1 for one in range(old.ndim)]), new, old)
@@ -97,7 +96,7 @@ class StepNetwork(nn.Module):
     def _input_specs(self, shapes: dict[str, tuple[int, ...] | None]) -> tuple[TensorSpec, ...]:
         plan, length = self._plan, self._transition.length
         specs = [
-            _spec(entry.name, entry.module_dtype, input_sizes(entry, plan.batch_size, length))
+            _spec(entry.name, entry.module_dtype, entry.axes.sizes(plan.batch_size, length))
             for entry in plan.spec.inputs
         ]
         if reads_valid(plan):
@@ -110,7 +109,7 @@ class StepNetwork(nn.Module):
         for entry in plan.outputs:
             assert entry.shape is not None
             dtype = "float32" if entry.role == "logits" else plan.output_dtypes[entry.name]
-            specs.append(_spec(entry.name, dtype, Axes(entry.shape).sizes(plan.batch_size, length)))
+            specs.append(_spec(entry.name, dtype, entry.axes.sizes(plan.batch_size, length)))
         return (*specs, *(self._state_spec(name, "out", shapes[name]) for name in self._states))
 
     def _state_spec(self, name: str, side: str, shape: tuple[int, ...] | None) -> TensorSpec:

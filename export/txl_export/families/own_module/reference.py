@@ -13,7 +13,7 @@ from txl_runtime.types import Array, Arrays, Ids
 
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager, in_float64
-from txl_export.families.own_module.sizes import batch_axis, fresh_states, random_inputs, state_specs
+from txl_export.families.own_module.sizes import fresh_states, random_inputs, state_specs
 from txl_export.parity.steps.truth import Reference, States
 
 SMALL = 10_000_000
@@ -43,10 +43,10 @@ class ModuleReference(Reference):
         self._logits = {output.name for output in plan.outputs if output.role == "logits"}
         spec = self._eager.spec
         self._axes = {
-            **{entry.name: batch_axis(entry.shape) for entry in spec.inputs},
-            **{entry.name: batch_axis(entry.shape) for entry in plan.outputs if entry.shape is not None},
+            **{entry.name: entry.axes.batch for entry in spec.inputs},
+            **{entry.name: entry.axes.batch for entry in plan.outputs if entry.shape is not None},
         }
-        self._state_axes = {name: batch_axis(entry.shape) for name, entry in state_specs(spec).items()}
+        self._state_axes = {name: entry.axes.batch for name, entry in state_specs(spec).items()}
         self._copies = 1 if plan.batch_size == 1 or self._takes_one() else plan.batch_size
 
     def fresh(self, count: int) -> States:

@@ -23,7 +23,6 @@ from txl_export.families.own_module.sizes import (
     output_specs,
     random_inputs,
     shown,
-    state_sizes,
 )
 from txl_export.families.own_module.spec import VALID, StateSpec, StepSpec
 
@@ -141,7 +140,7 @@ class Eager:
                     "in the module"
                 )
             if entry.shape is not None:
-                wanted = tuple({"B": batch_size, "L": length}.get(str(size), size) for size in entry.shape)
+                wanted = entry.axes.sizes(batch_size, length)
                 if tuple(found.shape) != wanted:
                     raise UsageError(
                         f"output {entry.name} is {shown(tuple(found.shape))} for B = {batch_size} and L = {length}, "
@@ -158,7 +157,7 @@ class Eager:
                 f"state {entry.name} comes back as {_word(found.dtype)}, expected {entry.dtype}, as it went in; cast "
                 "it in the module, or correct its StateSpec"
             )
-        sizes, most = tuple(found.shape), state_sizes(entry, batch_size)
+        sizes, most = tuple(found.shape), entry.axes.sizes(batch_size, 0)
         if entry.grows is not None and len(sizes) == len(most):
             rows = sizes[entry.grows]
             if rows > most[entry.grows]:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import value_at
-from txl_export.families.own_module.spec import InputSpec, OutputSpec, Shape, StateSpec, StepSpec
+from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 
 TORCH = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
 """What the words of a specification are in torch."""
@@ -27,24 +26,9 @@ def in_bundle(dtype: str) -> str:
     return "int32" if dtype == "int64" else dtype
 
 
-def batch_axis(shape: Shape) -> int | None:
-    """Where "B" stands."""
-    return shape.index("B") if "B" in shape else None
-
-
 def has_length(spec: StepSpec) -> bool:
     """Whether a step takes segments: "L" stands in a shape of its inputs."""
-    return any("L" in entry.shape for entry in spec.inputs)
-
-
-def input_sizes(entry: InputSpec, batch_size: int, length: int) -> tuple[int, ...]:
-    """An input's shape for segments of `length`, with what lies ahead."""
-    return Axes(entry.shape, entry.lookahead).sizes(batch_size, length)
-
-
-def state_sizes(entry: StateSpec, batch_size: int) -> tuple[int, ...]:
-    """A state's shape; where it grows with the most rows."""
-    return Axes(entry.shape).sizes(batch_size, 0)
+    return any(entry.axes.positions for entry in spec.inputs)
 
 
 def shown(sizes: tuple[int, ...]) -> str:
@@ -54,15 +38,13 @@ def shown(sizes: tuple[int, ...]) -> str:
 
 def measured(spec: StepSpec, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
     """B and L of inputs; 1 where no shape has the letter."""
-    found = {"B": 1, "L": 1}
+    batch_size = length = 1
     for entry in spec.inputs:
-        ahead = {"B": 0, "L": entry.lookahead}
-        found |= {
-            size: inputs[entry.name].shape[axis] - ahead[size]
-            for axis, size in enumerate(entry.shape)
-            if isinstance(size, str)
-        }
-    return found["B"], found["L"]
+        if entry.axes.batch is not None:
+            batch_size = inputs[entry.name].shape[entry.axes.batch]
+        if entry.axes.positions:
+            length = entry.axes.length(inputs[entry.name])
+    return batch_size, length
 
 
 def state_specs(spec: StepSpec) -> dict[str, StateSpec]:
@@ -108,10 +90,10 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
     floating = entry.dtype == "float32"
     if not floating or not tensor.is_floating_point():
         tensor = tensor.to(TORCH[in_bundle(entry.dtype)])
-    batch = batch_axis(entry.shape)
+    batch = entry.axes.batch
     if batch is not None and tensor.dim() == len(entry.shape) and tensor.shape[batch] == 1:
         tensor = tensor.squeeze(batch)
-    wanted = tuple(int(size) for size in entry.shape if size != "B")
+    wanted = entry.axes.alone.sizes(0, 0)
     try:
         tensor.expand(wanted)
     except RuntimeError:
@@ -143,12 +125,11 @@ def _fresh(spec: StepSpec, entry: StateSpec, batch_size: int, dtype: torch.dtype
     if value is None:
         return None
     kind = dtype if entry.dtype == "float32" else TORCH[in_bundle(entry.dtype)]
-    sizes = state_sizes(entry, batch_size)
+    sizes, batch = entry.axes.sizes(batch_size, 0), entry.axes.batch
     if entry.grows is not None:
         return torch.zeros([0 if axis == entry.grows else size for axis, size in enumerate(sizes)], dtype=kind)
-    batch = batch_axis(entry.shape)
     exact = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-    tensor = exact.to(kind).expand([size for axis, size in enumerate(sizes) if axis != batch])
+    tensor = exact.to(kind).expand(entry.axes.alone.sizes(0, 0))
     return (tensor if batch is None else tensor.unsqueeze(batch).expand(sizes)).clone()
 
 
@@ -183,7 +164,7 @@ def random_inputs(
     places = generator.random(batch_size), generator.random(batch_size)
     drawn = {}
     for entry in spec.inputs:
-        sizes = input_sizes(entry, batch_size, length)
+        sizes = entry.axes.sizes(batch_size, length)
         given = samples is not None and entry.name in samples
         found = _cut(entry, np.asarray(samples[entry.name]), sizes, places) if given and samples is not None else None
         drawn[entry.name] = torch.from_numpy(_random(entry, sizes, generator) if found is None else found)
@@ -201,14 +182,11 @@ def _random(entry: InputSpec, sizes: tuple[int, ...], generator: np.random.Gener
 
 def _cut(entry: InputSpec, samples: Any, sizes: tuple[int, ...], places: tuple[Any, Any]) -> Any:
     """For every sequence a piece of the samples, from the same places in every input."""
-    batch = batch_axis(entry.shape)
-    time = entry.shape.index("L") if "L" in entry.shape else None
-    rows = []
+    axes, rows = entry.axes, []
     for row, start in zip(*places, strict=True):
         piece = samples
-        if time is not None:
-            first = int(start * (samples.shape[time] - sizes[time] + 1))
-            piece = np.take(piece, np.arange(first, first + sizes[time]), axis=time)
-        rows.append(piece if batch is None else np.take(piece, int(row * samples.shape[batch]), axis=batch))
-    chosen = rows[0] if batch is None else np.stack(rows, axis=batch)
-    return np.ascontiguousarray(chosen.astype(in_bundle(entry.module_dtype)))
+        for axis in axes.positions:
+            first = int(start * (samples.shape[axis] - sizes[axis] + 1))
+            piece = piece[axes.at(positions=slice(first, first + sizes[axis]))]
+        rows.append(piece if axes.batch is None else axes.one(piece, int(row * samples.shape[axes.batch])))
+    return np.ascontiguousarray(axes.joined(rows).astype(in_bundle(entry.module_dtype)))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from txl_runtime.bundle.axes import Axes
 
 Shape: TypeAlias = tuple[int | str, ...]
 """Whole numbers, "B" for the batch size and "L" for the segment length."""
@@ -42,6 +45,11 @@ class InputSpec:
     tokens: int | None = None
     lookahead: int = 0
 
+    @cached_property
+    def axes(self) -> Axes:
+        """Where sequences and positions stand."""
+        return Axes(self.shape, self.lookahead)
+
     @property
     def module_dtype(self) -> str:
         """What the module is given."""
@@ -71,6 +79,11 @@ class StateSpec:
     attribute: str | None = None
     grows: int | None = None
 
+    @cached_property
+    def axes(self) -> Axes:
+        """Where sequences stand."""
+        return Axes(self.shape)
+
 
 @dataclass(frozen=True)
 class OutputSpec:
@@ -86,6 +99,11 @@ class OutputSpec:
     name: str
     shape: Shape | None = None
     role: str | None = None
+
+    @cached_property
+    def axes(self) -> Axes:
+        """Where sequences and positions stand; without a shape only the sequences are known, which stand first."""
+        return Axes(("B",) if self.shape is None else self.shape)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from txl_export.families.own_module.attributes import same_bits
 from txl_export.families.own_module.identity import own_tensors, tensors_id
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.reference import ModuleReference
-from txl_export.families.own_module.sizes import in_bundle, output_specs, state_sizes
+from txl_export.families.own_module.sizes import in_bundle, output_specs
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.parity.report import Gate, Parity
@@ -91,7 +91,7 @@ def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Tabl
         ),
         (
             "states",
-            {one.name: (in_bundle(one.dtype), *state_sizes(one, batch)) for one in spec.states},
+            {one.name: (in_bundle(one.dtype), *one.axes.sizes(batch, 0)) for one in spec.states},
             {one.name: (one.dtype, *one.shape) for one in manifest.states},
         ),
         (

@@ -51,6 +51,6 @@ def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
 
 def rows_of(manifest: Manifest, results: Arrays, rows: Sequence[int] | NDArray[np.integer]) -> dict[str, Array]:
     """Some sequences of every result that has an axis for them, by the names of `named`."""
-    axes = {f"output {one.name}": one.shape.index("B") for one in manifest.outputs if "B" in one.shape}
-    axes |= {f"state {one.name}": one.batch_axis for one in manifest.states if one.batch_axis is not None}
-    return {name: np.take(values, rows, axes[name]) for name, values in results.items() if name in axes}
+    axes = {f"output {one.name}": one.axes for one in manifest.outputs if one.axes.batch is not None}
+    axes |= {f"state {one.name}": one.axes for one in manifest.states if one.axes.batch is not None}
+    return {name: values[axes[name].at(rows)] for name, values in results.items() if name in axes}

@@ -77,7 +77,7 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[
     operations = MIXED if segments is None else max(8, min(MIXED, segments))
     rest = [Planned("all operations, lengths mixed", manifest.batch_size, 0, operations, operations)]
     rest += [Planned(f"segments of {length}", many, length, SHORT, PATIENCE * SHORT) for length in lengths[1:]]
-    if manifest.batch_size > 1 and manifest.streams == "independent":
+    if manifest.batch_size > 1 and manifest.can.run_apart:
         rest.append(Planned("one sequence alone", 1, lengths[0], ALONE, ALONE))
     to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
@@ -89,7 +89,7 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[
 
 def live_sequences(manifest: Manifest) -> int:
     """How many sequences of a segment run: all in lockstep."""
-    if manifest.streams == "lockstep":
+    if not manifest.can.run_apart:
         return manifest.batch_size
     return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
 
@@ -157,7 +157,7 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: StepChain, seed: 
             break
         trial.listener.stage("look at the drift in a longer chain")
         segments, before = LONGER * ran.segments, ran.segments
-        streams = chain.streams if trial.model.manifest.streams == "lockstep" else max(1, chain.streams // LONGER)
+        streams = max(1, chain.streams // LONGER) if trial.model.manifest.can.run_apart else chain.streams
         chain = replace(chain, streams=streams, segments=segments, most=segments)
         ran = run_chain(trial, chain, seed)
         if ran.full_from is not None:
@@ -179,7 +179,7 @@ def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSour
 
 
 def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> None:
-    independent, batch = manifest.streams == "independent", manifest.batch_size
+    independent, batch = manifest.can.run_apart, manifest.batch_size
 
     def rows(count: int) -> list[int]:
         return [int(row) for row in draws.integers(0, side.count, count)]
@@ -201,13 +201,13 @@ def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.G
 def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:
     """A segment's length, and the rows that count of each sequence: some idle, one at least runs."""
     lengths, live = manifest.segment_lengths, live_sequences(manifest)
-    if manifest.lengths == "exact":
+    if not manifest.can.run_ragged:
         length = int(draws.choice(lengths))
         counts = np.full(count, length, np.int32)
     else:
         length = int(draws.integers(1, lengths[0] + 1))
         counts = draws.integers(1, length + 1, count).astype(np.int32)
-    if manifest.streams == "independent":
+    if manifest.can.run_apart:
         running = int(draws.integers(1, min(count, live) + 1))
         counts[draws.permutation(count)[running:]] = 0
     return length, counts

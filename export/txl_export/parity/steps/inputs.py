@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
 from txl_runtime.types import Array, Arrays, Ids
@@ -35,7 +34,7 @@ class InputSource:
         self._read = manifest.given
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
         self._draws = draws
-        self._held = [extent(manifest, self._samples, axis) for axis in ("B", "L")]
+        self._held = extent(manifest, self._samples)
         self._stay = max(1, segments // self._held[0]) if segments else self._held[1]
         self._places: dict[int, tuple[int, int, int]] = {}
         self._waiting: list[int] = []
@@ -60,8 +59,7 @@ class InputSource:
         rows = [self._sequence(row, length) for row in range(count)]
         found = {}
         for entry in self._read:
-            parts = [row[entry.name] for row in rows]
-            joined = np.concatenate(parts, entry.shape.index("B")) if "B" in entry.shape else parts[0]
+            joined = entry.axes.concatenated([row[entry.name] for row in rows])
             found[entry.name] = joined.astype(entry.dtype)
         return found
 
@@ -75,20 +73,21 @@ class InputSource:
         self._places[row] = sample, (place + length) % self._held[1], left - length
         found = {}
         for entry in self._read:
-            values = self._samples[entry.name]
-            if "B" in entry.shape:
-                values = np.take(values, [sample % values.shape[entry.shape.index("B")]], entry.shape.index("B"))
-            if "L" in entry.shape:
+            values, batch = self._samples[entry.name], entry.axes.batch
+            if batch is not None:
+                values = np.take(values, [sample % values.shape[batch]], batch)
+            for axis in entry.axes.positions:
                 positions = np.arange(place, place + length + entry.lookahead)
-                values = np.take(values, positions, entry.shape.index("L"), mode="wrap")
+                values = np.take(values, positions, axis, mode="wrap")
             found[entry.name] = values
         return found
 
 
-def extent(manifest: Manifest, samples: Mapping[str, Any], axis: str) -> int:
-    """How many sequences or positions samples have: the fewest of any input."""
-    read = [entry for entry in manifest.inputs if entry.name in samples and axis in entry.shape]
-    return min((np.shape(samples[entry.name])[entry.shape.index(axis)] for entry in read), default=1)
+def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:
+    """How many sequences and how many positions samples have: the fewest of any input."""
+    read = [(entry.axes, np.shape(samples[entry.name])) for entry in manifest.inputs if entry.name in samples]
+    sequences = min((shape[axes.batch] for axes, shape in read if axes.batch is not None), default=1)
+    return sequences, min((shape[axes.positions[0]] for axes, shape in read if axes.positions), default=1)
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
@@ -98,21 +97,7 @@ def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array
         if entry.name not in inputs:
             continue
         values = inputs[entry.name].copy()
-        if np.issubdtype(values.dtype, np.floating) and "B" in entry.shape:
-            values[~_counted(entry, values.shape, counts)] = POISON
+        if np.issubdtype(values.dtype, np.floating):
+            entry.axes.clear_uncounted(values, counts, POISON)
         found[entry.name] = values
     return found
-
-
-def _counted(entry: Input, shape: tuple[int, ...], counts: Ids) -> NDArray[np.bool_]:
-    """Where the values that count stand, with what lies ahead of them."""
-    batch = entry.shape.index("B")
-
-    def along(values: NDArray[Any], axis: int) -> NDArray[Any]:
-        return values.reshape([-1 if place == axis else 1 for place in range(len(shape))])
-
-    used = along(counts > 0, batch)
-    if "L" in entry.shape:
-        axis = entry.shape.index("L")
-        used = used & (along(np.arange(shape[axis]), axis) < along(counts + entry.lookahead, batch))
-    return np.broadcast_to(used, shape)

@@ -148,7 +148,7 @@ def nan_gates(model: Model, reference: Reference, samples: Samples) -> list[Gate
     0.8.0.
     """
     manifest, lengths, hidden = model.manifest, model.segment_lengths, Counter[str]()
-    count = 1 if manifest.streams == "independent" else manifest.batch_size
+    count = 1 if manifest.can.run_apart else manifest.batch_size
     odd = OddSegments(model, reference, samples, count, count)
     list(odd.run(odd.take(lengths[0]), odd.module.snapshot()))  # states may be absent before it
     (begun,), tries = odd.module.snapshot(), list[tuple[str, Any, int]]()

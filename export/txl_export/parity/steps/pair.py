@@ -178,9 +178,9 @@ class SideBySide:
         for rows, returned in expected:
             for index, row in enumerate(rows.tolist()):
                 count = int(counts[row])
-                theirs = _counted(output, returned[output.name], index, count)
-                pairs.append((theirs, _counted(output, found, row, count)))
-        if "B" not in output.shape:
+                theirs = returned[output.name][output.axes.window(0, count, index)]
+                pairs.append((theirs, found[output.axes.window(0, count, row)]))
+        if output.axes.batch is None:
             pairs = pairs[:1]
         if output.role == "logprobs" and self._distributions is not None:
             for theirs, ours in pairs:
@@ -196,7 +196,7 @@ class SideBySide:
     ) -> None:
         """The likelihood of each token that follows one in this segment, on both sides."""
         tokens, logprobs = self._manifest.tokens, self._manifest.logprobs
-        if tokens is None or logprobs is None or (tokens.shape, logprobs.shape[:-1]) != (("B", "L"), ("B", "L")):
+        if tokens is None or logprobs is None or not self._manifest.can.pair_tokens:
             return
         for rows, returned in expected:
             for index, row in enumerate(rows.tolist()):
@@ -238,10 +238,3 @@ class _Numbers:
     def counting(self) -> bool:
         """Whether one has changed in one direction for long."""
         return bool((np.maximum(self._up, self._down) >= LAST).any())
-
-
-def _counted(output: Output, values: Array, index: int, count: int) -> Array:
-    """What one sequence has of an output, in the rows that count."""
-    known: dict[str, Any] = {"B": index, "L": slice(count)}
-    part: Array = values[tuple(known[size] if isinstance(size, str) else slice(None) for size in output.shape)]
-    return part

@@ -39,7 +39,7 @@ def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, fo
         calls.append((source.take(model.batch_size, length), np.full(model.batch_size, length, np.int32)))
     _repeated(model, calls, bits)
     _restored(model, calls, bits, folder)
-    if model.manifest.streams == "independent" and model.batch_size > 1:
+    if model.manifest.can.run_apart and model.batch_size > 1:
         _among_neighbours(model, calls[:SEGMENTS], bits)
 
 
@@ -59,7 +59,7 @@ def _restored(model: Model, calls: Sequence[Call], bits: Bits, folder: Path) -> 
     for inputs, counts in before:
         stream.run(inputs, lengths=counts)
     snapshot = stream.snapshot()
-    independent = model.manifest.streams == "independent" or model.batch_size == 1
+    independent = model.manifest.can.run_apart or model.batch_size == 1
     taken = [stream.take(row) for row in range(model.batch_size)] if independent else []
     first = _run(stream, after)
     stream.restore(snapshot)

@@ -56,7 +56,7 @@ class ReferenceStreams:
 
     def __init__(self, manifest: Manifest, reference: Reference, count: int) -> None:
         self._manifest, self._reference, self.count = manifest, reference, count
-        self._apart = manifest.streams == "independent"
+        self._apart = manifest.can.run_apart
         self._tables = {state.name: state for state in manifest.states}
         self._read = manifest.given
         self.length_of = Programs(manifest, ()).length_of
@@ -72,7 +72,7 @@ class ReferenceStreams:
         found = []
         for group, rows in self._groups(counts):
             given = {entry.name: self._padded(entry.name, inputs, rows, length) for entry in self._read}
-            valid = counts[rows] if self._manifest.lengths == "valid" else None
+            valid = counts[rows] if self._manifest.can.run_ragged else None
             outputs, after = self._reference.step(given, self._held[group], valid)
             if commit:
                 self._held[group] = dict(after)
@@ -87,8 +87,7 @@ class ReferenceStreams:
         for name, table in self._tables.items():
             parts = [held[name] for held in self._held]
             some = [part for part in parts if part is not None]
-            assert table.batch_axis is not None, "independent sequences share no state"
-            joined[name] = np.concatenate(some, axis=table.batch_axis) if some else None
+            joined[name] = table.axes.concatenated(some) if some else None
         return joined
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
@@ -135,14 +134,9 @@ class ReferenceStreams:
     def _padded(self, name: str, inputs: Arrays, rows: Indices, length: int) -> Array:
         """An input of some sequences, with zeros behind the segment up to the program's length."""
         entry = next(entry for entry in self._read if entry.name == name)
-        values = inputs[name]
-        if "B" in entry.shape:
-            values = np.take(values, rows, axis=entry.shape.index("B"))
-        if "L" not in entry.shape:
-            return values
-        axis = entry.shape.index("L")
-        behind = length + entry.lookahead - values.shape[axis]
-        return np.pad(values, [(0, behind if place == axis else 0) for place in range(values.ndim)])
+        values = inputs[name][entry.axes.at(rows)]
+        behind = length - entry.axes.length(values) if entry.axes.positions else 0
+        return np.pad(values, [(0, behind if axis in entry.axes.positions else 0) for axis in range(values.ndim)])
 
 
 def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
@@ -169,6 +163,4 @@ def run_together(
 
 def _along(table: StateTensor, values: Array | None, rows: Sequence[int]) -> Array | None:
     """Some sequences of a state; all of one that they share."""
-    if values is None or table.batch_axis is None:
-        return values
-    return np.take(values, np.asarray(rows), axis=table.batch_axis)
+    return None if values is None else values[table.axes.at(np.asarray(rows))]

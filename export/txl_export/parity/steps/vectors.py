@@ -56,7 +56,7 @@ def selftest_vectors(
     rounding = 0.0
     for step, length in enumerate(steps):
         if step in resets:
-            again = np.arange(batch) % 2 == 0 if manifest.streams == "independent" else np.ones(batch, np.bool_)
+            again = np.arange(batch) % 2 == 0 if manifest.can.run_apart else np.ones(batch, np.bool_)
             vectors["reset"][step] = again
             for streams in (truth, beside):
                 if streams is not None:
@@ -120,8 +120,8 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
 def _counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
     """Every third step has idle sequences, or segments of different lengths where the bundle takes them."""
     counts = np.full(manifest.batch_size, length, np.int32)
-    if step % 3 == 2 and manifest.streams == "independent":
-        if manifest.lengths == "valid":
+    if step % 3 == 2 and manifest.can.run_apart:
+        if manifest.can.run_ragged:
             return draws.integers(0, length + 1, manifest.batch_size).astype(np.int32)
         if manifest.batch_size > 1:
             counts[step % manifest.batch_size :: 2] = 0
@@ -144,11 +144,8 @@ def _note_outputs(
         places, values = np.zeros((len(counts), PLACES), np.int32), np.zeros((len(counts), PLACES), output.dtype)
         for rows, outputs in returned:
             for index, row in enumerate(rows.tolist()):
-                own = outputs[output.name]
-                if "B" in output.shape:
-                    own = np.take(own, index, axis=output.shape.index("B"))
-                axis = [size for size in output.shape if size != "B"]
-                counted = [counts[row] if size == "L" else own.shape[place] for place, size in enumerate(axis)]
+                own = output.axes.one(outputs[output.name], index)
+                counted = output.axes.alone.filled(0, counts[row])
                 chosen = [draws.integers(0, size, PLACES) for size in counted]
                 values[row] = own[tuple(chosen)] if chosen else own
                 places[row] = np.ravel_multi_index(chosen, [int(size) for size in own.shape]) if chosen else 0
@@ -161,8 +158,7 @@ def _states(manifest: Manifest, truth: ReferenceStreams, draws: np.random.Genera
     tables = {state.name: state for state in manifest.states}
     for name, values in truth.state().items():
         assert values is not None, "every state is there after a step"
-        axis = tables[name].batch_axis
-        rows = values[None] if axis is None else np.moveaxis(values, axis, 0)
+        rows = tables[name].axes.sequences(values)
         flat = rows.reshape(len(rows), -1)
         places = np.sort(draws.permutation(flat.shape[1])[:STATE_PLACES]).astype(np.int64)
         found[f"state_shape/{name}"] = np.array(rows.shape[1:], np.int64)

@@ -54,7 +54,7 @@ def verify_model(
     heard = listener or Silent()
     heard.stage("load the bundle")
     model = open_model()
-    manifest, backend, held = model.manifest, model.backend, extent(model.manifest, samples, "B") if samples else 0
+    manifest, backend, held = model.manifest, model.backend, extent(model.manifest, samples)[0] if samples else 0
     chains = planned(manifest, segments, held)
     precision: str = stand_in_for or manifest.precision
     described, advice = f"{source}, {reference.described}", ADVICE

@@ -1,0 +1,194 @@
+"""States of several placements in one loop: a ring and a rolled memory beside a state that is replaced.
+
+The program is a few lines of NumPy, so that what each placement does is seen beside a plain simulation: lists of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from txl_runtime.bundle.tables import Counter, Input, Output, Program, StateTensor, TensorSpec
+from txl_runtime.host.loop import HostLoop
+
+B, L, M = 4, 3, 5
+SLOTS, ROOM = M + L, M + 2 * L
+MIXTURES = {
+    "ring": ("ring",),
+    "rolled": ("rolled",),
+    "ring and replaced": ("ring", "sum"),
+    "rolled and replaced": ("rolled", "sum"),
+}
+STATES = {
+    "ring": StateTensor(
+        name="rows",
+        input="rows.in",
+        output="rows.out",
+        shape=(B, 1, ROOM, 2),
+        row_axis=2,
+        update="ring",
+        slots=SLOTS,
+        initial=0.5,
+    ),
+    "rolled": StateTensor(
+        name="rows", input="rows.in", output="rows.out", shape=(B, M, 2), row_axis=1, update="rolled"
+    ),
+    "sum": StateTensor(
+        name="sum", input="sum.in", output="sum.out", shape=(2, B), batch_axis=1, update="replace", initial=7.0
+    ),
+}
+
+
+class Simulated:
+    """One sequence, as lists."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+        self.sum = 7.0
+
+    def feed(self, values: np.ndarray) -> None:
+        self.rows = [*self.rows, *([v, -v] for v in values.tolist())][-M:]
+        self.sum += float(values.sum())
+
+
+class Engine:
+    """Runs the program in NumPy; notes how many sequences it was given."""
+
+    description, least_rows = "NumPy", 1
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def bind(self, program: Program, inputs: dict[str, Any], outputs: dict[str, Any]) -> Callable[[], None]:
+        def call() -> None:
+            values, valid = inputs["x"], inputs["valid"]
+            self.rows.append(len(values))
+            outputs["y"][...] = 0
+            for row, count in enumerate(valid.tolist()):
+                new = np.stack([values[row], -values[row]], axis=1)
+                if program.update == "ring":
+                    head = inputs["head"][row]
+                    assert inputs["rows.in"].ctypes.data == outputs["rows.out"].ctypes.data
+                    outputs["rows.out"][row, 0, head : head + L] = new  # padding too: nobody looks there
+                else:
+                    outputs["rows.out"][row] = np.concatenate([inputs["rows.in"][row], new[:count]])[count:]
+                if "sum.in" in inputs:
+                    outputs["sum.out"][:, row] = inputs["sum.in"][:, row] + values[row, :count].sum()
+                    outputs["y"][row] = outputs["sum.out"][0, row]
+
+        return call
+
+
+def opened(mixture: str, open_batch: bool) -> tuple[HostLoop, Engine]:
+    states = tuple(STATES[name] for name in MIXTURES[mixture])
+    rule = states[0].update
+    table = [Input(name="x", dtype="float32", shape=("B", "L"), role="feature")]
+    table += [Input(name=name, dtype="int32", shape=("B",), role=name) for name in ("valid", "fill")]
+    table += [Input(name="head", dtype="int32", shape=("B",), role="head")] if rule == "ring" else []
+    outputs = (Output(name="y", dtype="float32", shape=("B",)),)
+
+    def specs(entries: Any, side: str) -> tuple[TensorSpec, ...]:
+        own = (TensorSpec(name=e.name, dtype=e.dtype, shape=e.sizes(B, L)) for e in entries)
+        return (*own, *(TensorSpec(name=getattr(s, side), dtype=s.dtype, shape=s.shape) for s in states))
+
+    program = Program(
+        name="step-3",
+        kind="step",
+        segment_length=L,
+        update=rule,
+        file="f",
+        open_batch=open_batch,
+        inputs=specs(table, "input"),
+        outputs=specs(outputs, "output"),
+    )
+    manifest: Any = SimpleNamespace(
+        batch_size=B,
+        memory_length=M,
+        fresh_fill=0,
+        counters={"fill": Counter(start=0, most=M)},
+        inputs=tuple(table),
+        outputs=outputs,
+        interface=(*table, *outputs),
+        states_of=lambda r: tuple(s for s in states if s.update in (r, "replace")),
+        lengths="valid",
+        streams="independent",
+        logprobs=None,
+    )
+    engine: Any = Engine()
+    initial = {state.name: np.asarray(state.initial or 0, np.float32) for state in states}
+    return HostLoop(manifest, engine, rule, [program], initial), engine
+
+
+def assert_same(loop: HostLoop, expected: list[Simulated]) -> None:
+    for row, sequence in enumerate(expected):
+        found = loop.take(row)
+        assert found.fill == len(sequence.rows)
+        rows = found.tensors["rows"].reshape(found.fill, 2)
+        np.testing.assert_allclose(rows, np.array(sequence.rows, np.float32).reshape(-1, 2), rtol=1e-6)
+        if "sum" in found.tensors:
+            np.testing.assert_allclose(found.tensors["sum"], [sequence.sum] * 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("open_batch", [False, True], ids=["fixed", "open"])
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_mixture_is_what_lists_of_rows_are(mixture, open_batch, seed):
+    loop, engine = opened(mixture, open_batch)
+    other, _ = opened(mixture, not open_batch)
+    expected, draws = [Simulated() for _ in range(B)], np.random.default_rng(seed)
+    for _ in range(60):
+        counts = (draws.integers(0, L + 1, B) * (draws.random(B) < 0.7)).astype(np.int32)
+        values = draws.normal(size=(B, L)).astype(np.float32)
+        commit = draws.random() < 0.8
+        result = loop.run({"x": values}, counts, commit=commit)
+        later = not commit and draws.random() < 0.5
+        if later:
+            loop.commit()
+            loop.commit()  # a second time it does nothing
+        if commit or later:
+            for row, count in enumerate(counts.tolist()):
+                expected[row].feed(values[row, :count])
+            if "sum" in STATES and len(MIXTURES[mixture]) > 1 and counts.any():
+                live = np.flatnonzero(counts)
+                np.testing.assert_allclose(result.outputs()["y"][live], [expected[r].sum for r in live], rtol=1e-5)
+        if open_batch and counts.any():
+            assert engine.rows[-1] == np.flatnonzero(counts)[-1] + 1
+        change = draws.random()
+        if change < 0.1:
+            rows = np.flatnonzero(draws.random(B) < 0.5)
+            loop.clear(rows)
+            for row in rows:
+                expected[row] = Simulated()
+        elif change < 0.2:
+            order = draws.integers(0, B, int(draws.integers(1, B + 1)))
+            loop.reorder(order)
+            kept = [(list(expected[row].rows), expected[row].sum) for row in order]
+            expected = [Simulated() for _ in range(B)]
+            for sequence, (rows, total) in zip(expected, kept, strict=False):
+                sequence.rows, sequence.sum = rows, total
+        elif change < 0.3:
+            row, to = draws.integers(0, B, 2)
+            other.clear(np.array([to]))
+            other.put(int(to), loop.take(int(row)))
+            loop.clear(np.array([to]))
+            loop.put(int(to), other.take(int(to)))
+            expected[to].rows, expected[to].sum = list(expected[row].rows), expected[row].sum
+        assert_same(loop, expected)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_state_that_was_written_is_seen_before_it_is_committed(mixture):
+    loop, _ = opened(mixture, True)
+    loop.run({"x": np.ones((B, L), np.float32)}, np.array([L, 1, 0, 0], np.int32), commit=False)
+    whole = [state.name for state in (STATES[name] for name in MIXTURES[mixture]) if state.update == "replace"]
+    written = {state.name: array for state, array in loop.written()}
+    assert list(written) == whole, "memory rows are not shown"
+    assert all(array[:, :2].tolist() == [[7 + L, 8]] * 2 for array in written.values())
+    assert_same(loop, [Simulated() for _ in range(B)])
+    loop.run({"x": np.ones((B, L), np.float32)}, np.zeros(B, np.int32), commit=False)
+    assert list(loop.written()) == [], "of a segment in which nothing counts, nothing was written"
+    loop.commit()
+    assert_same(loop, [Simulated() for _ in range(B)])
