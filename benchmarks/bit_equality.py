@@ -1,13 +1,17 @@
 """Prove that a refactoring changes no bit: record what two checkouts compute, then compare the records.
 
-    python benchmarks/bit_equality.py record OLD --oracle tests/fixtures/oracle --demo demo/model.pt --source ../old
-    python benchmarks/bit_equality.py record NEW --oracle tests/fixtures/oracle --demo demo/model.pt --snapshots OLD
+    python benchmarks/bit_equality.py record OLD --own --oracle FOLDER --demo demo/model.pt --source ../old
+    python benchmarks/bit_equality.py record NEW --own --oracle FOLDER --demo demo/model.pt --snapshots OLD
     python benchmarks/bit_equality.py compare OLD NEW
 
+`--oracle` records the Transformer-XLs of a folder, `--demo` that of `make demo`, `--own` the models of `own_cases.py`,
+whose steps are their own; what is not asked for is left out. `scenes.py` is what the streams of each are put through.
+
 It uses the public contract alone, the command line and what `txl_runtime` documents, so that one and the same file runs
-on either side. Every engine gets one thread, because sums depend on how threads cut them. Durations are left out, and
-so is the manifest's provenance, which names sources and versions and is no part of the function. Record both sides on
-one machine: other processors have other kernels, which round differently.
+on either side; models with steps of their own are those of the checkout's samples and tests. Every engine gets one
+thread, because sums depend on how threads cut them. Durations are left out, and so is the manifest's provenance, which
+names sources and versions and is no part of the function. Record both sides on one machine: other processors have other
+kernels, which round differently.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +32,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import own_cases
+from own_cases import ENGINES, OWN_CASES
+from scenes import Scenes
 
 FIGURES = "verification figures"
 """Numbers that judge a bundle and are no part of it: report.json, and `parity` wherever it is written or printed."""
@@ -56,13 +63,13 @@ class Case:
     name: str
     checkpoint: str | None
     options: str
-    targets: str = ""
+    targets: tuple[str, ...] = ()
 
 
 OWN = "--segment-length 5 --segment-length 1 --memory-length 8"
 FREE = "--clamp-length 0 --no-same-length"
 CASES = (
-    Case("k01-base", "kimiyoung/k01_base.model.zip213.pt", f"{OWN} {FREE} --batch-size 2 --no-verify"),
+    Case("k01-base", "kimiyoung/k01_base.model.zip213.pt", f"{OWN} {FREE} --batch-size 2 --no-verify", ENGINES),
     Case("k03-same-length", "kimiyoung/k03_same_length", f"{OWN} --clamp-length 0 --same-length --no-verify"),
     Case("k05-clamp-hidden", "kimiyoung/k05_clamp4", f"{OWN} --clamp-length 4 --memory hidden --no-verify"),
     Case("k12-int4", "kimiyoung/k12_not_tied.model.zip213.pt", f"{OWN} {FREE} --precision int4 --no-verify"),
@@ -71,14 +78,14 @@ CASES = (
     Case("k50-attention-1", "kimiyoung/k50_attn1.model.zip213.pt", f"{OWN} {FREE} --batch-size 2 --no-verify"),
     Case("k70-attention-3", "kimiyoung/k70_attn3.model.zip213.pt", f"{OWN} {FREE} --memory hidden --no-verify"),
     Case("n01-same-clamp", "nvidia/n01_base.checkpoint_best.pt", f"{OWN} --same-length --clamp-length 6 --no-verify"),
-    Case("n12-fp16", "nvidia/n12_adp_div2.checkpoint_best.pt", f"{OWN} {FREE} --precision fp16 --no-verify"),
+    Case("n12-fp16", "nvidia/n12_adp_div2.checkpoint_best.pt", f"{OWN} {FREE} --precision fp16 --no-verify", ENGINES),
     Case("h01-zero-start", "hf/h01_base", f"{OWN} {FREE} --batch-size 2"),
     Case("h12-int8", "hf/h12_adp_div2.safetensors", f"{OWN} {FREE} --batch-size 2 --precision int8 --no-verify"),
     Case("x01-cntxl", "extra/x01_cntxl_prompt", "--segment-length 6 --batch-size 2 --no-verify"),
     Case("x10-remixl", "extra/x10_remixl", f"{OWN} --clamp-length 0 --same-length --batch-size 2 --no-verify"),
     Case("x20-fastai", "extra/x20_fastai_xl", "--segment-length 5 --segment-length 2 --memory-length 8 --no-verify"),
     Case("demo", None, "--no-verify"),
-    Case("demo-fp16", None, "--precision fp16 --no-verify", "rtx --sm 86,89"),
+    Case("demo-fp16", None, "--precision fp16 --no-verify", ("rtx --sm 86,89",)),
     Case("demo-int8-batch", None, "--precision int8 --batch-size 3 --segment-length 16 --no-verify"),
 )
 
@@ -89,11 +96,18 @@ def record(options: argparse.Namespace) -> int:
     for folder in ("bundles", "checkpoints", "results", "snapshots"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
+    side, only = _Side(source, out), options.only
     for case in CASES:
-        if (case.checkpoint is None and options.demo is None) or (options.only and case.name not in options.only):
-            continue
-        print(f"{case.name}: {case.options}", file=sys.stderr, flush=True)
-        found[case.name] = _record_case(case, options, _Side(source, out))
+        if (options.demo if case.checkpoint is None else options.oracle) and (not only or case.name in only):
+            print(f"{case.name}: {case.options}", file=sys.stderr, flush=True)
+            found[case.name] = _record_case(case, options, side)
+    own = {case.name: case for case in OWN_CASES if options.own and (not only or case.name in only)}
+    if own:
+        print(f"export {', '.join(own)}", file=sys.stderr, flush=True)
+        side.python(Path(own_cases.__file__).resolve(), out / "bundles", "--source", source, "--only", *own)
+    for name, one in own.items():
+        print(f"{name}: {one.shows}", file=sys.stderr, flush=True)
+        found[name] = _record_bundle(name, one.targets, options, side)
     names = ("numpy", "onnxruntime", "torch", "onnx", "onnxscript", "onnx-ir")
     conditions = {"python": platform.python_version()} | {name: version(name) for name in names}
     (out / "record.json").write_text(json.dumps({"conditions": conditions, "cases": found}, indent=1) + "\n")
@@ -137,17 +151,26 @@ class _Side:
 
 
 def _record_case(case: Case, options: argparse.Namespace, side: _Side) -> dict[str, Any]:
+    """A Transformer-XL: by the command line, then as any bundle."""
     bundle = side.out / "bundles" / f"{case.name}.txl"
     tokens = side.out / "checkpoints" / "tokens.npy"
     np.save(tokens, np.arange(300) * 7 % 40)
     given = _checkpoint(case, options, side.out)
     documents = {"export": side.cli("export", *given, "-o", bundle, *case.options.split(), "--force")}
-    if case.targets:
-        documents["build"] = side.cli("build", bundle, "--target", *case.targets.split())
     prompt = ("--prompt-tokens", "1,2,3,4,5,6,7", "--max-new-tokens", 20, "--seed", 3, "--threads", 1)
     documents["generate"] = side.cli("generate", bundle, *prompt, "--temperature", 0.8, "--top-p", 0.9)
     documents["score"] = side.cli("score", bundle, tokens, "--threads", 1)
-    documents["selftest"] = side.cli("selftest", bundle, "--threads", 1)
+    found = _record_bundle(case.name, case.targets, options, side)
+    return {**found, "documents": documents | found["documents"]}
+
+
+def _record_bundle(name: str, targets: Sequence[str], options: argparse.Namespace, side: _Side) -> dict[str, Any]:
+    """The files of a bundle and of its engines, what commands say of it, and what its streams do."""
+    bundle, documents = side.out / "bundles" / f"{name}.txl", {}
+    for target in targets:
+        documents[f"build {target.split()[0]}"] = side.cli("build", bundle, "--target", *target.split())
+    if (bundle / "selftest.npz").exists():  # a graph written by hand has no vectors
+        documents["selftest"] = side.cli("selftest", bundle, "--backend", "cpu", "--threads", 1)
     documents["inspect"] = side.cli("inspect", bundle)
     others = ["--snapshots", options.snapshots.resolve() / "snapshots"] if options.snapshots else []
     items = side.python(Path(__file__).resolve(), "run", bundle, side.out, "--source", side.source, *others)
@@ -196,7 +219,7 @@ def run(options: argparse.Namespace) -> int:
             name = f"{update}{', lean' if lean else ''}"
             snapshot = f"{options.bundle.stem}.{name.replace(', ', '-')}.safetensors"
             others = options.snapshots / snapshot if options.snapshots else None
-            scenes = _Scenes(model, manifest, options.out / "snapshots" / snapshot, others)
+            scenes = Scenes(model, options.out / "snapshots" / snapshot, others)
             arrays |= {f"{name}: {item}": array for item, array in scenes.items()}
     np.savez_compressed(options.out / "results" / f"{options.bundle.stem}.npz", **arrays)
     print(json.dumps({item: _hash(array) for item, array in arrays.items()}))
@@ -206,117 +229,6 @@ def run(options: argparse.Namespace) -> int:
 def _hash(array: Any) -> str:
     header = f"{array.dtype} {list(array.shape)} ".encode()
     return hashlib.sha256(header + np.ascontiguousarray(array).tobytes()).hexdigest()
-
-
-class _Scenes:
-    """What streams of one loaded model are put through."""
-
-    def __init__(self, model: Any, manifest: Mapping[str, Any], snapshot: Path, others: Path | None) -> None:
-        self._model, self._snapshot, self._others = model, snapshot, others
-        self._b, self._v = manifest["batch_size"], model.vocab_size
-        self._longest = max(program["segment_length"] for program in manifest["programs"])
-        self._memory_length = model.memory_length
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Name and array of everything that comes out."""
-        for scene in (self._step, self._feed, self._generate, self._rows, self._states):
-            for item, array in scene():
-                yield f"{scene.__name__[1:]}: {item}", array
-
-    def _tokens(self, length: int, seed: int, rows: int | None = None) -> Any:
-        shape = (rows or self._b, length)
-        return np.random.default_rng(seed).integers(0, self._v, shape, dtype=np.int32)
-
-    def _lengths(self, length: int, seed: int) -> Any:
-        """Lengths from idle to full; the last sequence always has something."""
-        counts = np.random.default_rng(seed).integers(0, length + 1, self._b)
-        counts[-1] = max(1, counts[-1])
-        return counts
-
-    def _after(self, stream: Any, name: str) -> Iterator[tuple[str, Any]]:
-        yield f"{name}, fill", stream.fill
-        for layer, rows in stream.memory().items():
-            yield f"{name}, memory {layer}", rows
-
-    def _step(self) -> Iterator[tuple[str, Any]]:
-        stream = self._model.stream()
-        shorter = max(1, self._longest // 2)
-        for index, length in enumerate((1, self._longest, shorter, 1, 1, self._longest, 1)):
-            yield f"{index}", stream.step(self._tokens(length, index))
-        yield from self._after(stream, "whole segments")
-        for index in range(6 + 3 * self._memory_length // self._longest):  # several laps of a ring
-            length = (self._longest, shorter, 1)[index % 3]
-            yield f"partial {index}", stream.step(self._tokens(length, index), self._lengths(length, index))
-        yield from self._after(stream, "partial segments")
-
-    def _feed(self) -> Iterator[tuple[str, Any]]:
-        stream, length = self._model.stream(), 2 * self._memory_length + 3 * self._longest + 2
-        yield "feed", stream.feed(self._tokens(length, 20))
-        yield "feed with lengths", stream.feed(self._tokens(length, 21), self._lengths(length, 21))
-        yield from self._after(stream, "fed")
-        yield "score", stream.score(self._tokens(length, 22))
-        yield from self._after(stream, "scored")
-        if self._b > 1:
-            yield "one sequence of several", self._model.stream(1).feed(self._tokens(length, 23, 1))
-
-    def _generate(self) -> Iterator[tuple[str, Any]]:
-        length = 2 * self._longest + 1
-        ways: dict[str, dict[str, Any]] = {
-            "greedy": {"temperature": 0},
-            "temperature 1": {"seed": 5},
-            "temperature 0.8": {"temperature": 0.8, "seed": 6},
-            "top-k": {"top_k": 5, "seed": 7},
-            "top-k, warm": {"top_k": 9, "temperature": 1.3, "seed": 8},
-            "top-p": {"top_p": 0.9, "seed": 9},
-            "top-p, cool": {"top_p": 0.6, "temperature": 0.7, "seed": 10},
-            "stop tokens": {"seed": 11, "stop_tokens": list(range(0, self._v, 7))},
-            "lengths": {"seed": 12, "lengths": np.arange(self._b) % length + 1},
-        }
-        for index, (name, how) in enumerate(ways.items()):
-            stream = self._model.stream()
-            yield name, np.array(list(stream.generate(self._tokens(length, 30 + index), 25, **how)))
-            yield from self._after(stream, name)
-
-    def _rows(self) -> Iterator[tuple[str, Any]]:
-        stream, longest = self._model.stream(), self._longest
-        stream.feed(self._tokens(2 * longest + self._memory_length, 40))
-        stream.reset([self._b - 1])
-        yield from self._after(stream, "one reset")
-        yield "step after one reset", stream.step(self._tokens(longest, 41), self._lengths(longest, 41))
-        order = [index // 2 for index in range(self._b)][::-1]
-        stream.select(order)
-        yield from self._after(stream, "selected")
-        yield "step after select", stream.step(self._tokens(1, 42))
-        stream.select([self._b - 1])
-        yield "feed of one left", stream.feed(self._tokens(longest + 1, 43, 1))
-        stream.select([0] * self._b)
-        yield "feed of one become many", stream.feed(self._tokens(longest + 1, 44))
-        stream.reset()
-        yield "step after reset", stream.step(self._tokens(longest, 45))
-        yield from self._after(stream, "all reset")
-
-    def _states(self) -> Iterator[tuple[str, Any]]:
-        from safetensors.numpy import load_file
-        from txl_runtime import StreamState
-
-        stream = self._model.stream()
-        length = self._memory_length + self._longest + 3
-        stream.feed(self._tokens(length, 50), self._lengths(length, 50))
-        stream.step(self._tokens(1, 51))
-        stream.snapshot().save(self._snapshot)
-        for name, tensor in load_file(self._snapshot).items():
-            yield f"file, {name}", tensor
-        yield "continued at once", self._continued(stream)
-        stream.restore(StreamState.load(self._snapshot))
-        yield "continued in the same stream", self._continued(stream)
-        fresh = self._model.stream()
-        fresh.restore(StreamState.load(self._others or self._snapshot))  # with --snapshots the other record's
-        yield "continued in a fresh stream", self._continued(fresh)
-        yield from self._after(fresh, "continued in a fresh stream")
-
-    def _continued(self, stream: Any) -> Any:
-        fed = stream.feed(self._tokens(3 * self._longest + 1, 52))
-        return np.concatenate([fed, stream.step(self._tokens(1, 53))], axis=1)
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -356,11 +268,16 @@ def _arrays(old: Mapping[str, str], new: Mapping[str, str], results: list[Path])
             yield name, "differs: other bytes"
         else:
             one, two = (np.load(path)[name] for path in results)
-            if (one.shape, one.dtype) != (two.shape, two.dtype):
+            if "U" in (one.dtype.kind, two.dtype.kind):
+                yield name, f"differs: {str(one)[:70]!r} became {str(two)[:70]!r}"
+            elif (one.shape, one.dtype) != (two.shape, two.dtype):
                 yield name, f"differs: {one.dtype} {list(one.shape)} became {two.dtype} {list(two.shape)}"
             else:
-                apart = float(np.abs(one.astype(np.float64) - two.astype(np.float64)).max(initial=0))
-                yield name, f"differs: {int((one != two).sum())} of {one.size} values, by at most {apart:.3g}"
+                first, second = one.astype(np.float64), two.astype(np.float64)
+                other = (first != second) & ~(np.isnan(first) & np.isnan(second))
+                with np.errstate(invalid="ignore"):
+                    apart = np.abs(first - second)[other].max(initial=0)
+                yield name, f"differs: {int(other.sum())} of {one.size} values, by at most {apart:.3g}"
 
 
 def _document(old: Any, new: Any, name: str) -> str:
@@ -418,11 +335,12 @@ def main() -> int:
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("record", help="export and run every case")
     one.add_argument("out", type=Path, metavar="OUT", help="folder for bundles, snapshots, results and record.json")
-    one.add_argument("--oracle", type=Path, required=True, help="folder of the oracle's cases")
+    one.add_argument("--oracle", type=Path, help="folder of the oracle's cases; without it they are left out")
     one.add_argument("--demo", type=Path, help="the checkpoint of `make demo`; without it its cases are left out")
+    one.add_argument("--own", action="store_true", help="models of one's own, too")
     one.add_argument("--source", type=Path, default=Path(__file__).parents[1], help="checkout whose packages are used")
     one.add_argument("--snapshots", type=Path, metavar="OLD", help="record whose snapshots fresh streams continue")
-    one.add_argument("--only", nargs="+", metavar="CASE", choices=[case.name for case in CASES])
+    one.add_argument("--only", nargs="+", metavar="CASE", choices=[case.name for case in (*CASES, *OWN_CASES)])
     one.set_defaults(run=record)
     one = commands.add_parser("run", help="what `record` starts per bundle")
     one.add_argument("bundle", type=Path)

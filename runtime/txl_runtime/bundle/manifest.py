@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from txl_runtime.bundle.abilities import Abilities, abilities
+from txl_runtime.bundle.abilities import Abilities
 from txl_runtime.bundle.agreement import contradictions
 from txl_runtime.bundle.tables import (
     BYTES,
@@ -98,7 +98,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
     @cached_property
     def can(self) -> Abilities:
         """What the model may be asked for."""
-        return abilities(self)
+        return Abilities(self)
 
     @property
     def used_files(self) -> frozenset[str]:

@@ -94,7 +94,7 @@ def do(call: str, kind: str, loops: tuple[Any, Any], kept: list[Any], draws: np.
     elif call == "take":
         kept.append([loop.take(int(draws.integers(B))) for loop in loops[:1]] * 2)
     elif call == "named":
-        row, names = int(draws.integers(B)), [loops[0].states[-1].name]
+        row, names = int(draws.integers(B)), [loops[0].manifest.states[-1].name]
         assert_same(*(loop.take(row, names).tensors for loop in loops))
     elif kept:
         row, states = int(draws.integers(B)), kept[int(draws.integers(len(kept)))]
@@ -171,7 +171,7 @@ def test_only_what_was_asked_for_comes_back_and_no_state_does(opened):
 
     segment().outputs()
     before = driver.bytes_copied
-    segment().arrays()["known"]
+    segment()._bring(["known"])
     inputs = -(-B * 4 * FEATURES * 4 // 256) * 256 + 2 * 256
     assert driver.bytes_copied - before == inputs + 2
     before = driver.bytes_copied
@@ -289,7 +289,7 @@ def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, kind):
     begin()
     loop.run(*segment).outputs()
     expected, seen, line = after(), set(), 0
-    places = ("streaming", "device/step", "device/call", "device/tail", "device/staging", "device/blocks")
+    places = ("streaming", *(f"device/{name}" for name in ("loop", "placements", "call", "tail", "staging", "blocks")))
     while True:
         line += 1
         begin()

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support import interrupted
 from txl_runtime import BackendError, Model, UsageError
-from txl_runtime.device.memory import DeviceRing
+from txl_runtime.device.placements import Ring
 from txl_runtime.device.recording import MOST_FAILURES, MOST_RECORDS
 
 B, V = 3, 60
-INTERRUPTED = ("streaming", *(f"device/{name}" for name in ("loop", "on_device", "call", "tail", "context", "cuda")))
+INTERRUPTED = ("streaming", *(f"device/{name}" for name in ("loop", "placements", "call", "tail", "context", "cuda")))
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
@@ -139,8 +139,7 @@ def test_an_event_serves_all_steps_of_a_stream(opened, update):
 def test_a_spill_moves_the_spilled_rows_alone(opened):
     model = opened("ring")
     stream, driver = model.stream(), model.backend.driver
-    memory = stream.loop.memory
-    assert isinstance(memory, DeviceRing)
+    assert [type(placement) for placement in stream.loop.placements] == [Ring]
     moved = []
     for seed in range(12):
         stream.step(tokens_of(4, seed), [4, 3, 0])
@@ -149,7 +148,7 @@ def test_a_spill_moves_the_spilled_rows_alone(opened):
         stands = stream.loop.heads
         stream.step(tokens_of(1, seed), [1, 0, 0])
         driver.drain()
-        spilled = max(0, int(stands[0]) + 1 - memory._ring)
+        spilled = max(0, int(stands[0]) + 1 - stream.loop.counters.ring)
         moved.append((driver.bytes_copied - before, spilled))
     state = model.manifest.states_of("ring")[0]
     row = state.shape[1] * state.shape[3] * 4 * len(model.manifest.states_of("ring"))
