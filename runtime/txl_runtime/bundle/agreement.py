@@ -174,7 +174,7 @@ def _memory(m: Tables) -> Iterator[str]:
     longest = m.segment_lengths[0]
     ring, columns = ring_slots(m.memory_length, longest)
     for rule, slots, size in (("ring", ring, columns), ("rolled", None, m.memory_length)):
-        states = m.states_of(rule)
+        states = [state for state in m.states if state.update == rule]
         if not states:
             continue
         first = states[0]
