@@ -121,9 +121,9 @@ def main() -> int:
             parser.error(f"{source} has no runtime/txl_runtime, expected a checkout of this project")
     with tempfile.TemporaryDirectory() as folder:
         files = options.files or Path(folder)
-        if not (files / "own.txl").exists():
+        if not (files / "words.txl").exists():
             files.mkdir(parents=True, exist_ok=True)
-            _export(files)
+            export_bundles(files)
         (files / "driver.c").write_text(NO_OP_DRIVER)
         shared = ["gcc", "-O2", "-w", "-shared", "-fPIC", "-o", str(files / "driver.so"), str(files / "driver.c")]
         subprocess.run(shared, check=True)
@@ -137,12 +137,12 @@ def main() -> int:
     return 0
 
 
-def _export(files: Path) -> None:
+def export_bundles(files: Path) -> None:
     """The bundles, small enough that nothing but Python takes time."""
     import torch
     from common import random_bundle, shape
     from torch import nn
-    from txl_export import InputSpec, StateSpec, StepSpec, export
+    from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec, export
 
     for name, batch in BUNDLES.items():
         config = shape(2, 16, 2, 8, 32, VOCABULARY)
@@ -160,6 +160,20 @@ def _export(files: Path) -> None:
     states = [StateSpec("h", (1, "B", 8)), StateSpec("c", (1, "B", 8))]
     spec = StepSpec(Policy(), [InputSpec("obs", ("B", "L", 6))], states, ["action"])
     export(spec, files / "own.txl", segment_length=(1,), batch_size=1, verify=False)
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.cell = nn.Embedding(VOCABULARY, 8), nn.GRU(8, 8, batch_first=True)
+            self.scores = nn.Linear(8, VOCABULARY)
+
+        def forward(self, tokens: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            hidden, h = self.cell(self.embedding(tokens), h)
+            return self.scores(hidden), h
+
+    tokens, state = InputSpec("tokens", ("B", "L"), tokens=VOCABULARY), StateSpec("h", (1, "B", 8))
+    spec = StepSpec(Words(), [tokens], [state], [OutputSpec("logits", role="logits")])
+    export(spec, files / "words.txl", segment_length=(LENGTH, 1), batch_size=1, verify=False)
 
 
 def _measure(options: argparse.Namespace, files: Path) -> dict[str, dict[str, list[dict[str, float]]]]:
@@ -195,15 +209,16 @@ def _table(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row, answers in found.items():
         values = {side: np.array([answer["tenth"] for answer in answers[side]]) for side in sides}
-        cells = [row, *(_spread(values[side] / 1e3, 1) for side in sides)]
-        cells += [_spread(values[side] / values[sides[0]], 2) for side in compared]
-        cells.append(_spread(np.array([answer["median"] for answer in answers[sides[-1]]]) / 1e3, 1))
+        cells = [row, *(spread(values[side] / 1e3, 1) for side in sides)]
+        cells += [spread(values[side] / values[sides[0]], 2) for side in compared]
+        cells.append(spread(np.array([answer["median"] for answer in answers[sides[-1]]]) / 1e3, 1))
         cells.append(", ".join(f"{statistics.median(a['calls'] for a in answers[s]):g}" for s in counted))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _spread(values: NDArray[np.float64], digits: int) -> str:
+def spread(values: NDArray[np.float64], digits: int) -> str:
+    """The median and the quartiles."""
     low, middle, high = (f"{value:.{digits}f}" for value in np.percentile(values, (25, 50, 75)))
     return f"{middle} ({low} … {high})"
 
@@ -249,7 +264,7 @@ def _answer(source: Path, files: Path, side: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         work = request["work"]
-        answer = _time(_calls(work, streams[work]), request["seconds"], calls)
+        answer = timed(_calls(work, streams[work]), request["seconds"], calls)
         print(json.dumps(answer), flush=True)
 
 
@@ -270,7 +285,8 @@ def _calls(work: str, stream: Any) -> Callable[[], object]:
     return lambda: call(batches[next(number) % 64])
 
 
-def _time(call: Callable[[], object], seconds: float, calls: Callable[[], int]) -> dict[str, float]:
+def timed(call: Callable[[], object], seconds: float, calls: Callable[[], int]) -> dict[str, float]:
+    """Nanoseconds of processor time of a call: of the block below which a tenth of them lie, and of the median one."""
     for _ in range(WARM_UP_CALLS):
         call()
     before = calls()

@@ -16,8 +16,8 @@ import numpy as np
 
 Items = Iterator[tuple[str, Any]]
 """Names, and the array or the message of each."""
-HUGE = 1e30
-"""A feature that overflows in a product of matrices."""
+HUGE = 3e38
+"""A feature whose sum with another is infinite."""
 
 
 class Scenes:
@@ -80,17 +80,18 @@ class Scenes:
         return next((size for size in self._lengths if size <= length), self._lengths[-1]) if self._exact else length
 
     def _many(self, length: int) -> int:
-        """A number of positions near this one that segments add up to."""
-        least = self._lengths[-1]
-        return max(least, length // least * least) if self._exact else length
+        """The number of positions up to this one that segments add up to."""
+        if not any("L" in entry["shape"] for entry in self._table):
+            return 1
+        return next((size for size in range(length, 0, -1) if self._edges(size)[-1] == size), self._lengths[-1])
 
     def _edges(self, length: int) -> list[int]:
-        """Where sequences may end in so many positions, nothing first."""
+        """Where sequences may end in so many positions, nothing first; short of the length where a rest remains."""
         if not self._exact:
             return list(range(length + 1))
         edges = [0]
-        while edges[-1] < length:
-            edges.append(edges[-1] + next((s for s in self._lengths if s <= length - edges[-1]), length))
+        while (step := next((size for size in self._lengths if size <= length - edges[-1]), 0)) > 0:
+            edges.append(edges[-1] + step)
         return edges
 
     def _counts(self, length: int, seed: int, rows: int | None = None, least: int = 0) -> Any:
@@ -189,12 +190,10 @@ class Scenes:
         for index in range(5):
             length = self._one((self._longest, 1)[index % 2])
             arrays = self._arrays(length, 500 + index)
-            counts = self._counts(length, 510 + index, least=1) * self._live(index, self._b)
-            if index in (2, 3):  # NaN in the first sequence is refused where that runs; what overflows may be
-                for name, entry in ((entry["name"], entry) for entry in self._table):
-                    if entry["dtype"].startswith("float") and "B" in entry["shape"]:
-                        row = (slice(None),) * entry["shape"].index("B") + (0,)
-                        arrays[name][row] = np.nan if index == 2 else HUGE
+            live = self._live(2 * self._b if index > 2 else index, self._b)
+            counts = self._counts(length, 510 + index, least=1) * live
+            if index >= 2:  # NaN in a sequence that is idle, where others may be, then in one that runs; then infinity
+                self._spoil(arrays, 0, np.nan if index < 4 else HUGE)
             for commit in (False, True):
                 name = f"{index}, {'kept' if commit else 'not kept'}"
                 yield from self._tried(name, stream.run, arrays, counts, commit=commit, require_finite=True)
@@ -208,9 +207,7 @@ class Scenes:
         for index in range(3):
             stream.run(self._arrays(length, 600 + index))
         arrays = self._arrays(length, 610)
-        for entry in self._table:
-            if entry["dtype"].startswith("float") and "B" in entry["shape"]:
-                arrays[entry["name"]][(slice(None),) * entry["shape"].index("B") + (1,)] = np.nan
+        self._spoil(arrays, 1, np.nan)
         yield from self._tried("inputs", stream.run, arrays)
         yield from self._after(stream, "inputs")
         yield from self._tried("state", self._poison, stream)
@@ -224,8 +221,14 @@ class Scenes:
         yield from self._tried("after the reset", stream.run, some)
         yield from self._after(stream, "after the reset")
 
+    def _spoil(self, arrays: dict[str, Any], row: int, value: float) -> None:
+        """Give one sequence this value in all features that are no whole numbers."""
+        for entry in self._table:
+            if entry["dtype"].startswith("float") and "B" in entry["shape"]:
+                arrays[entry["name"]][(slice(None),) * entry["shape"].index("B") + (row,)] = value
+
     def _poison(self, stream: Any) -> None:
-        """Let sequence 1 continue from a state full of NaN, by way of a file, where states go by sequences."""
+        """Let sequence 1 continue from a state full of NaN, where sequences have states of their own."""
         state = stream.take(1)
         for array in state.tensors.values():
             if array.dtype.kind == "f":

@@ -8,20 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from txl_runtime.device import (
-    backend,
-    blocks,
-    call,
-    context,
-    cuda,
-    loop,
-    memory,
-    on_device,
-    staging,
-    step_loop,
-    step_memory,
-    tail,
-)
+from txl_runtime.device import backend, blocks, call, context, cuda, loop, placements, staging, tail
 
 RING = (("plain", "ring"), ("short", "ring"))
 ROLLED = (("plain", "rolled"),)
@@ -83,17 +70,15 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("inputs are staged while the step before still reads them")
 def _(patch: pytest.MonkeyPatch) -> None:
-    for owner in (loop.DeviceLoop, step_loop.DeviceStepLoop):
+    def run(before: Any, self: Any, *arguments: Any, **options: Any) -> Any:
+        self.finish = lambda: None
+        try:
+            result = before(self, *arguments, **options)
+        finally:
+            del self.finish
+        return result
 
-        def run(before: Any, self: Any, *arguments: Any, **options: Any) -> Any:
-            self.finish = lambda: None
-            try:
-                result = before(self, *arguments, **options)
-            finally:
-                del self.finish
-            return result
-
-        _around(patch, owner, "run", run)
+    _around(patch, loop.DeviceLoop, "run", run)
 
 
 @fault("memory goes while work on it is on its way")
@@ -112,7 +97,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
         before(self, *arguments)
         self._resident = None
 
-    _around(patch, on_device.OnDevice, "_send", send)
+    _around(patch, loop.DeviceLoop, "_send", send)
 
 
 @fault("a piece of a result is read before it is there", STEPS)
@@ -253,12 +238,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("a step that is not committed is", ANY)
 def _(patch: pytest.MonkeyPatch) -> None:
-    for owner in (loop.DeviceLoop, step_loop.DeviceStepLoop):
+    def run(before: Any, self: Any, inputs: Any, counts: Any, want: Any = "rows", commit: bool = True) -> Any:
+        return before(self, inputs, counts, want, True)
 
-        def run(before: Any, self: Any, inputs: Any, counts: Any, want: Any = "rows", commit: bool = True) -> Any:
-            return before(self, inputs, counts, want, True)
-
-        _around(patch, owner, "run", run)
+    _around(patch, loop.DeviceLoop, "run", run)
 
 
 @fault("a step is committed before its work is in the queue", RING)
@@ -266,9 +249,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
     def run(before: Any, self: Any, inputs: Any, counts: Any, want: Any = "rows", commit: bool = True) -> Any:
         if commit:
             self.finish()
-            self.valid[:] = 0
-            self.valid[: len(counts)] = counts
-            self.advance()
+            self._computed = self._batch if self.count(counts) else 0
+            self.commit()
         return before(self, inputs, counts, want, False)
 
     _around(patch, loop.DeviceLoop, "run", run)
@@ -279,65 +261,61 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("sides are swapped", (*ROLLED, *STEPS))
 def _(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, memory.DeviceMemory, "addresses", lambda before, self, side: before(self, 1 - side))
-    _around(
-        patch, step_memory.StepMemory, "addresses", lambda before, self, program, side: before(self, program, 1 - side)
-    )
+    def addresses(before: Any, self: Any, program: Any, side: int) -> Any:
+        return before(self, program, 1 - side)
+
+    _around(patch, placements.DevicePlacement, "addresses", addresses)
 
 
 @fault("both sides are one", (*ROLLED, *STEPS))
 def _(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, memory.DeviceMemory, "addresses", lambda before, self, side: before(self, 0))
-    _around(patch, step_memory.StepMemory, "addresses", lambda before, self, program, side: before(self, program, 0))
+    _around(
+        patch, placements.DevicePlacement, "addresses", lambda before, self, program, side: before(self, program, 0)
+    )
 
 
-@fault("the side does not turn", ROLLED)
+@fault("the side does not turn", (*ROLLED, *STEPS))
 def _(patch: pytest.MonkeyPatch) -> None:
-    def advance(before: Any, self: Any) -> None:
+    def commit(before: Any, self: Any) -> None:
+        side = self.counters.side
         before(self)
-        self.counters.turn()
+        self.counters.sides[:] = side
 
-    _around(patch, loop.DeviceLoop, "advance", advance)
+    _around(patch, loop.DeviceLoop, "commit", commit)
 
 
 @fault("spilled rows are not moved to the front", RING)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memory.DeviceRing, "move_to_front", lambda self, row, count: None)
+    patch.setattr(placements.Ring, "spill", lambda self, row, count: None)
 
 
 @fault("one spilled row stays behind", RING)
 def _(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, memory.DeviceRing, "move_to_front", lambda before, self, row, count: before(self, row, count - 1))
+    _around(patch, placements.Ring, "spill", lambda before, self, row, count: before(self, row, count - 1))
 
 
 @fault("spilled rows of another sequence are moved", RING)
 def _(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, memory.DeviceRing, "move_to_front", lambda before, self, row, count: before(self, 0, count))
+    _around(patch, placements.Ring, "spill", lambda before, self, row, count: before(self, 0, count))
 
 
 @fault("nothing is cleared", (*BIASED, *STEPS))
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(memory.DeviceMemory, "clear", lambda self, rows: None)
-    patch.setattr(step_memory.StepMemory, "clear", lambda self, side, row, shapes: None)
-    patch.setattr(step_memory.StepMemory, "begin", lambda self, side: None)
+    patch.setattr(placements.DevicePlacement, "clear", lambda self, rows: None)
 
 
 @fault("of several states one is cleared", (("counting", "replace"), ("recurrent", "replace")))
 def _(patch: pytest.MonkeyPatch) -> None:
-    def clear(self: Any, side: int, row: int, shapes: Any) -> None:
-        self._start(side, 0, row, shapes[0])
+    def clear(self: Any, side: int, rows: Any, shapes: Any) -> None:
+        for row in rows:
+            self._begin(side, row, next(iter(self._pieces(shapes))))
 
-    patch.setattr(step_memory.StepMemory, "clear", clear)
+    patch.setattr(placements.DevicePlacement, "_clear", clear)
 
 
 @fault("the template is not copied", (*BIASED, ("counting", "replace"), ("recurrent", "replace")))
 def _(patch: pytest.MonkeyPatch) -> None:
-    def forget(before: Any, self: Any, *arguments: Any) -> None:
-        before(self, *arguments)
-        self._template = None
-
-    _around(patch, memory.DeviceMemory, "__init__", forget)
-    patch.setattr(step_memory.StepMemory, "_template", lambda *_: None)
+    patch.setattr(placements.DevicePlacement, "_keep", lambda self, fresh: 0)
 
 
 @fault("zeros are half as wide", (("plain", "rolled"), *STEPS))
@@ -355,41 +333,32 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("sequences change places without a spare", RING)
 def _(patch: pytest.MonkeyPatch) -> None:
-    def reorder(self: Any, rows: Any) -> None:
-        for row, old in enumerate(rows.tolist()):
-            if row != old:
-                self._copy(self._at(self._now, row), self._pitch, self._at(self._now, old), self._pitch)
+    def reorder(self: Any, rows: Any, side: int) -> None:
+        (pieces,) = self._pieces(())
+        with self._tail:
+            for row, old in enumerate(rows.tolist()):
+                if row != old:
+                    self._copy(self._at(0, row, pieces), self._at(0, old, pieces), pieces)
         self.clear(np.arange(len(rows), self._batch))
 
-    patch.setattr(memory.DeviceRing, "reorder", reorder)
+    patch.setattr(placements.Ring, "reorder", reorder)
 
 
 @fault("sequences are taken from the wrong row", ANY)
 def _(patch: pytest.MonkeyPatch) -> None:
-    for owner in (memory.DeviceRing, memory.DeviceRolled):
-        _around(patch, owner, "reorder", lambda before, self, rows: before(self, np.maximum(rows - 1, 0)))
-    _around(
-        patch,
-        step_memory.StepMemory,
-        "reorder",
-        lambda before, self, side, rows, shapes: before(self, side, [max(0, row - 1) for row in rows], shapes),
-    )
+    for owner in (placements.Ring, placements.DevicePlacement):
+        _around(patch, owner, "reorder", lambda before, self, rows, side: before(self, np.maximum(rows - 1, 0), side))
 
 
 @fault("a row that is put goes to another sequence", ANY)
 def _(patch: pytest.MonkeyPatch) -> None:
-    _around(patch, memory.DeviceMemory, "place", lambda before, self, row, rows: before(self, 0, rows))
-    _around(
-        patch,
-        step_memory.StepMemory,
-        "put",
-        lambda before, self, side, row, shapes, tensors: before(self, side, 0, shapes, tensors),
-    )
+    for owner in (placements.Rolled, placements.Replaced):
+        _around(patch, owner, "put", lambda before, self, row, tensors: before(self, 0, tensors))
 
 
 @fault("states grow without their shapes", (("growing", "replace"),))
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(step_loop, "shapes_after", lambda program, states: tuple(tuple(state.shape) for state in states))
+    patch.setattr(placements, "shapes_after", lambda program, states: tuple(tuple(state.shape) for state in states))
 
 
 @fault("two threads put work in at once", (("plain", "ring"),))

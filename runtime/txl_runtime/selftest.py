@@ -1,15 +1,8 @@
 """Replaying stored vectors: does this bundle, on this machine, still compute what the reference computed?
 
-The vectors are steps through every program, with memory empty, filling, full and rolled over, partial segments and
-idle sequences; what they expect came from the reference, not from an engine. They are kept small. Of a Transformer-XL
-there are some positions per step and some columns of the vocabulary:
-
-    tokens     int32 [steps, B, longest]      length     int32 [steps], T of the call
-    counts     int32 [steps, B], lengths      positions  int32 [steps, B, P], rows compared (those below the count)
-    columns    int32 [C], vocabulary ids      logprobs   float32 [steps, B, P, C]
-    memory/<state>   float32 [B, 2, ...]: oldest and newest row after the last step
-
-Of any other step there are some values of every output and state, in the order of one sequence's own array:
+The vectors are steps through every program, with states empty, filling, full and rolled over, partial segments and
+idle sequences; what they expect came from the reference, not from an engine. They are kept small: some values of every
+output and state, in the order of one sequence's own array.
 
     length     int32 [steps], L of the call   counts     int32 [steps, B], lengths
     reset      bool [steps, B], which sequences begin anew before the step
@@ -17,6 +10,13 @@ Of any other step there are some values of every output and state, in the order 
     output/<name>    [steps, B, P], values at place/<name>, int32 [steps, B, P]
     state/<name>     [B, P], values after the last step at state_place/<name>, int64 [P], of one sequence's part, whose
                      shape is state_shape/<name>; a state that all sequences share is stored once
+
+Those of a Transformer-XL are stored by positions and columns of the vocabulary, and taken for the others' before they
+are replayed (`_translated`):
+
+    tokens     int32 [steps, B, longest]      length, counts   as above; no sequence begins anew
+    columns    int32 [C], vocabulary ids      positions        int32 [steps, B, P], rows compared, below the count
+    logprobs   float32 [steps, B, P, C]       memory/<state>   float32 [B, 2, ...]: oldest and newest row at the end
 
 Both have, below float32, what was reached where the bundle was made: there is no absolute limit then, and it may not
 become twice as far away. Half precision is rounded there after every operator, as a device does that fuses none.
@@ -35,12 +35,14 @@ memory of a layer has been rounded by the layers below it alone, so that a fault
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
 
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import BundleError, CheckError
 from txl_runtime.ladder import FURTHER, MASK, ROWS, rung
 from txl_runtime.model import Model
@@ -116,26 +118,25 @@ def run_selftest(model: Model) -> SelftestResult:
         BundleError: the bundle holds no usable vectors.
     """
     vectors = model.bundle.selftest()
-    any_step = "tokens" not in vectors
+    names = ("outputs", "state") if "tokens" not in vectors else ("logprobs", "memory")
     rungs = rung(model.manifest.precision, model.backend.name)
     batch = model.batch_size
     limits = [float("inf") if limit is None else limit for limit in (rungs.logprobs, rungs.memory)]
     streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
     if not model.manifest.can.run_apart:
         streams = (batch,)
-    names = ("outputs", "state") if any_step else ("logprobs", "memory")
     rows: dict[str, Array] = {}
     try:
+        if "tokens" in vectors:
+            vectors = _translated(vectors, model.manifest)
         if "reached" in vectors:
             limits = [FURTHER * float(value) + 1e-4 for value in vectors["reached"].reshape(2)]
         errors: list[tuple[float, ...]] = []
         for b in streams:
-            errors.append(_replay_step(model, vectors, b) if any_step else _replay(model, vectors, b, rows))
+            errors.append(_replay(model, vectors, b, rows))
             if "reached/logprobs" in vectors:
                 errors[-1] += (_further(rows, vectors),)
-        if not any_step:
-            kinds = {program.kind for program in model.backend.programs}
-            errors.append((_shortcuts(model, vectors, kinds),))
+        errors.append((_shortcuts(model, vectors, {program.kind for program in model.backend.programs}),))
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
@@ -145,45 +146,54 @@ def run_selftest(model: Model) -> SelftestResult:
     return SelftestResult(model.backend.description, steps, streams, found, allowed, rows)
 
 
-def _replay(model: Model, vectors: dict[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
-    """Largest differences of log-probabilities and memory with b live sequences; those of single rows go to `rows`."""
-    stream, worst = model.stream(b), 0.0
-    columns, values = vectors["columns"], 0
-    rows["logprobs"] = np.zeros(vectors["positions"].shape)
-    for step, length in enumerate(vectors["length"]):
-        counts = vectors["counts"][step, :b]
-        logprobs = stream.step(vectors["tokens"][step, :b, :length], counts)
-        positions = vectors["positions"][step, :b]
-        expected = vectors["logprobs"][step, :b]
-        if expected.shape != (*positions.shape, *columns.shape):  # so that what is looked up is as small as the file
-            raise ValueError(f"log-probabilities of shape {expected.shape} at {positions.shape} of {columns.shape}")
-        found = logprobs[np.arange(len(positions))[:, None, None], positions[..., None], columns]
-        compared = positions < counts[:, None]
-        worst = max(worst, _largest(found[compared], expected[compared]))
-        rows["logprobs"][step, :b][compared] = _deviation(found[compared], expected[compared])
-        values += found[compared].size
-    if not values:
-        raise ValueError("nothing to compare")
-    memory, worst_memory = stream.memory(), 0.0
-    for name, held in memory.items():
-        expected = vectors[f"memory/{name}"][:b]
-        scale = max(1.0, float(np.abs(expected).max(initial=0)))
-        oldest = held[np.arange(len(held)), held.shape[1] - stream.fill]  # filled rows stand at the end
-        ends = np.stack([oldest, held[:, -1]], axis=1)
+def _translated(vectors: Mapping[str, Array], manifest: Manifest) -> dict[str, Array]:
+    """The vectors of a Transformer-XL as those of any step; in half precision with the places of single rows besides.
+
+    Returns:
+        As the layout of any step, but for places of a state, which are [B, P], since the oldest row stands elsewhere in
+        each sequence. "row_place/<state>", int [R, C], are the places of the values of row/<state>.
+    """
+    tokens, logprobs, most = manifest.tokens, manifest.logprobs, manifest.memory_length
+    if tokens is None or logprobs is None:
+        raise ValueError("vectors of token ids, which this model does not take")
+    positions, counts, expected = vectors["positions"], vectors["counts"], vectors["logprobs"]
+    columns = np.arange(manifest.vocab_size)[vectors["columns"]]
+    if expected.shape != (*positions.shape, *columns.shape):  # so that what is looked up is as small as the file
+        raise ValueError(f"log-probabilities of shape {expected.shape} at {positions.shape} of {columns.shape}")
+    if expected.dtype.kind != "f":
+        raise ValueError(f"log-probabilities are {expected.dtype}")
+    places = positions[..., None] * manifest.vocab_size + columns
+    found = {
+        **vectors,
+        "reset": np.zeros(counts.shape, np.bool_),
+        f"input/{tokens.name}": vectors["tokens"],
+        f"place/{logprobs.name}": places.reshape(*counts.shape, -1),
+        f"output/{logprobs.name}": expected.reshape(*counts.shape, -1),
+    }
+    fill = np.minimum(manifest.fresh_fill + counts.sum(axis=0), most)
+    for state in manifest.states_of("rolled") or manifest.states_of("ring"):
+        name, shape = state.name, state.axes.sizes(1, most)
+        of_row = state.axes.rows(np.arange(math.prod(shape)).reshape(shape))[0].reshape(most, -1)
+        ends = vectors[f"memory/{name}"]
+        found[f"state_shape/{name}"] = np.array(state.axes.alone.sizes(1, most))
+        found[f"state/{name}"] = ends.reshape(len(ends), -1)
+        found[f"state_place/{name}"] = of_row[np.stack([most - fill, np.full_like(fill, most - 1)], 1)].reshape(
+            len(fill), -1
+        )
         if "rows" in vectors:
-            wanted, picked, channels = vectors[f"row/{name}"][:b], vectors["rows"], vectors["channels"]
+            wanted, picked, channels = vectors[f"row/{name}"], vectors["rows"], vectors["channels"]
             if wanted.shape[1:] != (*picked.shape, *channels.shape):  # see above
                 raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
-            flat = held.reshape(*held.shape[:2], -1)[: len(wanted)]
-            rows[name] = _deviation(flat[:, held.shape[1] - 1 - picked[:, None], channels], wanted)
-        worst_memory = max(worst_memory, _largest(ends, expected) / scale)
-    return worst, worst_memory
+            found[f"row_place/{name}"] = of_row[most - 1 - picked[:, None], channels]
+    return found
 
 
-def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[float, float]:
-    """Largest differences of outputs and state with b live sequences, of any step."""
+def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
+    """Largest differences of outputs and state with b live sequences; those of single rows go to `rows`."""
     manifest, stream, values = model.manifest, model.stream(b), 0
     pairs: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
+    if "positions" in vectors:
+        rows["logprobs"] = np.zeros(vectors["positions"].shape)
     for step, length in enumerate(vectors["length"].tolist()):
         again = vectors["reset"][step, :b]
         if again.any():
@@ -198,8 +208,12 @@ def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[fl
             for row in np.flatnonzero(counts).tolist():
                 own = np.asarray(output.axes.one(found[output.name], row))
                 places = vectors[f"place/{output.name}"][step, row]
-                pairs[output.name].append((own.ravel()[places], vectors[f"output/{output.name}"][step, row]))
+                pair = own.ravel()[places], vectors[f"output/{output.name}"][step, row]
+                pairs[output.name].append(pair)
                 values += places.size
+                if "positions" in vectors:
+                    ours, wanted = (side.reshape(rows["logprobs"].shape[-1], -1) for side in pair)
+                    rows["logprobs"][step, row] = _deviation(ours, wanted)
     if not values:
         raise ValueError("nothing to compare")
     nats = {output.name for output in manifest.outputs if output.role == "logprobs"}
@@ -209,14 +223,19 @@ def _replay_step(model: Model, vectors: Mapping[str, Array], b: int) -> tuple[fl
         worst = max(worst, relative_difference(ours, wanted, name in nats))
     worst_state, axes = 0.0, {state.name: state.axes for state in manifest.states}
     for name, held in stream.state().items():
-        rows = axes[name].sequences(held)
-        expected = vectors[f"state/{name}"][: len(rows)]
-        if rows.shape[1:] != tuple(vectors[f"state_shape/{name}"].tolist()):
+        own = axes[name].sequences(held)
+        expected, places = vectors[f"state/{name}"][: len(own)], vectors[f"state_place/{name}"]
+        if own.shape[1:] != tuple(vectors[f"state_shape/{name}"].tolist()):
             worst_state = np.inf
-        elif expected.shape != (len(rows), *(places := vectors[f"state_place/{name}"]).shape):
+            continue
+        if expected.shape != (len(own), places.shape[-1]):
             raise ValueError(f"{name} has values of shape {expected.shape} at {places.shape} places")
-        else:
-            worst_state = max(worst_state, relative_difference(rows.reshape(len(rows), -1)[:, places], expected))
+        flat = own.reshape(len(own), -1)
+        there = flat[np.arange(len(own))[:, None], places[: len(own)] if places.ndim > 1 else places]
+        worst_state = max(worst_state, relative_difference(there, expected))
+        if f"row_place/{name}" in vectors:
+            wanted = vectors[f"row/{name}"][: len(own)]
+            rows[name] = _deviation(flat[: len(wanted)][:, vectors[f"row_place/{name}"]], wanted)
     return worst, float(worst_state)
 
 
@@ -235,9 +254,12 @@ def relative_difference(found: Array, expected: Array, nats: bool = False) -> fl
     return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))
 
 
-def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Set[str]) -> float:
+def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str]) -> float:
     """Engines have programs of their own for scores and for prompts: largest difference from what the others say."""
-    tokens = vectors["tokens"][int(np.argmax(vectors["length"]))]
+    if model.manifest.tokens is None or not kinds & {"score", "last", "next"}:
+        return 0.0
+    name = model.manifest.tokens.name
+    tokens = vectors[f"input/{name}"][int(np.argmax(vectors["length"]))]
     worst, columns = 0.0, tokens.shape[1]
     if "score" in kinds and columns > 1:
         logprobs = model.stream().feed(tokens[:, :-1])
@@ -246,7 +268,7 @@ def _shortcuts(model: Model, vectors: dict[str, Array], kinds: Set[str]) -> floa
     if kinds & {"last", "next"}:
         for ids in (tokens, tokens[:, :1]):
             loop, counts = model.open_loop(), np.full(len(ids), ids.shape[1], np.int32)
-            given = {"tokens": ids.astype(np.int32), "temperature": np.full(len(ids), WARM, np.float32)}
+            given = {name: ids.astype(np.int32), "temperature": np.full(len(ids), WARM, np.float32)}
             result = loop.run(given, counts, "next")
             parts, row = result.parts(), result.last()
             worst = max(worst, _largest(row, model.stream().step(ids)[:, -1]))

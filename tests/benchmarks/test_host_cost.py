@@ -41,7 +41,7 @@ def test_time_without_the_processor_is_not_counted(monkeypatch: pytest.MonkeyPat
 
     stand_in = SimpleNamespace(perf_counter_ns=lambda: next(clock), thread_time_ns=lambda: used[0])
     monkeypatch.setattr(host_cost, "time", stand_in)
-    assert host_cost._time(call, 0.1, lambda: 0) == {"tenth": 700, "median": 700, "calls": 0}
+    assert host_cost.timed(call, 0.1, lambda: 0) == {"tenth": 700, "median": 700, "calls": 0}
 
 
 @pytest.mark.parametrize("sides", [host_cost.NEW, (*host_cost.OLD, *host_cost.NEW)])
@@ -60,7 +60,7 @@ def test_both_ways_are_rows_and_an_old_checkout_may_be_left_out(sides: tuple[str
 def test_a_checkout_that_is_none_is_refused_before_bundles_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(host_cost, "_export", lambda *_: pytest.fail("bundles were exported"))
+    monkeypatch.setattr(host_cost, "export_bundles", lambda *_: pytest.fail("bundles were exported"))
     for sources in ([tmp_path / "nowhere"], [ROOT, "--new", tmp_path]):
         monkeypatch.setattr(sys, "argv", ["host_cost.py", *map(str, sources)])
         with pytest.raises(SystemExit) as ended:

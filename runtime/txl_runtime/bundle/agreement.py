@@ -162,7 +162,7 @@ def _state(m: Tables, state: StateTensor) -> Iterator[str]:
 
 def _memory(m: Tables) -> Iterator[str]:
     """The memory rows that the runtime moves: all tensors of a rule are alike, and all rules keep the same rows."""
-    rows = {state.name: (state.row_shape, state.dtype) for state in m.states}
+    rows = {state.name: (state.row_shape, state.dtype) for state in m.states if state.counted}
     initial = {state.name: state.initial for state in m.states}
     for state in m.states:
         if state.initial != initial[state.name]:
@@ -174,7 +174,7 @@ def _memory(m: Tables) -> Iterator[str]:
     longest = m.segment_lengths[0]
     ring, columns = ring_slots(m.memory_length, longest)
     for rule, slots, size in (("ring", ring, columns), ("rolled", None, m.memory_length)):
-        states = [state for state in m.states if state.update == rule]
+        states = [state for state in m.states_of(rule) if state.counted]
         if not states:
             continue
         first = states[0]

@@ -7,7 +7,6 @@ format 1 is taken over by its adapter (`format1`). What the tables have to agree
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from msgspec import Meta, Struct
 from txl_runtime.bundle.abilities import Abilities
 from txl_runtime.bundle.agreement import contradictions
 from txl_runtime.bundle.tables import (
+    BYTES,
     Count,
     Counter,
     FileRecord,
@@ -114,18 +114,8 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
     @property
     def state_bytes(self) -> int:
         """Bytes of state that one sequence has: M rows per tensor of memory, however they are laid out."""
-        sizes = {"bool": 1, "float16": 2, "bfloat16": 2}
         states = self.states_of(self.updates[0])
-        rows = {"ring": self.memory_length, "rolled": self.memory_length}
-        return sum(
-            sizes.get(state.dtype, 4)
-            * (
-                rows[state.update] * math.prod(state.row_shape)
-                if state.update in rows
-                else math.prod(state.sequence_shape)
-            )
-            for state in states
-        )
+        return sum(BYTES.get(state.dtype, 4) * state.values(self.memory_length) for state in states)
 
     @property
     def softmax_products(self) -> int:

@@ -6,6 +6,7 @@ has its own tensors of it. Nothing here knows a model family.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -27,6 +28,8 @@ Floating = Literal["float32", "float16", "bfloat16"]
 DType = Literal["bool", "int32", "float32", "float16", "bfloat16"]
 STATE_DTYPES: dict[str, Floating] = {"fp16": "float16", "bf16": "bfloat16"}
 """What memory is kept in, where it is not float32."""
+BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}
+"""Bytes of a value; all other types have four."""
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
@@ -153,6 +156,30 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
         return Axes([letters.get(axis, size) for axis, size in enumerate(self.shape)])
 
     @property
+    def counted(self) -> bool:
+        """Whether the runtime knows its memory rows and counts them."""
+        return self.update != "replace"
+
+    @cached_property
+    def taken(self) -> Axes:
+        """The axes of what streams hand out of it: memory rows as [b, rows, ...], anything else as it is."""
+        return Axes(("B", "L", *self.row_shape)) if self.counted else self.axes
+
+    @property
+    def taken_dtype(self) -> DType:
+        """The type of what streams hand out of it."""
+        return "float32" if self.counted else self.dtype
+
+    @property
+    def row_counts(self) -> tuple[int, int]:
+        """The fewest and the most rows; 1 of a state that has none, as `Axes.length` says."""
+        return self.rows or (1 if self.row_axis is None else self.shape[self.row_axis],) * 2
+
+    def values(self, rows: int) -> int:
+        """How many values one sequence has of it at most, where so many memory rows exist."""
+        return rows * math.prod(self.row_shape) if self.counted else math.prod(self.sequence_shape)
+
+    @property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row of one sequence."""
         return tuple(size for axis, size in enumerate(self.shape) if axis not in (self.batch_axis, self.row_axis))
@@ -234,7 +261,8 @@ class Tables:
 
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
         """The state as the programs of one update rule see it; what is replaced may stand beside memory rows."""
-        return tuple(state for state in self.states if state.update in (update, "replace"))
+        rules = (update, "replace") if update in self.updates else (update,)
+        return tuple(state for state in self.states if state.update in rules)
 
     @property
     def interface(self) -> tuple[Input | Output, ...]:

@@ -6,7 +6,6 @@ saved state of one sequence is a session's state without a token to feed.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,21 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import StateTensor
+from txl_runtime.bundle.tables import BYTES, StateTensor
 from txl_runtime.bundle.writing import write_named
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import check_path, is_whole, shown
-from txl_runtime.streaming.fitting import check_fits
 from txl_runtime.streaming.snapshot import StreamState, decoded, encoded
 from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.state_files import read_tensors, tensors_of
-from txl_runtime.streaming.states import parted
+from txl_runtime.streaming.states import check_fits, parted, snapshot_of
 from txl_runtime.types import Array
 
 LONGEST_NAME = 256
 """Characters of a session's name at most."""
-SIZES = {"bool": 1, "float16": 2, "bfloat16": 2}
-"""Bytes of a value; all other types of states have four."""
 MOST_SEEN = 10**15
 """More positions than any session sees; a forged number must not become one that no file can hold."""
 PENDING, SEEN = "session.pending", "session.seen"
@@ -62,15 +58,12 @@ class SessionState:
             table: the stream's state table, `manifest.states_of(update)`.
             pending, seen: see the class.
         """
-        if manifest.can.count_rows:
-            slots = table[0].slots if table else None  # a memory of no rows is no state at all
-            slot = row.head % (slots or 1)  # a head is any whole number, and a file has 32 bits for it
-            fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
-            memory = {name: rows[None] for name, rows in row.tensors.items()}
-            return cls(StreamState(manifest.model_id, fill, memory, head), pending, seen)
-        axes = {entry.name: entry.axes for entry in table}
-        whole = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
-        return cls(StreamState(manifest.model_id, np.zeros(1, np.int32), {}, None, whole), pending, seen)
+        slots = next((entry.slots for entry in table if entry.slots is not None), 1)
+        slot = row.head % slots  # a head is any whole number, and a file has 32 bits for it
+        fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
+        axes = {entry.name: entry.taken for entry in table}
+        tensors = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
+        return cls(snapshot_of(tensors, fill, head, manifest, table), pending, seen)
 
     def row(self, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
         """What `Stream.put` takes, after everything was checked; the arrays are the state's own, not copies.
@@ -85,10 +78,7 @@ class SessionState:
             raise UsageError(f"the state's pending token is {shown(pending)}, expected {expected}; take it again")
         if not is_whole(self.seen) or not 0 <= self.seen < MOST_SEEN:
             raise UsageError(f"the state has seen {shown(self.seen)}, expected a number of positions; take it again")
-        if self.state.states is None:
-            fill, head = int(self.state.fill[0]), 0 if self.state.head is None else int(self.state.head[0])
-            return RowState(fill, head, {name: rows[0] for name, rows in self.state.memory.items()})
-        return next(iter(parted(self.state.states, table, 1)))
+        return next(parted(self.state, table))
 
     @property
     def model_id(self) -> str:
@@ -98,7 +88,7 @@ class SessionState:
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        return sum(array.nbytes for array in (self.state.states or self.state.memory).values())
+        return sum(array.nbytes for array in (*self.state.memory.values(), *(self.state.states or {}).values()))
 
     def to_bytes(self) -> bytes:
         """The bytes of a file, as `save` writes it."""
@@ -154,9 +144,7 @@ def check_name(name: object) -> str:
 
 def largest_state(manifest: Manifest, table: Sequence[StateTensor]) -> int:
     """Bytes of the arrays of a session's state at most: memory rows are kept as float32, whole tensors as they are."""
-    if manifest.can.count_rows:
-        return sum(4 * manifest.memory_length * math.prod(entry.row_shape) for entry in table)
-    return sum(SIZES.get(entry.dtype, 4) * math.prod(entry.sequence_shape) for entry in table)
+    return sum(BYTES.get(entry.taken_dtype, 4) * entry.values(manifest.memory_length) for entry in table)
 
 
 def _read(facts: dict[str, str], tensors: dict[str, Array], source: str) -> SessionState:

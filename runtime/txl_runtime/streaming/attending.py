@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.looking import ATTENTION, attention_program
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import as_array, check_tokens, zeros
 from txl_runtime.streaming.loop import Loop
-from txl_runtime.streaming.state import RowState
+from txl_runtime.streaming.states import as_declared, gathered
 from txl_runtime.types import Array, Arrays, Floats
 
 Look = Callable[[Program, Arrays], Arrays]
@@ -59,22 +59,14 @@ def attend(
     width, memory_length = ids.shape[1], slots - length
     whole = zeros((layers, sequences, heads, width, memory_length + width), "attention")
     padded = np.zeros((1, length), np.int32)
-    names = {entry.role: entry.name for entry in manifest.inputs}
+    names, table = {entry.role: entry.name for entry in manifest.inputs}, manifest.states_of("rolled")
     for row in np.flatnonzero(counts).tolist():
         state = loop.take(row)
         padded[0, :width] = ids[row]
         inputs: dict[str, Array] = {names["tokens"]: padded, names["valid"]: counts[row : row + 1]}
-        inputs |= {names["fill"]: np.array([state.fill], np.int32), **_rolled(state, manifest.states_of("rolled"))}
+        inputs[names["fill"]] = np.array([state.fill], np.int32)
+        memory = as_declared(gathered([state], table, 1, memory_length), table)
+        inputs |= {entry.input: memory[entry.name] for entry in table}
         seen = look(program, inputs)[ATTENTION]
         whole[:, row] = seen[:, 0, :, :width, : memory_length + width]
     return whole
-
-
-def _rolled(state: RowState, table: tuple[StateTensor, ...]) -> dict[str, Array]:
-    """The memory of one sequence as rolled programs take it: the oldest row first, those that exist last."""
-    arrays: dict[str, Array] = {}
-    for entry in table:
-        array = arrays[entry.input] = np.zeros((1, *entry.shape[1:]), np.float32)
-        rows = entry.axes.rows(array)[0]
-        rows[len(rows) - state.fill :] = state.tensors[entry.name]
-    return arrays

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import check_rows, few, is_whole, shown
 from txl_runtime.streaming.loop import Loop
@@ -64,15 +65,7 @@ class CarriedState:
         if not self._can.count_rows:
             names = ", ".join(state.name for state in self._states) or "nothing"
             raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")
-        fill = self.fill
-        rows = int(fill.max(initial=0))
-        for group in [(state,) for state in self._states] if self.loop.piecewise else [self._states]:
-            taken = {state.name: np.zeros((self._b, rows, *state.row_shape), np.float32) for state in group}
-            for row, count in enumerate(fill.tolist()):
-                if count:
-                    for name, newest in self.loop.take(row, tuple(taken)).tensors.items():
-                        taken[name][row, rows - count :] = newest
-            yield from taken.items()
+        yield from self._gathered([state for state in self._states if state.counted], int(self.fill.max(initial=0)))
 
     def state(self) -> dict[str, Array]:
         """The state by the names and shapes of the bundle's table, with b sequences: copies.
@@ -83,10 +76,17 @@ class CarriedState:
         self._ready()
         from txl_runtime.streaming import states  # whoever only streams needs none of it
 
-        if self._can.count_rows:
-            table = self._manifest.states_of("rolled") or self._states
-            return states.with_all_rows(dict(self.iter_memory()), table, self._manifest.memory_length)
-        return states.gathered([self.loop.take(row) for row in range(self._b)], self._states)
+        rolled = {state.name: state for state in self._manifest.states_of("rolled")}
+        shown = [rolled.get(state.name, state) for state in self._states]
+        return states.as_declared(dict(self._gathered(self._states, self._manifest.memory_length)), shown)
+
+    def _gathered(self, table: Sequence[StateTensor], rows: int) -> Iterator[tuple[str, Array]]:
+        """Tensors of all sequences by name, each copied out by itself where that costs no more."""
+        from txl_runtime.streaming import states  # whoever only streams needs none of it
+
+        for group in [[state] for state in table] if self.loop.piecewise else [table]:
+            parts = (self.loop.take(row, [state.name for state in group]) for row in range(self._b))
+            yield from states.gathered(parts, group, self._b, rows).items()
 
     def take(self, row: int) -> RowState:
         """A copy of one sequence's state, to `put` into a stream of the same model.
@@ -153,12 +153,11 @@ class CarriedState:
 
     def snapshot(self) -> StreamState:
         """A copy of the state, to go back to or to save."""
-        from txl_runtime.streaming.snapshot import StreamState  # whoever only streams needs none of it
+        from txl_runtime.streaming import states  # whoever only streams needs none of it
 
-        heads, model_id = self._ready().heads[: self._b], self._manifest.model_id
-        if self._can.count_rows:
-            return StreamState(model_id, self.fill, self.memory(), heads)
-        return StreamState(model_id, self.fill, {}, None, self.state())
+        heads, fill = self._ready().heads[: self._b], self.fill
+        tensors = dict(self._gathered(self._states, int(fill.max(initial=0))))
+        return states.snapshot_of(tensors, fill, heads, self._manifest, self._states)
 
     def restore(self, state: StreamState) -> None:
         """Continue from a snapshot, bit for bit as if nothing had happened since.
@@ -168,12 +167,12 @@ class CarriedState:
         Raises:
             UsageError: the snapshot is of another model, form of state or number of sequences.
         """
-        from txl_runtime.streaming.fitting import fitting_parts  # whoever only streams needs none of it
+        from txl_runtime.streaming import states  # whoever only streams needs none of it
 
-        parts = fitting_parts(state, self._manifest, self._states, self._b)
+        states.check_fits(state, self._manifest, self._states, self._b)
         with self._changing():
             self.loop.clear(np.arange(self._manifest.batch_size))
-            for row, part in enumerate(parts):
+            for row, part in enumerate(states.parted(state, self._states)):
                 self.loop.put(row, part)
 
     def _alone(self, row: int, what: str) -> int:

@@ -16,6 +16,8 @@ FORMAT = "txl-deploy.state/1"
 """Memory rows."""
 WHOLE = "txl-deploy.state/2"
 """Whole tensors by the bundle's table, of any dtype."""
+BOTH, WHOLE_NAME = "txl-deploy.state/3", "whole/"
+"""Memory rows, and whole tensors under names that begin with this."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class StreamState:
         fill: int32 [b], memory rows that each stream has filled.
         memory: as `Stream.memory()` gives it, oldest row first, shorter streams zero-padded on the left.
         head: int32 [b], where each stream stood in its ring: no part of the function, but of its rounding.
-        states: as `Stream.state()` gives them, where the model has no memory rows; None where it has.
+        states: as `Stream.state()` gives them, those that are no memory rows; None where the model has rows alone.
     """
 
     model_id: str
@@ -71,12 +73,15 @@ def encoded(state: StreamState, more: Mapping[str, str] | None = None) -> bytes:
     """A state as the bytes of a safetensors file; `more` stands in its metadata beside what a state says of itself."""
     from safetensors.numpy import save
 
-    facts = {**(more or {}), "format": FORMAT if state.states is None else WHOLE, "model_id": state.model_id}
-    tensors = state.states
-    if tensors is None:
-        tensors = {"fill": state.fill, **({} if state.head is None else {"head": state.head}), **state.memory}
-    else:
+    whole, counts = state.states, state.states is None or state.head is not None
+    kind = FORMAT if whole is None else BOTH if counts else WHOLE
+    facts = {**(more or {}), "format": kind, "model_id": state.model_id}
+    tensors = {"fill": state.fill, **state.memory} if counts else {}
+    if state.head is not None:
+        tensors["head"] = state.head
+    if whole is not None:
         facts["batch_size"] = str(state.batch_size)
+        tensors |= {f"{WHOLE_NAME if counts else ''}{name}": tensor for name, tensor in whole.items()}
     return save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, metadata=facts)
 
 
@@ -92,8 +97,11 @@ def decoded(facts: dict[str, str], tensors: dict[str, Array], source: str) -> St
     if kind == WHOLE and (batch_size := whole_batch(facts)) is not None:
         return StreamState(model_id, np.zeros(batch_size, np.int32), {}, None, tensors)
     fill, head = tensors.pop("fill", None), tensors.pop("head", None)
-    if kind != FORMAT or fill is None or fill.ndim != 1 or fill.dtype != np.int32:
+    if kind not in (FORMAT, BOTH) or fill is None or fill.ndim != 1 or fill.dtype != np.int32:
         raise UsageError(f"{source}: another kind of file, expected a saved state ({FORMAT} or {WHOLE})")
     if head is not None and (head.shape != fill.shape or head.dtype != np.int32):
         raise UsageError(f"{source}: its head is {head.dtype} {list(head.shape)}, expected int32 {list(fill.shape)}")
-    return StreamState(model_id, fill, tensors, head)
+    if kind == FORMAT:
+        return StreamState(model_id, fill, tensors, head)
+    whole = {name.removeprefix(WHOLE_NAME): tensors.pop(name) for name in [*tensors] if name.startswith(WHOLE_NAME)}
+    return StreamState(model_id, fill, tensors, np.zeros_like(fill) if head is None else head, whole)

@@ -1,8 +1,12 @@
-"""States in the shapes of the bundle's table: put together from single sequences, taken apart, checked."""
+"""States by name, as streams hand them out: put together from single sequences, taken apart, held against the table.
+
+Memory rows are handed out as float32 [b, rows, ...], the oldest first; a sequence that has fewer than others has zeros
+before them. Any other state is handed out as the table says, with b sequences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -10,95 +14,70 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import brief, is_whole, shown
+from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
-from txl_runtime.types import Array, Arrays, Floats
+from txl_runtime.types import Array, Arrays, Ids
 
 
-def with_all_rows(memory: Mapping[str, Floats], table: Sequence[StateTensor], most: int) -> dict[str, Array]:
-    """Memory rows [b, rows, ...] in the table's shapes, `most` rows of them; the newest stand last."""
-    shown: dict[str, Array] = {}
-    for state in table:
-        rows = memory[state.name]
-        after = np.zeros(state.axes.sizes(len(rows), most), np.float32)
-        state.axes.rows(after)[:, most - rows.shape[1] :] = rows
-        shown[state.name] = after
-    return shown
+def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size: int, rows: int) -> dict[str, Array]:
+    """The tensors that sequences have together, by name; an absent one is left out.
+
+    Args:
+        parts: the states of the sequences; each is used up before the next one is asked for.
+        table: the states to put together.
+        batch_size: how many sequences there are.
+        rows: how many memory rows each gets; its own stand last.
+    """
+    found: dict[str, Array] = {}
+    for row, part in enumerate(parts):
+        for state in table:
+            if state.name not in part.tensors:
+                continue
+            axes, tensor = state.taken, part.tensors[state.name]
+            own = axes.alone.length(tensor)
+            if state.name not in found:
+                sizes = axes.filled(batch_size, rows if state.counted else own)
+                found[state.name] = np.zeros(sizes, tensor.dtype)
+            whole = found[state.name]
+            whole[axes.at(row, slice(axes.length(whole) - own, None))] = tensor
+    return {state.name: found[state.name] for state in table if state.name in found}
 
 
-def gathered(parts: Sequence[RowState], table: Sequence[StateTensor]) -> dict[str, Array]:
-    """The whole tensors of some sequences; one that is shared is the first one's."""
+def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Array]:
+    """Tensors that were gathered with all rows that there can be, in the table's own order of axes."""
+    found = {state.name: (state, tensors[state.name]) for state in table if state.name in tensors}
     return {
-        state.name: state.axes.joined([part.tensors[state.name] for part in parts])
-        for state in table
-        if state.name in parts[0].tensors
+        name: np.ascontiguousarray(state.axes.from_rows(array)) if state.counted else array
+        for name, (state, array) in found.items()
     }
 
 
-def parted(tensors: Arrays, table: Sequence[StateTensor], batch_size: int) -> Iterator[RowState]:
-    """The states of single sequences that `gathered` put together."""
-    axes = {state.name: state.axes for state in table}
-    for row in range(batch_size):
-        yield RowState(0, 0, {name: axes[name].one(tensor, row) for name, tensor in tensors.items()})
+def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowState]:
+    """The sequences of a snapshot that was checked, one by one; their arrays are views of the snapshot's."""
+    rows, tensors = int(state.fill.max(initial=0)), {**state.memory, **(state.states or {})}
+    heads = np.zeros_like(state.fill) if state.head is None else state.head
+    held = [(entry, tensors[entry.name]) for entry in table if entry.name in tensors]
+    for row, (count, head) in enumerate(zip(state.fill.tolist(), heads.tolist(), strict=True)):
+        own = ((entry, entry.taken.at(row, slice(rows - count if entry.counted else 0, None))) for entry, _ in held)
+        parts = {entry.name: tensors[entry.name][place] for entry, place in own}
+        yield RowState(count, head, parts)
 
 
-def check_states(tensors: Arrays, table: Sequence[StateTensor], batch_size: int | None, what: str) -> None:
-    """Hold tensors against the table.
-
-    Args:
-        tensors: by name.
-        table: of the stream.
-        batch_size: b, in place of the bundle's batch size; None for tensors of one sequence, without its axis.
-        what: they are, for the message.
-
-    Raises:
-        UsageError: one is missing, unknown, or of another type or shape.
-    """
-    known = {state.name: state for state in table}
-    for name in sorted({*known, *tensors}):
-        found, state = tensors.get(name), known.get(name)
-        if state is None:
-            raise UsageError(f"{what} has {brief(name)}, expected {', '.join(known) or 'nothing'}; take it again")
-        if found is None and state.absent:
-            continue
-        axes = state.axes.alone if batch_size is None else state.axes
-        fewest, most = _row_counts(state)
-        fits = isinstance(found, np.ndarray) and found.dtype == state.dtype and found.ndim == len(axes.shape)
-        rows = axes.length(found) if fits else -1
-        if found is None or not fewest <= rows <= most or found.shape != axes.sizes(batch_size or 0, rows):
-            sizes = map(str, axes.filled(str(batch_size), str(most) if fewest == most else f"{fewest} … {most}"))
-            has = "absent" if found is None else type(found).__name__
-            if isinstance(found, np.ndarray):
-                has = f"{found.dtype} {list(found.shape)}"
-            raise UsageError(
-                f"{what}'s {name} is {has}, expected {state.dtype} [{', '.join(sizes)}]; take it again, or put it "
-                "into the model it was taken from"
-            )
+def snapshot_of(
+    tensors: Arrays, fill: Ids, heads: Ids, manifest: Manifest, table: Sequence[StateTensor]
+) -> StreamState:
+    """The snapshot of sequences: memory rows apart from whole tensors, as far as the model has either."""
+    memory, whole = (
+        {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
+        for rows in (True, False)
+    )
+    head, states = heads if manifest.can.count_rows else None, whole if keeps_whole(manifest, table) else None
+    return StreamState(manifest.model_id, fill, memory, head, states)
 
 
-def check_reached(tensors: Arrays, manifest: Manifest, table: Sequence[StateTensor], what: str) -> None:
-    """Hold the rows of states that grow against those that the bundle's programs take.
-
-    Args:
-        tensors: checked, with or without the axis of sequences.
-        manifest: of the bundle.
-        table: of the stream.
-        what: they are, for the message.
-
-    Raises:
-        UsageError: a state has a number of rows that no step leads to.
-    """
-    specs = [spec for program in manifest.programs for spec in (*program.inputs, *program.outputs)]
-    for state in table:
-        found = tensors.get(state.name)
-        if found is None or state.rows is None or state.row_axis is None:
-            continue
-        reached = {spec.shape[state.row_axis] for spec in specs if spec.name in (state.input, state.output)} | {0}
-        rows = (state.axes.alone if found.ndim < len(state.shape) else state.axes).length(found)
-        if "rows" not in reached and rows not in reached:
-            raise UsageError(
-                f"{what}'s {state.name} has {rows} rows, expected one of {sorted(map(int, reached))}; "
-                "take it again, or put it into the bundle it was taken from"
-            )
+def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
+    """Whether a snapshot has whole tensors: a model without memory rows has them, were it none at all."""
+    return not manifest.can.count_rows or any(not entry.counted for entry in table)
 
 
 def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> None:
@@ -109,41 +88,124 @@ def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor])
     """
     if not isinstance(state, RowState):
         raise UsageError(f"the state is a {type(state).__name__}, expected what Stream.take returned")
-    if not by_name(state.tensors):
+    if not _by_name(state.tensors):
         raise UsageError(f"the sequence's tensors are {shown(state.tensors)}, expected what Stream.take returned")
-    if not manifest.can.count_rows:
-        check_states(state.tensors, table, None, "the sequence")
-        check_reached(state.tensors, manifest, table, "the sequence")
-        return
     fill, most = state.fill, manifest.memory_length
-    if not is_whole(fill) or not 0 <= fill <= most or not is_whole(state.head):
+    if manifest.can.count_rows and not (is_whole(fill) and 0 <= fill <= most and is_whole(state.head)):
         raise UsageError(
             f"the sequence's fill is {shown(fill)} and its head {shown(state.head)}, expected 0 … {most} and a whole "
             "number; take it again"
         )
-    expected = {entry.name: ("float32", (fill, *entry.row_shape)) for entry in table}
-    found = {name: _kind(tensor) for name, tensor in state.tensors.items()}
-    for name in sorted({*expected, *found}):
-        if found.get(name) != expected.get(name):
-            raise UsageError(
-                f"the sequence's {brief(name)} is {_told(found.get(name))}, expected {_told(expected.get(name))}; "
-                "take it again, or put it into the model it was taken from"
-            )
+    _check_tensors(state.tensors, manifest, table, None, fill)
 
 
-def by_name(tensors: object) -> bool:
-    """Whether it is a dict of something by name."""
+def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTensor], batch_size: int) -> None:
+    """Hold a snapshot against the stream that is to continue from it: all of it, before anything is changed.
+
+    NaN and infinities are restored as they are.
+
+    Args:
+        state: the snapshot.
+        manifest: of the stream's bundle.
+        table: the stream's own state table.
+        batch_size: b, its number of sequences.
+
+    Raises:
+        UsageError: the snapshot is of another model, form of memory or number of sequences, or its parts do not fit.
+    """
+    if not isinstance(state, StreamState):
+        raise UsageError(f"the state is a {type(state).__name__}, expected a StreamState; StreamState.load reads one")
+    if state.model_id != manifest.model_id:
+        raise UsageError(
+            f"the state belongs to model {str(state.model_id)[:12] or 'unknown'}, this bundle is "
+            f"{manifest.model_id[:12]}; restore it in the model it was taken from"
+        )
+    fill, head, most = state.fill, state.head, manifest.memory_length
+    if not _counts(fill):
+        raise UsageError(f"the state's fill is {_kind(fill)}, expected int32 [{batch_size}]; take it again")
+    if state.batch_size != batch_size:
+        raise UsageError(
+            f"the state holds {state.batch_size} sequences, this stream has {batch_size}; "
+            f"open it with model.stream({state.batch_size})"
+        )
+    if (state.states is not None) != keeps_whole(manifest, table):
+        held, kept = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
+        raise UsageError(f"the state holds {held}, this model carries {kept}; restore a state of the same form")
+    for tensors in (state.memory, state.states):
+        if tensors is not None and not _by_name(tensors):
+            raise UsageError(f"the state's tensors are {shown(tensors)}, expected arrays by name; take it again")
+    if (fill < 0).any() or (fill > most).any():
+        raise UsageError(f"the state's fill is {fill.tolist()}, expected 0 … {most}; take it again")
+    if head is not None and (not _counts(head) or head.shape != fill.shape):
+        raise UsageError(f"the state's head is {_kind(head)}, expected int32 {list(fill.shape)}; take it again")
+    rows, memory, whole = int(fill.max(initial=0)), *([e for e in table if e.counted is kind] for kind in (True, False))
+    _check_tensors(state.memory, manifest, memory, batch_size, rows)
+    for name in sorted((state.states or {}).keys() - {entry.name for entry in whole}):
+        known = ", ".join(entry.name for entry in whole) or "nothing"
+        raise UsageError(f"the state has {brief(name)}, expected {known}; take it again")
+    _check_tensors(state.states or {}, manifest, whole, batch_size, rows)
+
+
+def _check_tensors(
+    tensors: Arrays, manifest: Manifest, table: Sequence[StateTensor], batch_size: int | None, rows: int
+) -> None:
+    """Hold tensors against the states of the table that they are of.
+
+    Args:
+        tensors: by name.
+        manifest: of the bundle.
+        table: those states.
+        batch_size: of how many sequences they are; None for those of one sequence, which have no axis for it.
+        rows: how many memory rows there are.
+
+    Raises:
+        UsageError: one is missing, unknown, of another type or shape, or has a number of rows that no step leads to.
+    """
+    what, unknown = ("the sequence", "absent") if batch_size is None else ("the state", "no such tensor")
+    known = {state.name: state for state in table}
+    for name in sorted({*known, *tensors}):
+        found, state = tensors.get(name), known.get(name)
+        if state is not None:
+            if found is None and state.absent:
+                continue
+            axes = state.taken.alone if batch_size is None else state.taken
+            fewest, most = (rows, rows) if state.counted else state.row_counts
+            ranked = isinstance(found, np.ndarray) and found.ndim == len(axes.shape)
+            held = axes.length(found) if ranked else fewest
+            wanted = axes.sizes(batch_size or 0, min(max(held, fewest), most))
+            if found is not None and ranked and found.shape == wanted and found.dtype == state.taken_dtype:
+                _check_reached(state, held, manifest, what)
+                continue
+            sizes = axes.filled(str(batch_size), str(most) if fewest == most else f"{fewest} … {most}")
+            unknown = f"{state.taken_dtype} [{', '.join(map(str, sizes))}]"
+        raise UsageError(
+            f"{what}'s {brief(name)} is {_kind(found)}, expected {unknown}; take it again, or restore a state of a "
+            "bundle that keeps the same form of memory"
+        )
+
+
+def _check_reached(state: StateTensor, held: int, manifest: Manifest, what: str) -> None:
+    """Hold the rows of a state that grows against those that the bundle's programs take and return."""
+    if state.rows is None or state.row_axis is None:
+        return
+    specs = [spec for program in manifest.programs for spec in (*program.inputs, *program.outputs)]
+    reached = {spec.shape[state.row_axis] for spec in specs if spec.name in (state.input, state.output)} | {0}
+    if "rows" not in reached and held not in reached:
+        raise UsageError(
+            f"{what}'s {state.name} has {held} rows, expected one of {sorted(map(int, reached))}; "
+            "take it again, or put it into the bundle it was taken from"
+        )
+
+
+def _by_name(tensors: object) -> bool:
     return isinstance(tensors, Mapping) and all(isinstance(name, str) for name in tensors)
 
 
-def _row_counts(state: StateTensor) -> tuple[int, int]:
-    """The fewest and the most rows; 1 of a state that has none, as `Axes.length` says."""
-    return state.rows or (1 if state.row_axis is None else state.shape[state.row_axis],) * 2
+def _counts(found: object) -> bool:
+    return isinstance(found, np.ndarray) and found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
 
 
-def _kind(tensor: object) -> tuple[str, tuple[int, ...]]:
-    return (str(tensor.dtype), tensor.shape) if isinstance(tensor, np.ndarray) else (type(tensor).__name__, ())
-
-
-def _told(tensor: tuple[str, tuple[int, ...]] | None) -> str:
-    return "absent" if tensor is None else f"{tensor[0]} {list(tensor[1])}"
+def _kind(found: object) -> str:
+    if isinstance(found, np.ndarray):
+        return f"{found.dtype} {list(found.shape)}"
+    return "absent" if found is None else type(found).__name__

@@ -12,8 +12,8 @@ from safetensors.numpy import save
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.errors import UsageError
 from txl_runtime.sessions.state import SessionState
-from txl_runtime.streaming.fitting import check_fits
 from txl_runtime.streaming.snapshot import StreamState
+from txl_runtime.streaming.states import check_fits
 
 from fuzz.choices import Choices
 from fuzz.edits import edited

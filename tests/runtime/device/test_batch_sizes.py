@@ -84,7 +84,7 @@ def test_a_state_goes_from_one_b_to_another(several, update):
 def test_engines_without_the_largest_b_are_refused_where_they_are_needed(several):
     device, _ = several("ring")
     backend: Any = device.backend
-    del backend._programs[B]
+    del backend._sizes[B]
     assert device.stream(1).step(tokens(1, 2, 0)).shape == (1, 2, V)
     with pytest.raises(BackendError, match=r"has engines for B 1, expected some for 3; build the engines again"):
         device.stream(2)

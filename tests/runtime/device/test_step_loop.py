@@ -94,7 +94,7 @@ def do(call: str, kind: str, loops: tuple[Any, Any], kept: list[Any], draws: np.
     elif call == "take":
         kept.append([loop.take(int(draws.integers(B))) for loop in loops[:1]] * 2)
     elif call == "named":
-        row, names = int(draws.integers(B)), [loops[0].states[-1].name]
+        row, names = int(draws.integers(B)), [loops[0].manifest.states[-1].name]
         assert_same(*(loop.take(row, names).tensors for loop in loops))
     elif kept:
         row, states = int(draws.integers(B)), kept[int(draws.integers(len(kept)))]
@@ -126,6 +126,22 @@ def test_a_state_that_was_taken_continues_in_another_loop(opened, kind):
     inputs, counts = draw_segment(kind, draws)
     assert_same(other.run(inputs, counts).outputs(), one.run(inputs, counts).outputs())
     assert_alike(other, one)
+
+
+@every
+def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, kind):
+    model, _ = opened(kind)
+    draws, one, other = np.random.default_rng(3), model.open_loop(), model.open_loop()
+    for _ in range(5):
+        inputs, counts = draw_segment(kind, draws)
+        one.run(inputs, counts, commit=False).outputs()
+        written = {state.name: array.tobytes() for state, array in one.written()}
+        one.commit()
+        assert not one.written()
+        other.run(inputs, counts)
+        assert_alike(one, other)
+        assert written.keys() <= {state.name for state in model.manifest.states}
+        assert bool(written) == bool(counts.any())
 
 
 def test_tokens_are_fed_scored_and_continued_as_on_the_cpu(opened):
@@ -171,7 +187,7 @@ def test_only_what_was_asked_for_comes_back_and_no_state_does(opened):
 
     segment().outputs()
     before = driver.bytes_copied
-    segment().arrays()["known"]
+    segment()._bring(["known"])
     inputs = -(-B * 4 * FEATURES * 4 // 256) * 256 + 2 * 256
     assert driver.bytes_copied - before == inputs + 2
     before = driver.bytes_copied
@@ -289,7 +305,7 @@ def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, kind):
     begin()
     loop.run(*segment).outputs()
     expected, seen, line = after(), set(), 0
-    places = ("streaming", "device/step", "device/call", "device/tail", "device/staging", "device/blocks")
+    places = ("streaming", *(f"device/{name}" for name in ("loop", "placements", "call", "tail", "staging", "blocks")))
     while True:
         line += 1
         begin()
