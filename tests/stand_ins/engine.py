@@ -91,8 +91,8 @@ class StandInExecutable(Executable):
             program,
             recordable,
         )
-        states = bundle.manifest.states_of(program.update) if program.update == "ring" else ()
-        self.in_place: Mapping[str, str] = {state.output: state.input for state in states}
+        states = bundle.manifest.states_of(program.update)
+        self.in_place: Mapping[str, str] = {s.output: s.input for s in states if s.update == "ring"}
         self.prepared = 0
 
     def prepare(self, addresses: Mapping[str, int], queue: Any) -> Launch:

@@ -54,6 +54,7 @@ class _Route:
         parts: of all results, the first one first.
         asked: those that come with the step.
         step: what is put into the queue; None where another one has to be found.
+        rows: what the step brings for the softmax, a feature row per position.
         best: of a program "next": what came beside the row.
     """
 
@@ -65,6 +66,7 @@ class _Route:
     parts: dict[str, Part]
     asked: frozenset[str]
     step: Step | None = None
+    rows: Floats | None = None
     best: Parts | None = None
 
 
@@ -76,14 +78,18 @@ class _Pending(SegmentResult):
     def __init__(
         self, loop: DeviceLoop, route: _Route, there: dict[str, Array], counts: Ids, columns: int, targets: Ids | None
     ) -> None:
-        super().__init__(None, counts, columns, targets, loop.output, loop.manifest.outputs)
-        self._loop, self._route, self._there = loop, route, there
+        self._loop, self._route, self._there, self._rows = loop, route, there, route.rows
+        self._counts, self._columns, self._targets = counts, columns, targets
+        self._output, self._table = loop.output, loop.manifest.outputs
 
     def rows(self) -> Floats:
         """See `loop.Result`."""
-        features = self._loop.features
-        assert features is not None, "a stream asks for log-probabilities where there are any"
-        return features.axes.rows(self._bring((features.name,))[features.name])
+        self._loop.finish()
+        if self._rows is None:
+            features = self._loop.manifest.logprobs
+            assert features is not None, "a stream asks for log-probabilities where there are any"
+            self._rows = features.axes.rows(self._bring((features.name,))[features.name])
+        return self._rows
 
     def given(self) -> dict[str, Array]:
         """See `SegmentResult`."""
@@ -153,10 +159,10 @@ class DeviceLoop(LoopState):
         programs = [item.program for item in executables]
         states = manifest.states_of(programs[0].update)
         super().__init__(manifest, states, lock)
-        self.manifest, self.output, self.features = manifest, WholeOutput(manifest), manifest.logprobs
+        self.manifest, self.output = manifest, WholeOutput(manifest)
         self._executables = {item.program.name: item for item in executables}
         self._programs = Programs(manifest, programs, backend)
-        self._device, self._queue, self._lock, self._settled = device, queue, lock, settled
+        self._device, self._queue, self._settled = device, queue, settled
         self._tail = Tail(device, queue, lock)
         self.staging = Staging(device, queue, self._tail)
         self._blocks: dict[Hashable, tuple[Inputs, Results]] = {}
@@ -164,7 +170,8 @@ class DeviceLoop(LoopState):
         self._steps, self._routes, self._found = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
         self._settling: str | None = None
         self._resident: DeviceTokens | None = None  # what a step on its way reads
-        self._tokens = "" if manifest.tokens is None else manifest.tokens.name
+        tokens = manifest.tokens
+        self._tokens = tokens.name if tokens is not None and tokens.shape == ("B", "L") else ""
         weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
         with lock:
             opened = open_placements(device, queue, self._tail, states, initial, self.counters)
@@ -179,10 +186,7 @@ class DeviceLoop(LoopState):
 
     def resident(self, tokens: Any) -> DeviceTokens | None:
         """See `Loop`. Whoever owns the tokens makes the queue wait for them: that must not come into a record."""
-        entry = self.manifest.tokens
-        if type(tokens) is np.ndarray or entry is None or entry.shape != ("B", "L"):
-            return None
-        if not lie_on(tokens, self._device.dlpack):
+        if type(tokens) is np.ndarray or not self._tokens or not lie_on(tokens, self._device.dlpack):
             return None
         with self._lock, self._device.current():
             return device_tokens(tokens, self._queue.handle)
@@ -206,35 +210,36 @@ class DeviceLoop(LoopState):
     ) -> SegmentResult:
         """See `Loop`."""
         self.finish()  # what is on its way reads and writes what this step will
-        length, targets = self._programs.length_of(inputs), inputs.get("targets")
-        assert targets is None or isinstance(targets, np.ndarray)
+        given: Mapping[str, Any] = inputs  # all are arrays but tokens that are on the device
+        there: Any = given.get(self._tokens)
+        length, targets = self._programs.length_of(given), given.get("targets")
         if not self.count(counts):
             width = self.output.clusters[-1][1]
             return idle_result(self.manifest, self.output, width, counts, length, targets)
-        there = inputs.get(self._tokens)
         sent = isinstance(there, DeviceTokens)
         side, growing = self.counters.side, self._growing
         shapes = () if growing is None else growing.shapes[side]
         key = want, length, len(counts), side, shapes, self._tokens if sent else ""
-        route = self._found.get(key) or self._find_route(key, inputs)
+        route = self._found.get(key) or self._find_route(key, given)
         step = route.step or self._find_step(route, sent)
         for name, staged, whole in route.reads:
             if whole is not None:
                 whole.fill(0)
-            staged[...] = inputs[name]
+            staged[...] = given[name]
         for staged, count in route.counts:
             staged[...] = count
         call = route.call
         with self._lock:
             with self._tail:
-                if isinstance(there, DeviceTokens):
+                if sent:
                     self._send(call.inputs, there)
                 step()
             if growing is not None:
                 growing.shapes[1 - side] = route.after
-            self._computed = self._batch
-            if commit:
-                self.commit()
+            if commit:  # as `commit` does
+                self.counters.advance(self._batch, self._spill)
+            else:
+                self._computed = self._batch
         if call.settling:
             call.settling, self._settling = False, call.name
         return _Pending(self, route, step.arrived, counts, length, targets)
@@ -254,7 +259,7 @@ class DeviceLoop(LoopState):
         place = inputs.addresses[self._tokens]
         self._queue.copy(place, tokens.address, 4 * columns, rows, 4 * host.shape[1], tokens.pitch)
 
-    def _find_route(self, key: Key, inputs: Mapping[str, Array | Resident]) -> _Route:
+    def _find_route(self, key: Key, inputs: Mapping[str, Any]) -> _Route:
         """The way of segments like this one; nothing may be on its way."""
         want, length, b, side, _, resident = key
         shapes = tuple(shape for placement in self.placements for shape in placement.shapes[side])
@@ -276,7 +281,7 @@ class DeviceLoop(LoopState):
             whole = host[name]
             reads.append(_Read(name, whole[tuple(map(slice, shape))], None if shape == whole.shape else whole))
         parts = self._parts(program, call.results, b, length)
-        asked, fits = self._sure(program, parts), self.staging.fits
+        asked, fits = self._wanted(program, parts), self.staging.fits
         late = [part.size for name, part in parts.items() if name not in asked or not fits(room_for({name: part}))]
         if late:
             self.staging.open_buffers(max(late))
@@ -291,8 +296,11 @@ class DeviceLoop(LoopState):
         found = {first: results.part(first, (b, length)[: SHORTCUTS[program.kind]])}
         return found | {name: results.part(name, ()) for name in others}
 
-    def _sure(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
-        """Results that whoever has asked for a program's segment asks for; those of a step are found out."""
+    def _wanted(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
+        """Those results that come with the first step already, since they are what was wanted.
+
+        A program of a whole step returns all that the model does; what of it is wanted shows when it is asked for.
+        """
         if program.kind == "step":
             return frozenset()
         first, *others = parts
@@ -311,8 +319,12 @@ class DeviceLoop(LoopState):
             self._steps.forget()
             for other in self._routes.values():
                 other.step = None
-        route.step = step = self._steps.find(route.call, parts, self.staging.arrived, sent)
+        step = self._steps.find(route.call, parts, self.staging.arrived, sent)
+        features, route.rows = self.manifest.logprobs, None
+        if features is not None and features.name in parts and route.kind not in SHORTCUTS:
+            route.rows = features.axes.rows(step.arrived[features.name])
         route.best = Parts(self.manifest.clusters, step.arrived) if parts and route.kind == "next" else None
+        route.step = step
         return step
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:

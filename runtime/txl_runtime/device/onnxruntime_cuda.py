@@ -47,10 +47,10 @@ class OrtExecutable(Executable):
     # ONNX Runtime may allocate and wait in a run, which cannot be recorded from outside.
     recordable = False
 
-    def __init__(self, session: Any, program: Program, states: Mapping[str, str], place: str, options: Any) -> None:
+    def __init__(self, session: Any, program: Program, rings: Mapping[str, str], place: str, options: Any) -> None:
         self._session, self.program, self._place, self._options = session, program, place, options
         # TensorScatter works in place wherever its output is its input, so a ring's memory has to be one buffer.
-        self.in_place: Mapping[str, str] = dict(states) if program.update == "ring" else {}
+        self.in_place = rings
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
         binding, name = self._session.io_binding(), self.program.name
@@ -107,8 +107,8 @@ class OrtSessions:
         self._sessions[program.name] = session
         self._check_places(program.name, session, values_read(graph))
         states = self._bundle.manifest.states_of(program.update)
-        shared = {state.output: state.input for state in states}
-        return OrtExecutable(session, program, shared, self._place, self._run_options)
+        rings = {state.output: state.input for state in states if state.update == "ring"}
+        return OrtExecutable(session, program, rings, self._place, self._run_options)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
         """Nodes of each program that a provider does not run, where this ONNX Runtime can tell."""

@@ -180,12 +180,13 @@ class LoopState(Loop):
         These are the first ones, up to the last that is not idle; 0 where all are.
         """
         values, valid = counts.tolist(), self.counters.valid
-        rows = len(values)
+        b = rows = len(values)
         while rows and not values[rows - 1]:
             rows -= 1
-        valid[: len(values)] = values
-        if len(values) < len(valid):
-            valid[len(values) :] = max(values) if self._together else 0
+        if b < self._batch:
+            valid[b:] = max(values) if self._together else 0
+            valid = valid[:b]
+        valid[...] = counts
         self._computed = 0  # until the segment has run, there is nothing to commit
         return rows
 

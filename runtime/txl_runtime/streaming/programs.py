@@ -71,17 +71,17 @@ class Programs:
         self._backend, self._exact = backend, manifest.lengths == "exact"
         self._states = manifest.states_of("replace")
         self._programs = sorted(programs, key=lambda program: (program.segment_length, leaves_rows_open(program)))
-        self._timed = [
-            (entry.name, entry.shape.index("L"), entry.lookahead) for entry in manifest.inputs if "L" in entry.shape
-        ]
+        timed = ((entry.name, entry.axes) for entry in manifest.given if entry.axes.positions)
+        self._timed = next(((name, axes.positions[0], axes.ahead) for name, axes in timed), None)
         self._found: dict[tuple[Want, int, Shapes], Program] = {}
 
     def length_of(self, inputs: Mapping[str, Any]) -> int:
         """T of a segment's inputs; 1 where no input has positions."""
-        for name, axis, lookahead in self._timed:
-            if name in inputs:
-                return int(inputs[name].shape[axis]) - lookahead
-        return 1
+        if self._timed is None:
+            return 1
+        name, axis, ahead = self._timed
+        size: int = inputs[name].shape[axis]
+        return size - ahead
 
     def find(self, want: Want, length: int, shapes: Shapes) -> Program:
         """The program for a segment of T positions: of that length, or the shortest that holds it.

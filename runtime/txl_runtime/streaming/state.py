@@ -80,7 +80,7 @@ class Counters:
     @property
     def side(self) -> int:
         """Which of two sets of tensors holds the first sequence; 0 where there is one set alone."""
-        return int(self.sides[0])
+        return 0 if self._next_sides is None else int(self.sides[0])
 
     def advance(self, computed: int, spill: Callable[[int, int], None]) -> None:
         """Let a segment be done whose positions `valid` counts, in one assignment.

@@ -128,6 +128,22 @@ def test_a_state_that_was_taken_continues_in_another_loop(opened, kind):
     assert_alike(other, one)
 
 
+@every
+def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, kind):
+    model, _ = opened(kind)
+    draws, one, other = np.random.default_rng(3), model.open_loop(), model.open_loop()
+    for _ in range(5):
+        inputs, counts = draw_segment(kind, draws)
+        one.run(inputs, counts, commit=False).outputs()
+        written = {state.name: array.tobytes() for state, array in one.written()}
+        one.commit()
+        assert not one.written()
+        other.run(inputs, counts)
+        assert_alike(one, other)
+        assert written.keys() <= {state.name for state in model.manifest.states}
+        assert bool(written) == bool(counts.any())
+
+
 def test_tokens_are_fed_scored_and_continued_as_on_the_cpu(opened):
     ours, theirs = (model.stream() for model in opened("counting"))
     tokens = draw_inputs("counting", np.random.default_rng(0), B, 9)["tokens"]

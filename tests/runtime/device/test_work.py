@@ -330,6 +330,53 @@ def test_a_segment_that_is_not_committed_leaves_every_bit(opened, update):
         assert all(mine.tensors[name].tobytes() == theirs.tensors[name].tobytes() for name in theirs.tensors)
 
 
+@both
+def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, update):
+    """All that a commit does then is to move spilled rows; nothing is run again."""
+    model = opened(update)
+    one, other = model.open_loop(), opened(update).open_loop()
+    driver, counts = model.backend.driver, np.array([4, 3, 0], np.int32)
+    for seed in range(9):
+        tokens = {"tokens": tokens_of(4, seed)}
+        one.run(tokens, counts, commit=False).rows()
+        before = driver.calls.copy()
+        one.commit()
+        made = driver.calls - before
+        assert not {name for name in made if not name.startswith(("cuCtx", "cuMemcpy2D", "cuEventRecord"))}
+        one.commit()  # it is done
+        other.run(tokens, counts)
+        assert one.fill.tolist() == other.fill.tolist()
+        assert one.heads.tolist() == other.heads.tolist()
+    for row in range(B):
+        mine, theirs = one.take(row).tensors, other.take(row).tensors
+        assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+@both
+def test_a_segment_in_which_nothing_counts_asks_nothing_of_the_device(opened, update):
+    model = opened(update)
+    loop, driver = model.open_loop(), model.backend.driver
+    for seed in range(3):
+        loop.run({"tokens": tokens_of(2, seed)}, np.full(B, 2, np.int32)).rows()
+    before, fill = driver.calls.copy(), loop.fill.tolist()
+    found = loop.run({"tokens": tokens_of(2)}, np.zeros(B, np.int32))
+    assert (found.rows().shape, found.rows().any()) == ((B, 2, V), False)
+    assert not found.outputs()["logprobs"].any()
+    assert driver.calls == before
+    assert loop.fill.tolist() == fill
+
+
+@both
+def test_a_sequence_that_is_named_twice_is_reset_once_and_no_other_is(opened, update):
+    model = opened(update)
+    one, other = model.stream(), model.stream()
+    for stream, rows in ((one, [1, 1, 0]), (other, [0, 1])):
+        stream.feed(tokens_of(6))
+        stream.reset(rows)
+    assert one.fill.tolist() == other.fill.tolist() == [0, 0, 6]
+    assert one.step(tokens_of(2)).tobytes() == other.step(tokens_of(2)).tobytes()
+
+
 def test_a_result_outlives_its_loop(opened):
     model, counts = opened("ring"), np.full(B, 4, np.int32)
     kept = model.open_loop()

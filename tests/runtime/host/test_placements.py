@@ -118,6 +118,7 @@ def opened(mixture: str, open_batch: bool) -> tuple[HostLoop, Engine]:
         inputs=tuple(table),
         outputs=outputs,
         interface=(*table, *outputs),
+        given=tuple(table[:1]),
         states_of=lambda r: tuple(s for s in states if s.update in (r, "replace")),
         lengths="valid",
         streams="independent",
