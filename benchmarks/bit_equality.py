@@ -95,6 +95,7 @@ def record(options: argparse.Namespace) -> int:
     out, source = options.out.resolve(), options.source.resolve()
     for folder in ("bundles", "checkpoints", "results", "snapshots"):
         (out / folder).mkdir(parents=True, exist_ok=True)
+    (out / "record.json").unlink(missing_ok=True)  # of an earlier run: this one may fail
     found: dict[str, Any] = {}
     side, only = _Side(source, out), options.only
     for case in CASES:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,7 @@ def export_own(case: OwnCase, path: Path, checkout: Path) -> None:
 
     hand_made: Any = importlib.import_module("step_models")
     if case.source in hand_made.MODELS:
+        shutil.rmtree(path, ignore_errors=True)
         hand_made.MODELS[case.source]().write(path)
         return
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
+from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.bundle.tables import Input, Output, Program, StateTensor, TensorSpec
 
 B = 3
@@ -66,6 +67,18 @@ class StepModel:
         )
         self.programs.append(program)
         self.graphs[program.file] = graph.finish(program, opset)
+
+    def leave_open(self) -> StepModel:
+        """The same with B open: its graphs must not have B in their constants."""
+        axes = {entry.name: entry.axes.batch for entry in (*self.inputs, *self.outputs)}
+        axes |= {name: state.batch_axis for state in self.states for name in (state.input, state.output)}
+        for graph in (model.graph for model in self.graphs.values()):
+            for value in (*graph.input, *graph.output):
+                axis = axes[value.name]
+                assert axis is not None, value.name
+                value.type.tensor_type.shape.dim[axis].dim_param = BATCH
+        self.programs = [msgspec.structs.replace(program, open_batch=True) for program in self.programs]
+        return self
 
     def write(self, path: Path) -> Path:
         """A bundle of it."""
@@ -145,10 +158,10 @@ def recurrent(lengths: tuple[int, ...] = (4, 1)) -> StepModel:
             Output(name="known", dtype="bool", shape=("B",)),
         ),
         states=(
-            _state("c", (1, B, WIDTH), 1),
-            _state("count", (B,), 0, "int32", initial=7.0),
-            _state("h", (1, B, WIDTH), 1, initial="initial.h"),
-            _state("seen", (B,), 0, "bool"),
+            state("c", (1, B, WIDTH), 1),
+            state("count", (B,), 0, "int32", initial=7.0),
+            state("h", (1, B, WIDTH), 1, initial="initial.h"),
+            state("seen", (B,), 0, "bool"),
         ),
         tensors={"initial.h": np.linspace(-1, 1, WIDTH, dtype=np.float32).reshape(1, WIDTH)},
     )
@@ -157,9 +170,9 @@ def recurrent(lengths: tuple[int, ...] = (4, 1)) -> StepModel:
     for length in lengths:
         graph = Graph()
         live = graph.add("Greater", ["valid", graph.constant(0, np.int32)])
-        wide = graph.add("Reshape", [live, graph.constant([1, B, 1], np.int64)])
+        wide = graph.add("Reshape", [live, graph.constant([1, -1, 1], np.int64)])
         fresh = graph.add("And", ["starts", live])
-        fresh_wide = graph.add("Reshape", [fresh, graph.constant([1, B, 1], np.int64)])
+        fresh_wide = graph.add("Reshape", [fresh, graph.constant([1, -1, 1], np.int64)])
         began = [
             graph.add("Where", [fresh_wide, graph.constant(0, np.float32), f"state.{name}.in"]) for name in ("h", "c")
         ]
@@ -189,9 +202,9 @@ def growing(length: int = 2) -> StepModel:
         inputs=(Input(name="tokens", dtype="int32", shape=("B", "L"), role="tokens", vocab=VOCABULARY),),
         outputs=(Output(name="mean", dtype="float32", shape=("B", "L", 4)),),
         states=(
-            _state("clock", (1,), None, "int32", initial=3.0),
-            _state("rows", (B, ROWS, 4), 0, row_axis=1, rows=(0, ROWS)),
-            _state("summary", (2, B, 3), 1, absent=True),
+            state("clock", (1,), None, "int32", initial=3.0),
+            state("rows", (B, ROWS, 4), 0, row_axis=1, rows=(0, ROWS)),
+            state("summary", (2, B, 3), 1, absent=True),
         ),
         streams="lockstep",
     )
@@ -231,7 +244,7 @@ def counting(lengths: tuple[int, ...] = (4, 1)) -> StepModel:
             Input(name="valid", dtype="int32", shape=("B",), role="valid"),
         ),
         outputs=(Output(name="logits", dtype="float32", shape=("B", "L", VOCABULARY), role="logprobs"),),
-        states=(_state("seen", (B, VOCABULARY), 0, initial="initial.seen"),),
+        states=(state("seen", (B, VOCABULARY), 0, initial="initial.seen"),),
         lengths="valid",
         tensors={"initial.seen": np.linspace(0, 1, VOCABULARY, dtype=np.float32)},
     )
@@ -253,7 +266,7 @@ def counting(lengths: tuple[int, ...] = (4, 1)) -> StepModel:
     return model
 
 
-def _state(
+def state(
     name: str, shape: tuple[int, ...], batch_axis: int | None, dtype: Any = "float32", **more: Any
 ) -> StateTensor:
     return StateTensor(

@@ -1,7 +1,8 @@
 """Whole programs for engines: those of a bundle that are whole, and those that its graphs are composed to.
 
-A program of kind "step" returns all that its model returns, so an engine is built of it as it is. Where a bundle has
-layers and softmax apart, layers for one segment length are followed by the softmax:
+A program of kind "step" returns all that its model returns, so an engine is built of it as it is, for B sequences where
+its graph leaves their number open. Where a bundle has layers and softmax apart, layers for one segment length are
+followed by the softmax:
 
     logprobs   float32 [B, L, V]: of all positions
     last       float32 [B, V]: of each sequence's last valid position; what an idle sequence gets means nothing
@@ -33,12 +34,13 @@ import msgspec
 import numpy as np
 from txl_runtime.bundle.graph_check import check_graph as refuse_unfit
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.open_batch import BATCH, smaller, with_sequences
+from txl_runtime.bundle.open_batch import BATCH, sequences, smaller, with_sequences
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES, Program, TensorSpec
 from txl_runtime.errors import BundleError, UsageError
 
 from txl_engines.checking import ADVICE, check_graph, decode_graph
+from txl_engines.closing import closed
 from txl_engines.shapes import fix_sizes
 from txl_engines.weaving import Weaver
 
@@ -63,7 +65,8 @@ def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
     Raises:
         UsageError: a step takes a state whose rows are of any number.
     """
-    steps = tuple(program for program in manifest.programs if program.update == update and program.kind == "step")
+    own = (program for program in manifest.programs if program.update == update and program.kind == "step")
+    steps = tuple(msgspec.structs.replace(program, open_batch=False) for program in own)  # engines are of one B
     if steps:
         _check_sizes(steps)
         return steps
@@ -172,9 +175,12 @@ def compose(bundle: Bundle, program: Program) -> bytes:
     data = _read(bundle, source)
     if program.name in held and not source.open_batch:
         return data
-    path, batch = bundle.file(source.file), program.inputs[0].fixed[0]
-    model = fix_sizes(decode_graph(data, path), {"segment": program.segment_length, BATCH: batch})
+    path, batch = bundle.file(source.file), sequences(program, bundle.manifest)
+    opened = decode_graph(data, path)
+    model = fix_sizes(opened, {"segment": program.segment_length, BATCH: batch})
     check_graph(model, path, with_sequences(source, bundle.manifest, batch))
+    if program.kind == "step":
+        return closed(model, opened.graph.value_info, program)
     if program.kind == source.kind:
         return Weaver(model, path, {spec.name for spec in program.outputs}).finish(program)
     if not any(HIDDEN in node.output for node in model.graph.node):

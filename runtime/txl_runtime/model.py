@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
@@ -121,9 +123,9 @@ class Model:
         manifest = self.backend.fitting(self.manifest, int(b))
         loop = self.backend.open_loop(manifest, self._initial)
         if memory_length is not None:
-            from txl_runtime.streaming.limiting import limit_all  # whoever only streams needs none of it
+            from txl_runtime.streaming.inputs import check_memory_length  # whoever only streams needs none of it
 
-            limit_all(loop, manifest, memory_length)
+            loop.limit(np.arange(manifest.batch_size), check_memory_length(memory_length, manifest))
         return Stream(manifest, loop, self.update, int(b), self._look)
 
     def _look(self, program: Program, inputs: Arrays) -> Arrays:

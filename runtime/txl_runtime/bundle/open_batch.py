@@ -5,6 +5,8 @@ Only a bundle that has such programs needs this module.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from txl_runtime.bundle.manifest import Manifest
@@ -12,6 +14,8 @@ from txl_runtime.bundle.tables import Program, Tables, TensorSpec
 
 BATCH = "batch"
 """What a graph calls the number of sequences where it leaves it open."""
+OPENED = ".open"
+"""Behind the name of a constant: what an opened graph has in its place."""
 
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
@@ -25,9 +29,19 @@ def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
     return axes
 
 
+def sequences(program: Program, tables: Tables) -> int:
+    """The number of sequences in a program's tensors."""
+    axes = batch_axes(tables, program)
+    return next(spec.fixed[axes[spec.name]] for spec in (*program.inputs, *program.outputs) if spec.name in axes)
+
+
 def with_sequences(program: Program, tables: Tables, size: int | str = BATCH) -> Program:
     """A program with another number of sequences in its tensors: a number, or `BATCH` as the graph has it."""
-    axes = batch_axes(tables, program)
+    return at_axes(program, batch_axes(tables, program), size)
+
+
+def at_axes(program: Program, axes: Mapping[str, int], size: int | str = BATCH) -> Program:
+    """See `with_sequences`; the axis of sequences is given by the tensors' names."""
 
     def other(spec: TensorSpec) -> TensorSpec:
         return msgspec.structs.replace(spec, shape=_at(spec.shape, axes.get(spec.name), size))

@@ -170,6 +170,11 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
         """The type of what streams hand out of it."""
         return "float32" if self.counted else self.dtype
 
+    @property
+    def row_counts(self) -> tuple[int, int]:
+        """The fewest and the most rows; 1 of a state that has none, as `Axes.length` says."""
+        return self.rows or (1 if self.row_axis is None else self.shape[self.row_axis],) * 2
+
     def values(self, rows: int) -> int:
         """How many values one sequence has of it at most, where so many memory rows exist."""
         return rows * math.prod(self.row_shape) if self.counted else math.prod(self.sequence_shape)

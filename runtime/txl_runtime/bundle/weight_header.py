@@ -5,16 +5,27 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Annotated, BinaryIO
 
 import msgspec
-from msgspec import MsgspecError, Struct
+from msgspec import Meta, MsgspecError, Raw, Struct
 
 from txl_runtime.bundle.folder import FLAGS
 from txl_runtime.errors import BundleError, one_line
 
 MOST_BYTES = 100_000_000
 """Of a header, as safetensors itself allows."""
+
+
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
+
+
+class Entry(Struct, frozen=True):
+    """What the header says of one tensor; offsets are from the first tensor's byte on."""
+
+    dtype: str
+    shape: Annotated[tuple[Count, ...], Meta(max_length=32)]
+    data_offsets: tuple[Count, Count]
 
 
 class StoredTensor(Struct, frozen=True):
@@ -44,26 +55,32 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise ValueError("no plain file")
-            whole, size = facts.st_size, int.from_bytes(file.read(8), "little")
-            if size > min(MOST_BYTES, whole):
-                raise ValueError(f"its header would take {size} bytes")
-            header: dict[str, Any] = msgspec.json.decode(file.read(size))
+            _, entries, start = decode_header(file, facts.st_size, MOST_BYTES)
         found: dict[str, StoredTensor] = {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                first, last = entry["data_offsets"]
-                if not 0 <= first <= last <= whole - 8 - size:
-                    raise ValueError(f"{name} lies behind the end of the file")
-                found[name] = StoredTensor(entry["dtype"], tuple(entry["shape"]), 8 + size + first, last - first)
+        for name, entry in entries.items():
+            first, last = entry.data_offsets
+            if not first <= last <= facts.st_size - start:
+                raise ValueError(f"{name} lies behind the end of the file")
+            found[name] = StoredTensor(entry.dtype, entry.shape, start + first, last - first)
         return found
-    except (
-        OSError,
-        ValueError,
-        ArithmeticError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        MsgspecError,
-    ) as error:
+    except (OSError, ValueError, RecursionError, MsgspecError) as error:
         raise BundleError(f"{path}: {one_line(error)}; expected the bundle's weights; export the model again") from None
+
+
+def decode_header(file: BinaryIO, size: int, most: int) -> tuple[dict[str, str], dict[str, Entry], int]:
+    """The metadata of a safetensors file, what its header says of the tensors, and where their bytes begin.
+
+    Args:
+        file: at its beginning; read up to the end of the header.
+        size: of the file, in bytes.
+        most: bytes that a header may have.
+
+    Raises:
+        ValueError, MsgspecError, RecursionError: it does not begin with such a header.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, most):
+        raise ValueError(f"it has {size} bytes, and its header would take {length} bytes")
+    header = msgspec.json.decode(file.read(length), type=dict[str, Raw])
+    facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"{}")), type=dict[str, str])
+    return facts, {name: msgspec.json.decode(entry, type=Entry) for name, entry in header.items()}, 8 + length

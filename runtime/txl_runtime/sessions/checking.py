@@ -12,8 +12,7 @@ from txl_runtime.errors import UsageError
 from txl_runtime.sessions.jobs import Work
 from txl_runtime.sessions.requests import Limits, Request, Sampling
 from txl_runtime.streaming.checks import as_array, check_flag, check_tokens, is_whole, shown
-from txl_runtime.streaming.inputs import check_cuttable, check_inputs, require_tokens, strict_cuts
-from txl_runtime.streaming.limiting import check_memory_length
+from txl_runtime.streaming.inputs import check_cuttable, check_inputs, check_memory_length, require_tokens, strict_cuts
 from txl_runtime.streaming.sampling import Sampler, check_stop_tokens
 from txl_runtime.types import Array, Ids
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.sessions.jobs import Job, Session
+from txl_runtime.streaming.inputs import segment_size
 
 SLICE = 16
 """Rounds that serve a session before its row is given to one that waits."""
@@ -25,9 +26,7 @@ class Cuts:
 
     def size(self, left: int) -> int:
         """Positions of the next segment, of so many that are left."""
-        if self._ragged:
-            return min(left, self._lengths[0])
-        return next((length for length in self._lengths if length <= left), self.shortest)
+        return segment_size(left, self._lengths, self._ragged) or self.shortest
 
     def length(self, size: int) -> int:
         """The segment length of the program that runs so many positions."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -41,14 +43,27 @@ def check_tokens(
     if lengths is not None:
         counted = np.arange(found.shape[1]) < counts[:, None]
         bad &= counted
-    if np.count_nonzero(bad):
-        row, column = np.argwhere(bad)[0]
-        raise UsageError(
-            f"{what} hold id {found[row, column]} at [{row}, {column}], expected 0 … {vocab_size - 1}; "
-            "check the vocabulary the ids come from"
-        )
+    check_ids(found, bad, vocab_size, what)
     kept = found if lengths is None else np.where(counted, found, 0)
     return kept.astype(np.int32), counts
+
+
+def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
+    """Refuse ids of which some are marked as bad, by the first of them."""
+    if np.count_nonzero(bad):
+        place = np.argwhere(bad)[0].tolist()
+        raise UsageError(
+            f"{what} hold id {found[tuple(place)]} at {place}, expected 0 … {vocab_size - 1}; check the vocabulary "
+            "the ids come from"
+        )
+
+
+def cut_at(edges: Sequence[int], counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
+    """Segments [first, last) between edges, with the lengths that count in each; segments nobody has are left out."""
+    for first, last in pairwise(edges):
+        inside = np.clip(counts - first, 0, last - first).astype(np.int32)
+        if inside.any():
+            yield first, last, inside
 
 
 def check_columns(columns: int, most: int | None, what: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,16 @@ from txl_runtime.bundle.abilities import ORDERS
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import as_array, check_columns, check_flag, check_lengths, shown
+from txl_runtime.streaming.checks import (
+    as_array,
+    check_columns,
+    check_flag,
+    check_ids,
+    check_lengths,
+    cut_at,
+    is_whole,
+    shown,
+)
 from txl_runtime.streaming.loop import Loop
 from txl_runtime.types import Array, Ids
 
@@ -114,12 +122,8 @@ def check_inputs(
         if lengths is not None:
             array = arrays[entry.name] = array.copy()
             entry.axes.clear_uncounted(array, counts)
-        if entry.vocab is not None and ((array < 0) | (array >= entry.vocab)).any():
-            place = np.argwhere((array < 0) | (array >= entry.vocab))[0].tolist()
-            raise UsageError(
-                f"{entry.name} hold id {array[tuple(place)]} at {place}, expected 0 … {entry.vocab - 1}; check the "
-                "vocabulary the ids come from"
-            )
+        if entry.vocab is not None:
+            check_ids(array, (array < 0) | (array >= entry.vocab), entry.vocab, entry.name)
         arrays[entry.name] = array.astype(np.dtype(entry.dtype), copy=False)
     return arrays, counts, columns
 
@@ -154,27 +158,34 @@ def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int,
         UsageError: something remains that no program holds, a sequence ends inside a segment, or sequences that run in
             lockstep do not end together.
     """
-    known = manifest.segment_lengths
+    known, ragged = manifest.segment_lengths, manifest.can.run_ragged
     edges = [0]
     while edges[-1] < length:
         rest = length - edges[-1]
-        fitting = next((size for size in known if size <= rest), None)
-        step = min(rest, known[0]) if manifest.can.run_ragged else fitting
+        step = segment_size(rest, known, ragged)
         if step is None:
             raise UsageError(
                 f"there are {length} positions (look-ahead aside), of which {rest} remain after segments, expected "
                 f"what segments of {_listed(known)} add up to; give more or fewer, or export another --segment-length"
             )
         edges.append(edges[-1] + step)
-    if not manifest.can.run_ragged:
+    if not ragged:
         _check_whole(counts, edges)
-    cuts = []
-    for first, last in pairwise(edges):
-        inside = np.clip(counts - first, 0, last - first).astype(np.int32)
-        if inside.any():
-            _check_lockstep(inside, manifest)
-            cuts.append((first, last, inside))
+    cuts = list(cut_at(edges, counts))
+    for _, _, inside in cuts:
+        _check_lockstep(inside, manifest)
     return cuts
+
+
+def segment_size(left: int, known: Sequence[int], ragged: bool) -> int | None:
+    """Positions of the next segment, of so many that are left; None where no segment is so short.
+
+    Args:
+        left: at least 1.
+        known: the lengths of segments, the longest first.
+        ragged: whether a segment may have fewer positions.
+    """
+    return min(left, known[0]) if ragged else next((size for size in known if size <= left), None)
 
 
 def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, instead: str) -> None:
@@ -188,6 +199,25 @@ def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, ins
             raise UsageError(
                 f"{entry.name} has shape {list(entry.shape)}, expected one axis of positions to cut along; {instead}"
             )
+
+
+def check_memory_length(memory_length: object, manifest: Manifest) -> int:
+    """A limit on memory rows, 0 … M.
+
+    Raises:
+        UsageError: it is something else, or the model carries no rows that are counted.
+    """
+    if not manifest.can.count_rows:
+        raise UsageError(
+            f"memory_length is {shown(memory_length)}, but this model counts no memory rows; leave it out, and reset "
+            "the state where it is to forget"
+        )
+    most = manifest.memory_length
+    if not is_whole(memory_length) or not 0 <= memory_length <= most:
+        raise UsageError(
+            f"memory_length is {shown(memory_length)}, expected 0 … {most}; export with --memory-length for more"
+        )
+    return int(memory_length)
 
 
 def _check_whole(counts: Ids, edges: Sequence[int]) -> None:

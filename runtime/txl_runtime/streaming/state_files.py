@@ -13,12 +13,11 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Raw, Struct
 
+from txl_runtime.bundle.weight_header import decode_header
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import brief
 from txl_runtime.types import Array
@@ -32,15 +31,6 @@ TYPES = {
     **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
 }
 """NumPy's types by safetensors' names; it has none for BF16 and smaller floats, which no state is kept in."""
-Count = Annotated[int, Meta(ge=0, lt=2**62)]
-
-
-class _Entry(Struct, frozen=True):
-    """What the header says of one tensor."""
-
-    dtype: str
-    shape: Annotated[tuple[Count, ...], Meta(max_length=32)]
-    data_offsets: tuple[Count, Count]
 
 
 def tensors_of(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Array]]:
@@ -88,12 +78,7 @@ def _explained(source: str) -> Iterator[None]:
 
 def _read(file: io.BufferedReader | io.BytesIO, size: int) -> tuple[dict[str, str], dict[str, Array]]:
     """The same of an open file of so many bytes; a ValueError says what is wrong with it."""
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(size - 8, HEADER):
-        raise ValueError(f"it has {size} bytes and a header of {length}")
-    header = msgspec.json.decode(file.read(length), type=dict[str, Raw])
-    facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"{}")), type=dict[str, str])
-    entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in header.items()}
+    facts, entries, start = decode_header(file, size, HEADER)
     end, types = 0, {name: TYPES.get(entry.dtype) for name, entry in entries.items()}
     ordered = sorted(entries.items(), key=lambda item: item[1].data_offsets)
     for name, entry in ordered:
@@ -104,8 +89,8 @@ def _read(file: io.BufferedReader | io.BytesIO, size: int) -> tuple[dict[str, st
             found = f"{brief(name)} is {entry.dtype} {brief(str(list(entry.shape)))} at {first} … {last}"
             raise ValueError(f"{found}, expected it at {end}")
         end = last
-    if end != size - 8 - length:
-        raise ValueError(f"its tensors end at {end}, its data at {size - 8 - length}")
+    if end != size - start:
+        raise ValueError(f"its tensors end at {end}, its data at {size - start}")
     tensors: dict[str, Array] = {}
     for name, entry in ordered:
         tensors[name] = np.empty(entry.shape, types[name])

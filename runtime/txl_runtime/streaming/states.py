@@ -16,9 +16,7 @@ from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import brief, is_whole, shown
 from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
-from txl_runtime.types import Array, Ids
-
-AGAIN = "take it again, or put it into the model it was taken from"
+from txl_runtime.types import Array, Arrays, Ids
 
 
 def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size: int, rows: int) -> dict[str, Array]:
@@ -45,14 +43,12 @@ def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size
     return {state.name: found[state.name] for state in table if state.name in found}
 
 
-def as_declared(tensors: Mapping[str, Array], table: Sequence[StateTensor]) -> dict[str, Array]:
-    """Tensors that were gathered with all their rows, in the table's own order of axes."""
+def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Array]:
+    """Tensors that were gathered with all rows that there can be, in the table's own order of axes."""
+    found = {state.name: (state, tensors[state.name]) for state in table if state.name in tensors}
     return {
-        state.name: np.ascontiguousarray(state.axes.from_rows(tensors[state.name]))
-        if state.counted
-        else tensors[state.name]
-        for state in table
-        if state.name in tensors
+        name: np.ascontiguousarray(state.axes.from_rows(array)) if state.counted else array
+        for name, (state, array) in found.items()
     }
 
 
@@ -62,22 +58,21 @@ def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowStat
     heads = np.zeros_like(state.fill) if state.head is None else state.head
     held = [(entry, tensors[entry.name]) for entry in table if entry.name in tensors]
     for row, (count, head) in enumerate(zip(state.fill.tolist(), heads.tolist(), strict=True)):
-        parts = {
-            entry.name: array[entry.taken.at(row, slice(rows - count if entry.counted else 0, None))]
-            for entry, array in held
-        }
+        own = ((entry, entry.taken.at(row, slice(rows - count if entry.counted else 0, None))) for entry, _ in held)
+        parts = {entry.name: tensors[entry.name][place] for entry, place in own}
         yield RowState(count, head, parts)
 
 
 def snapshot_of(
-    tensors: Mapping[str, Array], fill: Ids, heads: Ids, manifest: Manifest, table: Sequence[StateTensor]
+    tensors: Arrays, fill: Ids, heads: Ids, manifest: Manifest, table: Sequence[StateTensor]
 ) -> StreamState:
     """The snapshot of sequences: memory rows apart from whole tensors, as far as the model has either."""
-    whole = {entry.name: tensors[entry.name] for entry in table if not entry.counted and entry.name in tensors}
-    memory = {entry.name: tensors[entry.name] for entry in table if entry.counted}
-    counts = manifest.can.count_rows
-    states = whole if keeps_whole(manifest, table) else None
-    return StreamState(manifest.model_id, fill, memory, heads if counts else None, states)
+    memory, whole = (
+        {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
+        for rows in (True, False)
+    )
+    head, states = heads if manifest.can.count_rows else None, whole if keeps_whole(manifest, table) else None
+    return StreamState(manifest.model_id, fill, memory, head, states)
 
 
 def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
@@ -101,7 +96,7 @@ def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor])
             f"the sequence's fill is {shown(fill)} and its head {shown(state.head)}, expected 0 … {most} and a whole "
             "number; take it again"
         )
-    _check_tensors(state.tensors, manifest, table, None, fill, "the sequence", "absent", AGAIN)
+    _check_tensors(state.tensors, manifest, table, None, fill)
 
 
 def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTensor], batch_size: int) -> None:
@@ -144,73 +139,62 @@ def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTens
     if head is not None and (not _counts(head) or head.shape != fill.shape):
         raise UsageError(f"the state's head is {_kind(head)}, expected int32 {list(fill.shape)}; take it again")
     rows, memory, whole = int(fill.max(initial=0)), *([e for e in table if e.counted is kind] for kind in (True, False))
-    other = "restore a state of a bundle that keeps the same form of memory"
-    _check_tensors(state.memory, manifest, memory, batch_size, rows, "the state", "no such tensor", other)
+    _check_tensors(state.memory, manifest, memory, batch_size, rows)
     for name in sorted((state.states or {}).keys() - {entry.name for entry in whole}):
         known = ", ".join(entry.name for entry in whole) or "nothing"
         raise UsageError(f"the state has {brief(name)}, expected {known}; take it again")
-    _check_tensors(state.states or {}, manifest, whole, batch_size, rows, "the state", "no such tensor", AGAIN)
+    _check_tensors(state.states or {}, manifest, whole, batch_size, rows)
 
 
 def _check_tensors(
-    tensors: Mapping[str, Array],
-    manifest: Manifest,
-    table: Sequence[StateTensor],
-    batch_size: int | None,
-    rows: int,
-    what: str,
-    unknown: str,
-    advice: str,
+    tensors: Arrays, manifest: Manifest, table: Sequence[StateTensor], batch_size: int | None, rows: int
 ) -> None:
-    """Hold tensors against the table.
+    """Hold tensors against the states of the table that they are of.
 
     Args:
         tensors: by name.
         manifest: of the bundle.
-        table: the states that they are of.
-        batch_size: how many sequences they are of; None for those of one sequence, which have no axis of sequences.
-        rows: how many memory rows they have.
-        what: they are, for messages.
-        unknown: what to expect in place of a tensor that the table lacks.
-        advice: what to do.
+        table: those states.
+        batch_size: of how many sequences they are; None for those of one sequence, which have no axis for it.
+        rows: how many memory rows there are.
 
     Raises:
         UsageError: one is missing, unknown, of another type or shape, or has a number of rows that no step leads to.
     """
+    what, unknown = ("the sequence", "absent") if batch_size is None else ("the state", "no such tensor")
     known = {state.name: state for state in table}
     for name in sorted({*known, *tensors}):
         found, state = tensors.get(name), known.get(name)
-        if state is None:
-            raise UsageError(f"{what}'s {brief(name)} is {_kind(found)}, expected {unknown}; {advice}")
-        if found is None and state.absent:
-            continue
-        axes = state.taken if batch_size is not None else state.taken.alone
-        dtype, (fewest, most) = state.taken_dtype, (rows, rows) if state.counted else _row_counts(state)
-        fits = isinstance(found, np.ndarray) and found.dtype == dtype and found.ndim == len(axes.shape)
-        held = axes.length(found) if fits else -1
-        if found is None or not fewest <= held <= most or found.shape != axes.sizes(batch_size or 0, held):
-            sizes = map(str, axes.filled(str(batch_size), str(most) if fewest == most else f"{fewest} … {most}"))
-            raise UsageError(f"{what}'s {name} is {_kind(found)}, expected {dtype} [{', '.join(sizes)}]; {advice}")
-        reached = _reached(state, manifest)
-        if reached is not None and held not in reached:
-            raise UsageError(
-                f"{what}'s {name} has {held} rows, expected one of {sorted(reached)}; take it again, or put it into "
-                "the bundle it was taken from"
-            )
+        if state is not None:
+            if found is None and state.absent:
+                continue
+            axes = state.taken.alone if batch_size is None else state.taken
+            fewest, most = (rows, rows) if state.counted else state.row_counts
+            ranked = isinstance(found, np.ndarray) and found.ndim == len(axes.shape)
+            held = axes.length(found) if ranked else fewest
+            wanted = axes.sizes(batch_size or 0, min(max(held, fewest), most))
+            if found is not None and ranked and found.shape == wanted and found.dtype == state.taken_dtype:
+                _check_reached(state, held, manifest, what)
+                continue
+            sizes = axes.filled(str(batch_size), str(most) if fewest == most else f"{fewest} … {most}")
+            unknown = f"{state.taken_dtype} [{', '.join(map(str, sizes))}]"
+        raise UsageError(
+            f"{what}'s {brief(name)} is {_kind(found)}, expected {unknown}; take it again, or restore a state of a "
+            "bundle that keeps the same form of memory"
+        )
 
 
-def _reached(state: StateTensor, manifest: Manifest) -> set[int] | None:
-    """The numbers of rows that steps lead to, of a state that grows; None where it is any number."""
+def _check_reached(state: StateTensor, held: int, manifest: Manifest, what: str) -> None:
+    """Hold the rows of a state that grows against those that the bundle's programs take and return."""
     if state.rows is None or state.row_axis is None:
-        return None
+        return
     specs = [spec for program in manifest.programs for spec in (*program.inputs, *program.outputs)]
-    sizes = {spec.shape[state.row_axis] for spec in specs if spec.name in (state.input, state.output)} | {0}
-    return None if "rows" in sizes else {int(size) for size in sizes}
-
-
-def _row_counts(state: StateTensor) -> tuple[int, int]:
-    """The fewest and the most rows; 1 of a state that has none, as `Axes.length` says."""
-    return state.rows or (1 if state.row_axis is None else state.shape[state.row_axis],) * 2
+    reached = {spec.shape[state.row_axis] for spec in specs if spec.name in (state.input, state.output)} | {0}
+    if "rows" not in reached and held not in reached:
+        raise UsageError(
+            f"{what}'s {state.name} has {held} rows, expected one of {sorted(map(int, reached))}; "
+            "take it again, or put it into the bundle it was taken from"
+        )
 
 
 def _by_name(tensors: object) -> bool:

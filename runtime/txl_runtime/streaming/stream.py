@@ -17,6 +17,7 @@ from txl_runtime.streaming.checks import (
     check_flag,
     check_lengths,
     check_tokens,
+    cut_at,
     is_whole,
     shown,
     zeros,
@@ -290,15 +291,7 @@ class Stream(CarriedState):
             from txl_runtime.streaming.inputs import strict_cuts
 
             return strict_cuts(length, counts, self._manifest)
-        return self._free_cuts(length, counts)
-
-    def _free_cuts(self, length: int, counts: Ids) -> Iterator[tuple[int, int, Ids]]:
-        longest = self._longest
-        for first in range(0, length, longest):
-            last = min(first + longest, length)
-            inside = np.clip(counts - first, 0, last - first).astype(np.int32)
-            if inside.any():
-                yield first, last, inside
+        return cut_at([*range(0, length, self._longest), length], counts)
 
     def _require(self, what: str) -> None:
         """Refuse what the model cannot do with tokens."""

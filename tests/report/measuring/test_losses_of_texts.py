@@ -157,7 +157,7 @@ def test_how_many_tokens_count_follows_from_the_sizes_alone(
     parameters: int, length: int, rows: int, joint: bool, used: int
 ) -> None:
     """16,384 tokens, a quarter of a large model's, and never fewer than eight segments with the memory full."""
-    manifest = SimpleNamespace(parameters=parameters, joint=joint)
+    manifest = SimpleNamespace(parameters=parameters, can=SimpleNamespace(run_fewer=not joint))
     sizes = SimpleNamespace(manifest=manifest, segment_lengths=(length, 1), memory_length=rows, batch_size=3)
     assert most_tokens(sizes) == used
 

@@ -8,7 +8,19 @@ import pytest
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.tables import Input, Output, StateTensor
 
-SHAPES = (("B", "L", 3), ("L", "B", 3), (3, "B", 2, "L"), ("L", 3, "B"), ("B", 3), (3, "B"), ("L", 3), (3,), ())
+SHAPES = (
+    ("B", "L", 3),
+    ("L", "B", 3),
+    (3, "B", 2, "L"),
+    ("L", 3, "B"),
+    (3, "L", "B"),
+    ("B", 3),
+    (3, "B"),
+    ("B",),
+    ("L", 3),
+    (3,),
+    (),
+)
 """All orders, and shapes that lack one letter or both."""
 
 

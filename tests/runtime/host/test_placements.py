@@ -6,13 +6,18 @@ The program is a few lines of NumPy, so that what each placement does is seen be
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from txl_runtime.bundle.tables import Counter, Input, Output, Program, StateTensor, TensorSpec
+from txl_runtime.errors import UsageError
 from txl_runtime.host.loop import HostLoop
+from txl_runtime.sessions.state import SessionState, largest_state
+from txl_runtime.streaming.carried import CarriedState
+from txl_runtime.streaming.snapshot import StreamState
 
 B, L, M = 4, 3, 5
 SLOTS, ROOM = M + L, M + 2 * L
@@ -112,10 +117,15 @@ def opened(mixture: str, open_batch: bool) -> tuple[HostLoop, Engine]:
         inputs=tuple(table),
         outputs=outputs,
         interface=(*table, *outputs),
+        given=tuple(table[:1]),
         states_of=lambda r: tuple(s for s in states if s.update in (r, "replace")),
         lengths="valid",
         streams="independent",
         logprobs=None,
+        model_id="0" * 64,
+        programs=(program,),
+        vocab_size=0,
+        can=SimpleNamespace(count_rows=True, run_apart=True, run_fewer=True),
     )
     engine: Any = Engine()
     initial = {state.name: np.asarray(state.initial or 0, np.float32) for state in states}
@@ -192,3 +202,63 @@ def test_a_state_that_was_written_is_seen_before_it_is_committed(mixture):
     assert list(loop.written()) == [], "of a segment in which nothing counts, nothing was written"
     loop.commit()
     assert_same(loop, [Simulated() for _ in range(B)])
+
+
+def carried(mixture: str) -> CarriedState:
+    """What a stream carries of a mixture: sequences that have two, five and no rows."""
+    loop, _ = opened(mixture, True)
+    for counts in ([2, L, 0, 1], [0, L, 0, 0]):
+        values = np.random.default_rng(sum(counts)).normal(size=(B, L)).astype(np.float32)
+        loop.run({"x": values}, np.array(counts, np.int32))
+    return CarriedState(loop._manifest, loop, MIXTURES[mixture][0], B)
+
+
+def bits(tensors: Any) -> dict[str, Any]:
+    return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in tensors.items()}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_snapshot_of_a_mixture_has_rows_and_whole_tensors_and_is_restored_from_a_file(mixture, tmp_path):
+    stream, fresh = carried(mixture), CarriedState(*_of(opened(mixture, True)[0], mixture))
+    taken, mixed = stream.snapshot(), len(MIXTURES[mixture]) > 1
+    assert list(taken.memory) == ["rows"]
+    assert taken.memory["rows"].shape[:2] == (B, M)
+    assert (None if taken.states is None else {name: array.shape for name, array in taken.states.items()}) == (
+        {"sum": (2, B)} if mixed else None
+    )
+    taken.save(tmp_path / "a.state")
+    again = StreamState.load(tmp_path / "a.state")
+    assert bits(again.memory) == bits(taken.memory)
+    assert bits(again.states or {}) == bits(taken.states or {})
+    before = bits(fresh.state())
+    fresh.restore(again)
+    assert fresh.fill.tolist() == [2, M, 0, 1]
+    assert bits(fresh.state()) == bits(stream.state()) != before
+    assert set(fresh.state()) == {"rows", *(["sum"] if mixed else [])}
+    wrong = replace(taken, states=None if mixed else {"sum": np.zeros((2, B), np.float32)})
+    form = r"the state holds .*, this model carries .*; restore a state of the same form"
+    with pytest.raises(UsageError, match=form):
+        fresh.restore(wrong)
+    if mixed:
+        for change in ({"sum": np.zeros((2, B + 1), np.float32)}, {}, {**taken.states, "rows": taken.memory["rows"]}):
+            with pytest.raises(
+                UsageError, match=r"the state's sum is .*, expected float32 \[2, 4\]|the state has rows"
+            ):
+                fresh.restore(replace(taken, states=change))
+    assert bits(fresh.state()) == bits(stream.state())
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_one_sequence_of_a_mixture_goes_through_a_file_of_a_session(mixture):
+    stream, other = carried(mixture), CarriedState(*_of(opened(mixture, True)[0], mixture))
+    manifest, table = stream._manifest, stream._states
+    for row in range(B):
+        session = SessionState.from_bytes(SessionState.of(stream.take(row), manifest, table, None, 3).to_bytes())
+        assert session.nbytes <= largest_state(manifest, table)
+        other.put(row, session.row(manifest, table))
+    assert bits(other.state()) == bits(stream.state())
+    assert other.fill.tolist() == stream.fill.tolist()
+
+
+def _of(loop: HostLoop, mixture: str) -> tuple[Any, HostLoop, str, int]:
+    return loop._manifest, loop, MIXTURES[mixture][0], B

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,12 +10,14 @@ from typing import Literal
 import msgspec
 import onnx_ir as ir
 from torch import Tensor
+from txl_runtime.bundle.open_batch import at_axes
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
-from txl_export.families.own_module.capture import ROUTES, Captured, Route, capture
+from txl_export.families.own_module.any_batch import Found, leave_open, may_be_open
+from txl_export.families.own_module.capture import ROUTES, Route, capture
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork, reads_valid
 from txl_export.families.own_module.plan import Plan
@@ -47,6 +49,7 @@ class Written:
         routes: by which a program's graph was captured.
         growth: "symbolic" or "stages" where states grow or are absent at first, else "none".
         note: why a step that could have open rows has stages; "" otherwise.
+        fixed: why graphs of independent sequences are of B of them alone; "" otherwise.
         parameters: number of trained values.
         model_id: which function this is.
     """
@@ -58,6 +61,7 @@ class Written:
     routes: dict[str, Route]
     growth: Literal["none", "symbolic", "stages"]
     note: str
+    fixed: str
     parameters: int
     model_id: str
 
@@ -73,23 +77,28 @@ class _Graphs:
         self.programs: list[Program] = []
         self.models: list[ir.Model] = []
         self.routes: dict[str, Route] = {}
+        self.axes: list[Mapping[str, int]] = []
+        self.fixed = ""
 
-    def add(self, network: StepNetwork, length: int, name: str, captured: Captured) -> None:
-        """Take a program; its graph's weights are then the shared ones."""
+    def add(self, found: Found, open_batch: bool = False) -> None:
+        """Take a program, whose graph may leave B open; the graph's weights are then the shared ones."""
+        network, name, model = found.network, found.name, found.captured.model
         self.programs.append(
             Program(
                 name=name,
                 kind="step",
-                segment_length=length,
+                segment_length=found.length,
                 update="replace",
                 file=f"{name}.onnx",
                 inputs=network.inputs,
                 outputs=network.outputs,
+                open_batch=open_batch,
             )
         )
-        self.weights.adopt(captured.model.graph)
-        self.models.append(captured.model)
-        self.routes[name] = captured.route
+        self.axes.append(network.batch_axes)
+        self.weights.adopt(model.graph)
+        self.models.append(model)
+        self.routes[name] = found.captured.route
 
 
 def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
@@ -134,6 +143,7 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
         routes=graphs.routes,
         growth=chosen,
         note=note,
+        fixed=graphs.fixed,
         parameters=parameter_count(plan.spec.module),
         model_id=identity,
     )
@@ -235,7 +245,8 @@ def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
         for number in _to_trace_at(plan, length):
             try:
                 traced = [examples[number][0], *everywhere]
-                graphs.add(networks[number], length, name, capture(networks[number], name, traced, OPEN_ROUTES))
+                captured = capture(networks[number], name, traced, OPEN_ROUTES)
+                graphs.add(Found(name, length, networks[number], captured, everywhere))
             except UsageError as error:
                 errors.append(error)
             else:
@@ -260,16 +271,20 @@ def _staged(plan: Plan, heard: Listener) -> _Graphs:
     """A graph for each length and each set of shapes."""
     if plan.too_many:
         raise UsageError(plan.too_many)
-    graphs = _Graphs(plan)
+    graphs, programs = _Graphs(plan), list[Found]()
     routes: Sequence[Route] = ROUTES
     for transition in plan.transitions:
         length, alone = transition.length, all(one.stage.number == 0 for one in plan.transitions)
         name = f"step-{length}" if alone else f"step-{length}.{transition.stage.number}"
         heard.stage(f"capture and check {name}")
         network = StepNetwork(plan, transition)
-        found = capture(network, name, examples_for(plan, transition, network), routes)
+        examples = examples_for(plan, transition, network)
+        found = capture(network, name, examples, routes)
         routes = (found.route, *(route for route in ROUTES if route != found.route))
-        graphs.add(network, length, name, found)
+        programs.append(Found(name, length, network, found, examples))
+    graphs.fixed = leave_open(plan, programs) if may_be_open(plan) else ""
+    for program in programs:
+        graphs.add(program, open_batch=may_be_open(plan) and not graphs.fixed)
     return graphs
 
 
@@ -287,8 +302,9 @@ def _halve(graphs: _Graphs, precision: str, parameters: set[str]) -> bool:
 def _write(folder: Path, graphs: _Graphs) -> None:
     """The weight file, and every graph with its weights in it, held against its program."""
     stored = graphs.weights.write(folder / WEIGHTS)
-    for program, model in zip(graphs.programs, graphs.models, strict=True):
+    for program, model, axes in zip(graphs.programs, graphs.models, graphs.axes, strict=True):
         stored.point_into(model.graph)
         model.metadata_props["txl-deploy.program"] = msgspec.json.encode(program).decode()
         ir.save(model, folder / program.file)
-        check_graph(folder / program.file, program, OPSET)
+        promised = at_axes(program, axes) if program.open_batch else program
+        check_graph(folder / program.file, promised, OPSET)

@@ -107,6 +107,19 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
     )
 
 
+def capture_again(network: StepNetwork, name: str, example: Example, route: Route) -> ir.Model:
+    """The graph of a network, by the route by which that of another number of sequences was captured; not compared.
+
+    Raises:
+        Exception: whatever stands in the way.
+    """
+    network.eval()
+    with untouched(network.module), silence(), torch.no_grad():
+        model = _ROUTES[route](network, example, _Made(Reads(None, None)))
+        settle(model, name, network.inputs, network.outputs)
+    return model
+
+
 @dataclass
 class _Made:
     """What routes share: the values that the step reads, and what `torch.export` made of it."""

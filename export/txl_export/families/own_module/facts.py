@@ -21,4 +21,5 @@ def takes(source: object) -> bool:
 def facts(manifest: Manifest) -> dict[str, str]:
     """What the exporter noted of the module."""
     names = {"module": "module", "route": "captured by", "lockstep": "in lockstep because", "growth": "growth"}
+    names |= {"fixed": "B is fixed because"}
     return {shown: str(manifest.family[name]) for name, shown in names.items() if manifest.family.get(name)}

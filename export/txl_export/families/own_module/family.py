@@ -61,6 +61,8 @@ class PreparedStep:
         written = write_step(folder, plan, self.precision, self.growth, heard)
         if written.note:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
+        if written.fixed:
+            heard.warn(f"a segment costs {plan.batch_size} sequences however few of them run: {written.fixed}")
         whole = plan.spec.lengths or 1 in plan.segment_lengths
         return Manifest(
             format=FORMAT,
@@ -81,6 +83,7 @@ class PreparedStep:
                 "module": self.name,
                 "tensors": tensors_id(plan.spec),
                 "lockstep": plan.reason,
+                "fixed": written.fixed,
                 "growth": "" if written.growth == "none" else written.growth,
                 "route": ", ".join(sorted({str(route) for route in written.routes.values()})),
             },

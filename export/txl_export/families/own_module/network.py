@@ -71,6 +71,16 @@ class StepNetwork(nn.Module):
         return (*(outputs[entry.name] for entry in plan.outputs), *(after[name] for name in self._states))
 
     @property
+    def batch_axes(self) -> dict[str, int]:
+        """The axis of sequences in each input and output of the program that has one, by name."""
+        axes = {entry.name: entry.axes.batch for entry in self._plan.spec.inputs}
+        axes |= {entry.name: entry.axes.batch for entry in self._plan.outputs}
+        axes |= {VALID: 0} if reads_valid(self._plan) else {}
+        for name, entry in self._states.items():
+            axes |= {f"state.{name}.{side}": entry.axes.batch for side in ("in", "out")}
+        return {name: axis for name, axis in axes.items() if axis is not None}
+
+    @property
     def open_axes(self) -> list[dict[int, object]]:
         """Per input, what `torch.export` may not take for fixed."""
         axes: list[dict[int, object]] = [{} for _ in self.inputs]

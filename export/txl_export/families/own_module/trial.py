@@ -18,6 +18,7 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.errors import one_line
 from txl_runtime.ladder import rung
 from txl_runtime.selftest import relative_difference
@@ -45,10 +46,10 @@ class TrialError(Exception):
     """A graph does not load, does not run, or computes something else; the message says which."""
 
 
-def examples_for(plan: Plan, transition: Transition, network: StepNetwork) -> list[Example]:
+def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count: int = EXAMPLES) -> list[Example]:
     """Real values at a stage: states that other inputs have led to each time; every second time with idle sequences."""
     eager, found = Eager(plan.spec), []
-    for number in range(EXAMPLES):
+    for number in range(count):
         draws = np.random.default_rng(number)
         states = _states_at(plan, transition.stage, eager, draws)
         inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
@@ -94,6 +95,20 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
                 _compare(spec.name, got, tensor.numpy())
 
 
+def first_sequences(example: Example, network: StepNetwork, count: int) -> Example:
+    """The part of an example that concerns the first sequences: each is what it would be without the others."""
+    axes = network.batch_axes
+
+    def cut(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        pairs = zip(specs, tensors, strict=True)
+        return tuple(
+            tensor.narrow(axes[spec.name], 0, count).contiguous() if spec.name in axes else tensor
+            for spec, tensor in pairs
+        )
+
+    return Example(cut(network.inputs, example.given), cut(network.outputs, example.wanted))
+
+
 def _compare(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise TrialError(
@@ -121,7 +136,8 @@ def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) ->
         if plan.spec.lengths:
             counts = draws.integers(least, length + 1, plan.batch_size).astype(np.int32)
         elif least == 0:
-            counts[-1] = 0
+            idle = [-1] if number == 1 else draws.permutation(plan.batch_size)[: -(-plan.batch_size // 2)]
+            counts[idle] = 0
     return torch.from_numpy(counts)
 
 

@@ -20,6 +20,7 @@ from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_runtime.bundle.agreement import contradictions
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
 
@@ -211,7 +212,9 @@ def every_value_has_a_shape(folder, written):
             for name in node.output:
                 assert not name or shapes[name].HasField("shape"), (program.name, node.op_type, name)
                 if name and "rows" not in str(program.inputs):
-                    assert all(dim.HasField("dim_value") for dim in shapes[name].shape.dim), (program.name, name)
+                    sizes = {dim.dim_param or type(dim.dim_value) for dim in shapes[name].shape.dim}
+                    assert all(dim.WhichOneof("value") for dim in shapes[name].shape.dim), (program.name, name)
+                    assert sizes <= {int, BATCH}, (program.name, name)
 
 
 def test_weights_are_shared_between_lengths_and_stored_once_under_their_names(tmp_path):

@@ -1,0 +1,94 @@
+"""Graphs that take any number of sequences up to B, made of those that were captured with B of them, where they can be.
+
+Each is captured again with one sequence more, which shows what in it follows from B (`graphs.opening`). What comes of
+that is run with few sequences, with many, and with some of them idle, and compared with the module, which ran with B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+from txl_runtime.errors import one_line
+
+from txl_export.families.own_module.capture import Captured, capture_again
+from txl_export.families.own_module.network import StepNetwork
+from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.sizes import fresh_states
+from txl_export.families.own_module.stages import Stage, Transition, shapes_of
+from txl_export.families.own_module.trial import Example, TrialError, examples_for, first_sequences, try_graph
+from txl_export.graphs.opening import FixedBatchError, open_batch
+
+EVERY = 8
+"""Up to so many sequences every number is tried, beyond them powers of two, B and the number before it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A program whose graph was captured with B sequences.
+
+    Attributes:
+        name: of the program.
+        length: L.
+        network: that was captured.
+        captured: its graph.
+        examples: on which that was compared.
+    """
+
+    name: str
+    length: int
+    network: StepNetwork
+    captured: Captured
+    examples: Sequence[Example]
+
+
+def may_be_open(plan: Plan) -> bool:
+    """Whether graphs may leave B open: not where the sequences run all or none, or where there is one."""
+    return plan.batch_size > 1 and plan.streams == "independent"
+
+
+def leave_open(plan: Plan, found: Sequence[Found]) -> str:
+    """Leave B open in the graphs of all programs of a step; or in none, and say what in one of them is of one B."""
+    others = []
+    for program in found:
+        try:
+            others.append(_tried(plan, program))
+        except (FixedBatchError, TrialError) as error:
+            return f"{program.name} is of {plan.batch_size} sequences alone: {error}"
+    for program, other in zip(found, others, strict=True):
+        open_batch(program.captured.model, other, plan.batch_size)
+    return ""
+
+
+def _tried(plan: Plan, found: Found) -> ir.Model:
+    """The graph of B + 1 sequences, with which a copy of the program's graph was opened and tried.
+
+    Raises:
+        FixedBatchError: the graph is of one number of sequences.
+        TrialError: with fewer sequences it does not run, or computes something else.
+    """
+    model, network, other = found.captured.model.clone(), found.network, _of_one_more(plan, found)
+    open_batch(model, other, plan.batch_size)
+    few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
+    try_graph(model, network, few)
+    return other
+
+
+def _of_one_more(plan: Plan, found: Found) -> ir.Model:
+    """The graph of B + 1 sequences."""
+    more = replace(plan, batch_size=plan.batch_size + 1)
+    try:
+        stage = Stage(0, shapes_of(fresh_states(more.spec, more.batch_size)))
+        transition = Transition(stage, found.length, stage)
+        network = StepNetwork(replace(more, transitions=(transition,)), transition)
+        (example,) = examples_for(more, transition, network, 1)
+        return capture_again(network, found.name, example, found.captured.route)
+    except Exception as error:  # the user's code may be of one B, and torch raises many kinds
+        raise FixedBatchError(f"it cannot be captured with {more.batch_size}: {one_line(error)}") from error
+
+
+def _counts(batch_size: int) -> list[int]:
+    """The numbers of sequences that a graph is tried with."""
+    powers = [2**power for power in range(batch_size.bit_length())]
+    return sorted({*range(1, min(batch_size, EVERY) + 1), *powers, batch_size - 1, batch_size})

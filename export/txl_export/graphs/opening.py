@@ -1,0 +1,242 @@
+"""A graph that takes any number of sequences, made of two that were captured with B and with B + 1 of them.
+
+What differs between the two follows from B: sizes in shapes, and constants with entries for every sequence. In place of
+these the graph computes what follows from the number of sequences in its inputs. Where anything else differs the graph
+keeps its B. Two captures are no proof that the opened graph is the same function for every number: that is tried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from txl_runtime.bundle.open_batch import BATCH, OPENED
+
+from txl_export.graphs.quantised_matmul import initializer
+
+_Sizes: TypeAlias = "list[int | str | None]"
+_WHOLE = (ir.DataType.INT64, ir.DataType.INT32)
+
+
+class FixedBatchError(Exception):
+    """A graph is of one number of sequences; the message says what in it."""
+
+
+def open_batch(model: ir.Model, other: ir.Model, size: int) -> None:
+    """Leave the number of sequences open in a graph, in place. The graph is of no use where this fails.
+
+    Args:
+        model: a settled graph of `size` sequences.
+        other: the same of one sequence more.
+        size: B.
+
+    Raises:
+        FixedBatchError: something in the graph follows from B in another way than sizes and entries do.
+    """
+    _Opening(model.graph, other.graph, size).run()
+
+
+class _Opening:
+    def __init__(self, graph: ir.Graph, other: ir.Graph, size: int) -> None:
+        self._graph, self._size = graph, size
+        self._nodes, self._others = list(graph), list(other)
+        self._ends = list(zip(graph.inputs, other.inputs, strict=True))
+        self._names, self._places = Counter[str | None](), dict[str, str]()
+        self._made: dict[tuple[object, ...], ir.Value] = {}
+        self._front: list[ir.Node] = []
+
+    def run(self) -> None:
+        """Hold the graphs against each other, node by node, and change the first."""
+        if len(self._nodes) != len(self._others):
+            raise FixedBatchError(f"the graph of {self._size + 1} sequences has more operators or fewer")
+        sizes = {id(one): self._sizes(one, two) for one, two in self._ends}
+        mates = {id(one): two for one, two in self._ends}
+        for node, twin in zip(self._nodes, self._others, strict=True):
+            _check_alike(node, twin)
+            first = sizes.get(id(node.inputs[0]), []) if node.inputs else []
+            for index, (one, two) in enumerate(zip(node.inputs, twin.inputs, strict=True)):
+                if one is None or two is None or not (one.is_initializer() and two.is_initializer()):
+                    if (None if one is None else mates.get(id(one))) is not two:
+                        raise FixedBatchError(f"{node.op_type} reads something else")
+                elif (changed := self._opened(node, index, first, one, two)) is not one:
+                    node.replace_input_with(index, changed)
+            for one, two in zip(node.outputs, twin.outputs, strict=True):
+                mates[id(one)], sizes[id(one)] = two, self._sizes(one, two)
+        for value in (*self._graph.inputs, *(output for node in self._nodes for output in node.outputs)):
+            if value.shape is not None:
+                value.shape = ir.Shape(sizes[id(value)])
+        for node in reversed(self._front):
+            self._graph.insert_before(self._graph[0], node)
+        self._order_constants()
+
+    def _order_constants(self) -> None:
+        """Leave out constants that nothing reads any more; others that stand in their place stand where they did."""
+        constants = self._graph.initializers
+        places = {name: place for place, name in enumerate(constants)}
+        kept = [value for value in constants.values() if value.uses()]
+        kept.sort(key=lambda value: places[self._places.get(str(value.name), str(value.name))])
+        constants.clear()
+        for value in kept:
+            self._graph.register_initializer(value)
+
+    def _sizes(self, one: ir.Value, two: ir.Value) -> _Sizes:
+        """The sizes of a value, `BATCH` where it has the number of sequences, None where they are not known."""
+        if one.shape is None or two.shape is None or len(one.shape) != len(two.shape):
+            return [None] * len(one.shape or ())
+        return [
+            first if first == second and isinstance(first, int) else BATCH if self._is_batch(first, second) else None
+            for first, second in zip(one.shape.dims, two.shape.dims, strict=True)
+        ]
+
+    def _is_batch(self, first: object, second: object) -> bool:
+        return (first, second) == (self._size, self._size + 1)
+
+    def _opened(self, node: ir.Node, index: int, first: _Sizes, value: ir.Value, twin: ir.Value) -> ir.Value:
+        """What a node reads in place of a constant: the same where that does not follow from B.
+
+        Args:
+            node: that reads it.
+            index: as which input.
+            first: the sizes of the node's first input.
+            value, twin: the constant, and the one for another sequence.
+        """
+        assert value.const_value is not None
+        assert twin.const_value is not None
+        one, two = value.const_value.numpy(), twin.const_value.numpy()
+        if _same(one, two):
+            return value
+        if one.shape != two.shape:
+            return self._entries(node, value, one, two)
+        times = self._multiples(one, two) if value.dtype in _WHOLE and one.ndim < 2 else None
+        if times is None:
+            raise FixedBatchError(f"{node.op_type} computes with a number that follows from the number of sequences")
+        target = _target(node, first, one, times) if index == 1 else None
+        if target is not None:
+            if 0 in target and node.attributes.get_int("allowzero"):  # then it keeps a size
+                del node.attributes["allowzero"]
+            return self._written(value, target)
+        return self._computed(value, one, times)
+
+    def _multiples(self, one: NDArray[Any], two: NDArray[Any]) -> NDArray[Any] | None:
+        """How often B is in each number, 0 in those that do not follow from it; None where others are."""
+        times: NDArray[Any] = two - one
+        return times if np.array_equal(one[times != 0], (self._size * times)[times != 0]) else None
+
+    def _entries(self, node: ir.Node, value: ir.Value, one: NDArray[Any], two: NDArray[Any]) -> ir.Value:
+        """The entries of a constant that are of the sequences that there are: the first ones, along one axis."""
+        axes = [axis for axis, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if sizes[0] != sizes[1]]
+        if one.ndim == two.ndim and len(axes) == 1:
+            (axis,) = axes
+            count = one.shape[axis]
+            times = two.shape[axis] - count
+            if count == times * self._size and _same(one, np.take(two, np.arange(count), axis)):
+                if (value.name, axis) not in self._made:
+                    ends = self._count(times)
+                    inputs = [value, self._numbers(0), ends, self._numbers(axis)]
+                    sizes: _Sizes = [*one.shape]
+                    sizes[axis] = BATCH if times == 1 else None
+                    self._made[value.name, axis] = self._add("Slice", inputs, value.dtype, sizes, self._name(value))
+                return self._made[value.name, axis]
+        raise FixedBatchError(f"{node.op_type} reads a table that is another one for another number of sequences")
+
+    def _written(self, value: ir.Value, target: NDArray[Any]) -> ir.Value:
+        """A constant in place of another."""
+        key = (value.name, target.tobytes())
+        if key not in self._made:
+            made = self._made[key] = initializer(self._graph, self._name(value), target)
+            self._places[str(made.name)] = str(value.name)
+        return self._made[key]
+
+    def _name(self, value: ir.Value) -> str:
+        """A name for what stands in place of a constant, for which there may be several."""
+        number = self._names[value.name] = self._names[value.name] + 1
+        return f"{value.name}{OPENED}{number if number > 1 else ''}"
+
+    def _computed(self, value: ir.Value, numbers: NDArray[Any], times: NDArray[Any]) -> ir.Value:
+        """Numbers of which some are a multiple of the number of sequences."""
+        key = (value.name, *times.flat)
+        if key not in self._made:
+            parts = list[ir.Value]()
+            for of_batch, group in groupby(zip(numbers.flat, times.flat, strict=True), lambda pair: int(pair[1])):
+                fixed = [int(number) for number, _ in group]
+                parts += [self._count(of_batch)] * len(fixed) if of_batch else [self._numbers(*fixed)]
+            made, whole, name = parts[0], ir.DataType.INT64, self._name(value)
+            if len(parts) > 1:
+                made = self._add("Concat", parts, whole, [numbers.size], f"{name}.numbers", axis=0)
+            if numbers.ndim == 0:
+                made = self._add("Squeeze", [made, self._numbers(0)], whole, [], f"{name}.number")
+            self._made[key] = self._add("Cast", [made], value.dtype, [*numbers.shape], name, to=value.dtype)
+        return self._made[key]
+
+    def _count(self, times: int) -> ir.Value:
+        """So many times the number of sequences, int64 [1]."""
+        name, key, whole = f"{BATCH}.{times}", (times,), ir.DataType.INT64
+        if key not in self._made:
+            if times == 1:
+                source, axis = next(
+                    (one, sizes.index(BATCH)) for one, two in self._ends if BATCH in (sizes := self._sizes(one, two))
+                )
+                self._made[key] = self._add("Shape", [source], whole, [1], name, start=axis, end=axis + 1)
+            else:
+                self._made[key] = self._add("Mul", [self._count(1), self._numbers(times)], whole, [1], name)
+        return self._made[key]
+
+    def _numbers(self, *numbers: int) -> ir.Value:
+        return initializer(self._graph, f"{BATCH}.is.{'.'.join(map(str, numbers))}", np.array(numbers, np.int64))
+
+    def _add(
+        self, op: str, inputs: list[ir.Value], dtype: ir.DataType | None, sizes: _Sizes, name: str, **attributes: Any
+    ) -> ir.Value:
+        """Another node, in front of all that are there."""
+        node = ir.node(op, inputs, attributes=attributes, name=f"{op}.{name}")
+        made = node.outputs[0]
+        made.name, made.shape = name, ir.Shape(sizes)
+        made.type = None if dtype is None else ir.TensorType(dtype)
+        self._front.append(node)
+        return made
+
+
+def _target(node: ir.Node, first: _Sizes, numbers: NDArray[Any], times: NDArray[Any]) -> NDArray[Any] | None:
+    """What says the same as a shape to which a node brings its first input, without a number of sequences; or None.
+
+    A Reshape keeps a size for which 0 stands, and finds the one for which -1 stands; an Expand keeps those for which 1
+    stands. No size may be 0 itself.
+    """
+    shape, result = numbers.copy(), node.outputs[0].shape
+    if node.op_type not in ("Reshape", "Expand") or result is None or 0 in result.dims:
+        return None
+    if 0 in numbers and node.attributes.get_int("allowzero"):
+        return None
+    for axis in np.flatnonzero(times).tolist():
+        at = axis if node.op_type == "Reshape" else axis + len(first) - len(shape)
+        if times[axis] == 1 and 0 <= at < len(first) and first[at] == BATCH:
+            shape[axis] = 0 if node.op_type == "Reshape" else 1
+        elif node.op_type == "Reshape" and -1 not in shape:
+            shape[axis] = -1
+        else:
+            return None
+    return shape
+
+
+def _check_alike(node: ir.Node, twin: ir.Node) -> None:
+    """Raise unless two nodes are the same operator with the same attributes."""
+    one, two = ((part.domain, part.op_type, len(part.inputs), len(part.outputs)) for part in (node, twin))
+    if one != two or {*node.attributes} != {*twin.attributes}:
+        raise FixedBatchError(f"{node.op_type} is another operator")
+    for name, attribute in node.attributes.items():
+        mine, other = attribute.value, twin.attributes[name].value
+        tensors = isinstance(mine, ir.TensorProtocol) and isinstance(other, ir.TensorProtocol)
+        if not (_same(mine.numpy(), other.numpy()) if tensors else mine == other):
+            raise FixedBatchError(f"{node.op_type} has another {name}")
+
+
+def _same(one: NDArray[Any], two: NDArray[Any]) -> bool:
+    """Whether two constants are the same to the bit; large ones are mostly one memory."""
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    apart = one.__array_interface__["data"] != two.__array_interface__["data"]
+    return not apart or one.tobytes() == two.tobytes()
