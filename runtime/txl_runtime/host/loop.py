@@ -70,8 +70,10 @@ class HostLoop(LoopState):
         self._width = 0 if features is None else int(features.shape[-1])
         replaced: type[HostPlacement] = Replaced
         if any(state.absent or state.rows is not None for state in states):
-            from txl_runtime.host.growing import Growing as replaced  # few models carry it
-        self.placements = open_placements(states, initial, self.counters, replaced)
+            from txl_runtime.host.growing import Growing  # few models carry it
+
+            replaced = Growing
+        self.placements: tuple[HostPlacement, ...] = open_placements(states, initial, self.counters, replaced)
         self._growing = next((placement for placement in self.placements if placement.grows), None)
         self._shapes: Sequence[Shapes] = ((), ()) if self._growing is None else self._growing.shapes
         self.leading = all(program.open_batch for program in programs) and self._growing is None
