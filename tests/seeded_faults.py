@@ -276,12 +276,13 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("the side does not turn", (*ROLLED, *STEPS))
 def _(patch: pytest.MonkeyPatch) -> None:
-    def commit(before: Any, self: Any) -> None:
+    def run(before: Any, self: Any, *arguments: Any, **options: Any) -> Any:
         side = self.counters.side
-        before(self)
+        result = before(self, *arguments, **options)
         self.counters.sides[:] = side
+        return result
 
-    _around(patch, loop.DeviceLoop, "commit", commit)
+    _around(patch, loop.DeviceLoop, "run", run)
 
 
 @fault("spilled rows are not moved to the front", RING)
