@@ -96,6 +96,18 @@ def test_a_model_of_ones_own_verifies_by_its_module_as_it_was_written(name: str,
     assert txl_export.verify(FROZEN / name, module=f"{FROZEN / 'own.py'}:{module}", segments=20, threads=1).passed
 
 
+@pytest.mark.parametrize("name", ["policy-1", "policy-16"])
+def test_a_model_of_ones_own_that_is_exported_now_is_the_same_model_and_goes_on_from_its_snapshot(name, tmp_path):
+    """Since 0.9 its graphs leave B open, which is no other function."""
+    recorded, size = dict(np.load(FROZEN / f"{name}.npz")), int(name.partition("-")[2])
+    source, out = f"{FROZEN / 'own.py'}:policy", tmp_path / name
+    exported = txl_export.export(source, out, batch_size=size, segment_length=(4, 1), verify=False)
+    assert [program.open_batch for program in exported.manifest.programs] == [size > 1] * 2
+    assert exported.manifest.model_id == open_bundle(FROZEN / name).manifest.model_id
+    shutil.copyfile(FROZEN / f"{name}.replace.state", tmp_path / f"{name}.replace.state")
+    assert exercise(out, recorded) == [f"{name} replace"]
+
+
 def test_graphs_that_a_build_wrote_for_a_gpu_are_taken():
     programs = {engine.program.name for engine in checked_engines(open_bundle(FROZEN / "tokens"), "cuda", COMPOSED)}
     assert programs == {"last-ring-4", "logprobs-ring-1", "logprobs-ring-4", "score-ring-4"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 from step_models import FEATURES, VOCABULARY, B, Graph, StepModel, counting, recurrent, state
-from txl_runtime import Model, load
+from txl_runtime import BundleError, Model, load
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.host.loop import HostLoop
 
@@ -232,3 +232,11 @@ def test_a_step_makes_no_arrays_once_its_number_of_sequences_has_been_computed(o
     for name in ("array", "ascontiguousarray", "concatenate", "copy", "empty", "full", "stack", "take", "zeros"):
         monkeypatch.setattr(np, name, made)
     all_ways()
+
+
+def test_sequences_that_run_all_or_none_leave_no_number_open(tmp_path):
+    made = counting().leave_open()
+    made.streams = "lockstep"
+    path = made.write(tmp_path / "lockstep.txl")
+    with pytest.raises(BundleError, match=r"run all or none, but program step-4 leaves their number open; export"):
+        load(path, "cpu")

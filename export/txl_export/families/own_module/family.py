@@ -146,7 +146,7 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
         if others:
             raise UsageError(
                 f"--batch-size is {', '.join(map(str, options.batch_sizes))}, expected one for a model of your own, "
-                "whose graphs are of one B; export a bundle for each"
+                "which takes any number up to it on the CPU; export a bundle for each B that engines are to have"
             )
         plan = make_plan(spec, batch_size, options.segment_lengths, heard)
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
