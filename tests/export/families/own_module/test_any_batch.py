@@ -211,4 +211,4 @@ def test_the_chain_of_all_operations_computes_each_number_of_sequences(tmp_path)
     assert {*computed} == {1, 2, 3, 4}
     assert min(computed.count(size) for size in range(1, 5)) >= 5
     gates = [*judge(model.manifest, "fp32", "cpu", [found], trial.bits, False)]
-    assert [gate.row for gate in gates if gate.passed is False and "(bits)" not in gate.row] == []
+    assert [gate.name for gate in gates if gate.passed is False and "(bits)" not in gate.name] == []
