@@ -12,6 +12,9 @@ on either side; models with steps of their own are those of the checkout's sampl
 thread, because sums depend on how threads cut them. Durations are left out, and so is the manifest's provenance, which
 names sources and versions and is no part of the function. Record both sides on one machine: other processors have other
 kernels, which round differently.
+
+An engine that alone differs may be the compiler's doing: of 11 builds of one network by TensorRT-RTX 1.7, on a busy
+machine, one had 264 other bytes. Record that case again, with `--only`, before believing it.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ from itertools import zip_longest
 
 import numpy as np
 
-from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import BundleError, CheckError
 from txl_runtime.ladder import FURTHER, MASK, ROWS, rung
 from txl_runtime.model import Model
@@ -128,7 +127,7 @@ def run_selftest(model: Model) -> SelftestResult:
     rows: dict[str, Array] = {}
     try:
         if "tokens" in vectors:
-            vectors = _translated(vectors, model.manifest)
+            vectors = _translated(vectors, model)
         if "reached" in vectors:
             limits = [FURTHER * float(value) + 1e-4 for value in vectors["reached"].reshape(2)]
         errors: list[tuple[float, ...]] = []
@@ -146,13 +145,14 @@ def run_selftest(model: Model) -> SelftestResult:
     return SelftestResult(model.backend.description, steps, streams, found, allowed, rows)
 
 
-def _translated(vectors: Mapping[str, Array], manifest: Manifest) -> dict[str, Array]:
+def _translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
     """The vectors of a Transformer-XL as those of any step; in half precision with the places of single rows besides.
 
     Returns:
         As the layout of any step, but for places of a state, which are [B, P], since the oldest row stands elsewhere in
         each sequence. "row_place/<state>", int [R, C], are the places of the values of row/<state>.
     """
+    manifest = model.manifest
     tokens, logprobs, most = manifest.tokens, manifest.logprobs, manifest.memory_length
     if tokens is None or logprobs is None:
         raise ValueError("vectors of token ids, which this model does not take")
@@ -162,7 +162,7 @@ def _translated(vectors: Mapping[str, Array], manifest: Manifest) -> dict[str, A
         raise ValueError(f"log-probabilities of shape {expected.shape} at {positions.shape} of {columns.shape}")
     if expected.dtype.kind != "f":
         raise ValueError(f"log-probabilities are {expected.dtype}")
-    places = positions[..., None] * manifest.vocab_size + columns
+    places = positions[..., None] * np.array([manifest.vocab_size], np.int64) + columns
     found = {
         **vectors,
         "reset": np.zeros(counts.shape, np.bool_),
@@ -192,8 +192,6 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
     """Largest differences of outputs and state with b live sequences; those of single rows go to `rows`."""
     manifest, stream, values = model.manifest, model.stream(b), 0
     pairs: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
-    if "positions" in vectors:
-        rows["logprobs"] = np.zeros(vectors["positions"].shape)
     for step, length in enumerate(vectors["length"].tolist()):
         again = vectors["reset"][step, :b]
         if again.any():
@@ -208,12 +206,8 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
             for row in np.flatnonzero(counts).tolist():
                 own = np.asarray(output.axes.one(found[output.name], row))
                 places = vectors[f"place/{output.name}"][step, row]
-                pair = own.ravel()[places], vectors[f"output/{output.name}"][step, row]
-                pairs[output.name].append(pair)
+                pairs[output.name].append((own.ravel()[places], vectors[f"output/{output.name}"][step, row]))
                 values += places.size
-                if "positions" in vectors:
-                    ours, wanted = (side.reshape(rows["logprobs"].shape[-1], -1) for side in pair)
-                    rows["logprobs"][step, row] = _deviation(ours, wanted)
     if not values:
         raise ValueError("nothing to compare")
     nats = {output.name for output in manifest.outputs if output.role == "logprobs"}
@@ -221,6 +215,11 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
     for name, some in pairs.items():
         ours, wanted = (np.concatenate([pair[side] for pair in some]) for side in (0, 1))
         worst = max(worst, relative_difference(ours, wanted, name in nats))
+        if "positions" in vectors:
+            shape = len(some), vectors["positions"].shape[-1]
+            live, apart = vectors["counts"][:, :b] > 0, np.zeros(vectors["positions"].shape)
+            apart[:, :b][live] = _deviation(*(side.reshape(*shape, -1) for side in (ours, wanted)))
+            rows["logprobs"] = apart
     worst_state, axes = 0.0, {state.name: state.axes for state in manifest.states}
     for name, held in stream.state().items():
         own = axes[name].sequences(held)

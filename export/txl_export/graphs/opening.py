@@ -64,6 +64,9 @@ class _Opening:
                         raise FixedBatchError(f"{node.op_type} reads something else")
                 elif (changed := self._opened(node, index, first, one, two)) is not one:
                     node.replace_input_with(index, changed)
+            if node.op_type == "Squeeze" and len(node.inputs) == 1 and None not in first:  # else B may be dropped too
+                node.resize_inputs(2)
+                node.replace_input_with(1, self._numbers(*(axis for axis, size in enumerate(first) if size == 1)))
             for one, two in zip(node.outputs, twin.outputs, strict=True):
                 mates[id(one)], sizes[id(one)] = two, self._sizes(one, two)
         for value in (*self._graph.inputs, *(output for node in self._nodes for output in node.outputs)):

@@ -119,6 +119,9 @@ def _interface(m: Tables) -> Iterator[str]:
         yield f"batch_sizes are {list(m.batch_sizes)}, expected smaller ones than B {m.batch_size}, the largest first"
     if m.batch_sizes and not all(program.open_batch for program in m.programs if program.segment_length):
         yield "there are several batch_sizes, but a program's graph is of one B"
+    opened = next((program.name for program in m.programs if program.open_batch), "")
+    if m.streams == "lockstep" and opened:
+        yield f"all sequences run or none, but program {opened} leaves their number open"
     if m.boundary_token is not None and not 0 <= m.boundary_token < m.vocab_size:
         yield f"boundary_token is {m.boundary_token}, expected an id below {m.vocab_size}"
     if m.logprobs is not None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.open_batch import batch_axes
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
@@ -22,7 +22,7 @@ from txl_runtime.host.placements import HostPlacement, Replaced, open_placements
 from txl_runtime.host.softmax import open_output
 from txl_runtime.streaming.loop import LoopState, Resident
 from txl_runtime.streaming.outputs import SegmentResult, idle_result
-from txl_runtime.streaming.programs import Programs, Shapes, Want, features_of, leaves_rows_open
+from txl_runtime.streaming.programs import Programs, Shapes, Want, features_of
 from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Arrays, Call, Floats, Ids
 
@@ -68,10 +68,15 @@ class HostLoop(LoopState):
         self._manifest, self._engine, self._programs = manifest, engine, Programs(manifest, programs)
         self.output, features = open_output(programs[0].kind, manifest, engine), features_of(programs[0], manifest)
         self._width = 0 if features is None else int(features.shape[-1])
-        self.placements: tuple[HostPlacement, ...] = open_placements(states, initial, self.counters)
-        self._choosing = next((part for part in self.placements if isinstance(part, Replaced) and part.chooses), None)
-        grows = self._choosing is not None and self._choosing.grows
-        self.leading = all(program.open_batch for program in programs) and not grows
+        replaced: type[HostPlacement] = Replaced
+        if any(state.absent or state.rows is not None for state in states):
+            from txl_runtime.host.growing import Growing  # few models carry it
+
+            replaced = Growing
+        self.placements: tuple[HostPlacement, ...] = open_placements(states, initial, self.counters, replaced)
+        self._growing = next((placement for placement in self.placements if placement.grows), None)
+        self._shapes: Sequence[Shapes] = ((), ()) if self._growing is None else self._growing.shapes
+        self.leading = all(program.open_batch for program in programs) and self._growing is None
         self._arrays: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}
         self._calls: dict[tuple[str, int, int], Call] = {}
         self._routes: dict[Key, _Route] = {}
@@ -97,8 +102,8 @@ class HostLoop(LoopState):
             self._join(rows)
         else:
             rows = self._batch
-        side, choosing = self.counters.side, self._choosing
-        key = length, len(counts), rows, side, () if choosing is None else choosing.shapes[side]
+        side = self.counters.side
+        key = length, len(counts), rows, side, self._shapes[side]
         route = self._routes.get(key) or self._open_route(key)
         for name, part, whole in route.reads:
             if whole is not None:
@@ -167,8 +172,8 @@ class HostLoop(LoopState):
         taken, returned = self._exchanged(program)
         names = {spec.name for spec in program.inputs}
         inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
-        if leaves_rows_open(program):
-            call = self._open_call(program, side, inputs, returned)
+        if self._growing is not None:
+            call = self._growing.call(self._engine, program, side, inputs, returned)
         else:
             outputs = dict(returned)
             for placement in self.placements:
@@ -176,28 +181,16 @@ class HostLoop(LoopState):
                 inputs |= read
                 outputs |= written
             call = self._call_of_first(program, inputs, outputs, rows)
-            for placement in self.placements:
-                call = placement.around(program, side, call)
         self._calls[program.name, side, rows] = call
-        return call
-
-    def _open_call(self, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
-        """The call of a program that leaves rows open; the states that it returns are kept as they are."""
-        engine, states, names = self._engine, self._choosing, {spec.name for spec in program.inputs}
-        assert states is not None, "rows are open of states that are replaced"
-
-        def call() -> None:
-            held = {name: array for name, array in states.inputs(side).items() if name in names}
-            found = engine.run(program, {**taken, **held})
-            for name, array in returned.items():
-                np.copyto(array, found[name])
-            states.adopt(1 - side, found)
-
         return call
 
     def _call_of_first(self, program: Program, inputs: Arrays, outputs: Arrays, rows: int) -> Call:
         """A program bound to the first sequences of arrays; where these do not lie together, they are copied."""
-        axes = batch_axes(self._manifest, program)
+        tables = {entry.name: entry.axes for entry in self._manifest.interface}
+        features = features_of(program, self._manifest)
+        axes = tables if features is None else tables | {features.name: features.axes}
+        for state in self._manifest.states_of(program.update):
+            axes |= {state.input: state.axes, state.output: state.axes}
         (bound, before), (filled, after) = (_of_first(arrays, axes, rows) for arrays in (inputs, outputs))
         run = self._engine.bind(program, bound, filled)
         if not before and not after:
@@ -213,17 +206,10 @@ class HostLoop(LoopState):
         return call
 
 
-def _of_first(arrays: Arrays, axes: Mapping[str, int], rows: int) -> tuple[Arrays, list[tuple[Array, Array]]]:
-    """Arrays of the first sequences; what does not lie together gets an array of its own, paired with where it lies.
-
-    Args:
-        arrays: of all B sequences, by name.
-        axes: of sequences, by name; what has none is given as it is.
-        rows: how many sequences.
-    """
-    first, apart = dict(arrays), []
-    for name in arrays.keys() & axes.keys():
-        part = first[name] = arrays[name][(*[slice(None)] * axes[name], slice(rows))]
+def _of_first(arrays: Arrays, axes: Mapping[str, Axes], rows: int) -> tuple[Arrays, list[tuple[Array, Array]]]:
+    """The first sequences of arrays; what does not lie together gets an array of its own, paired with where it lies."""
+    first, apart = {name: array[axes[name].at(slice(rows))] for name, array in arrays.items()}, []
+    for name, part in first.items():
         if not part.flags.c_contiguous:
             first[name] = np.zeros(part.shape, part.dtype)
             apart.append((first[name], part))

@@ -86,8 +86,8 @@ class Programs:
     def find(self, want: Want, length: int, shapes: Shapes) -> Program:
         """The program for a segment of T positions: of that length, or the shortest that holds it.
 
-        Of several, it is the best for what is wanted. So a shortcut is not taken where a whole program is shorter,
-        which is less work.
+        Shapes are those of all replaced states, or none where they never change. Of several programs it is the one that
+        is best for what is wanted. So a shortcut is not taken where a whole program is shorter, which is less work.
 
         Raises:
             BackendError: there is none of such a length.
@@ -110,7 +110,7 @@ class Programs:
         if longest < length or (self._exact and longest != length):
             return False
         taken = {spec.name: spec.shape for spec in program.inputs}
-        pairs = zip(self._states, shapes, strict=True)
+        pairs = zip(self._states, shapes, strict=True) if shapes else ()
         return all(_takes(taken.get(state.input), shape) for state, shape in pairs)
 
     def _missing(self, length: int, shapes: Shapes) -> BackendError | UsageError:

@@ -202,7 +202,7 @@ def _arrays(loop: HostLoop) -> list[np.ndarray]:
     found: list[Any] = []
     for placement in loop.placements:
         ring = isinstance(placement, Ring)
-        found += [*placement.all] if ring else [array for side in placement.sides for array in side]
+        found += [*placement.all] if ring else [array for side in placement.sides for array in side.values()]
     return found
 
 

@@ -195,7 +195,7 @@ def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(opened, k
             stream.run(given, np.full(B, columns))
     loop: Any = spoiled.loop
     (placement,) = loop.placements
-    for array, entry in ((a, s) for side in placement.sides for a, s in zip(side, model.manifest.states, strict=True)):
+    for array, entry in ((side[s.name], s) for side in placement.sides for s in model.manifest.states):
         array[entry.axes.at(slice(2, None))] = np.nan if array.dtype == np.float32 else 99
     for taken, returned in loop._arrays.values():
         for array in (*taken.values(), *returned.values()):

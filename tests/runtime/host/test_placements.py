@@ -18,6 +18,7 @@ from txl_runtime.host.loop import HostLoop
 from txl_runtime.sessions.state import SessionState, largest_state
 from txl_runtime.streaming.carried import CarriedState
 from txl_runtime.streaming.snapshot import StreamState
+from txl_runtime.streaming.states import parted
 
 B, L, M = 4, 3, 5
 SLOTS, ROOM = M + L, M + 2 * L
@@ -230,6 +231,8 @@ def test_a_snapshot_of_a_mixture_has_rows_and_whole_tensors_and_is_restored_from
     again = StreamState.load(tmp_path / "a.state")
     assert bits(again.memory) == bits(taken.memory)
     assert bits(again.states or {}) == bits(taken.states or {})
+    parts = list(parted(again, stream._states))
+    assert [len(part.tensors["rows"]) for part in parts] == [part.fill for part in parts] == [2, M, 0, 1]
     before = bits(fresh.state())
     fresh.restore(again)
     assert fresh.fill.tolist() == [2, M, 0, 1]

@@ -18,7 +18,7 @@ def _sums(hide: bool) -> StepModel:
     model = StepModel(
         inputs=(Input(name="by", dtype="float32", shape=("B", 2), role="feature"),),
         outputs=(Output(name="y", dtype="float32", shape=("B", 2)),),
-        states=(step_models._state("s", (2, B), 1, initial=1.0),),
+        states=(step_models.state("s", (2, B), 1, initial=1.0),),
         streams="lockstep",
     )
     graph = Graph()

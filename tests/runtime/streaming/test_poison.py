@@ -265,9 +265,9 @@ def poison_unfilled(stream: Stream, poison: Callable[[tuple[int, ...]], Any]) ->
     Nothing public can put anything there, another engine might leave it.
     """
     (memory,), fill, poisoned = stream.loop.placements, stream.fill, 0
-    for index, state in enumerate(stream._states):
+    for state in stream._states:
         ring = isinstance(memory, Ring)
-        for array in [memory.tensors[state.name]] if ring else [side[index] for side in memory.sides]:
+        for array in [memory.tensors[state.name]] if ring else [side[state.name] for side in memory.sides]:
             slots = np.moveaxis(array, state.row_axis, 1)
             unfilled = np.ones(slots.shape[:2], bool)
             for row, count in enumerate(fill.tolist()):

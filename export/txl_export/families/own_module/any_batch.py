@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx_ir as ir
-from txl_runtime.errors import one_line
+from txl_runtime.bundle.graph_check import Budget, check_graph
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import BundleError, one_line
 
 from txl_export.families.own_module.capture import Captured, capture_again
 from txl_export.families.own_module.network import StepNetwork
@@ -54,7 +57,7 @@ def leave_open(plan: Plan, found: Sequence[Found]) -> str:
     for program in found:
         try:
             others.append(_tried(plan, program))
-        except (FixedBatchError, TrialError) as error:
+        except FixedBatchError as error:
             return f"{program.name} is of {plan.batch_size} sequences alone: {error}"
     for program, other in zip(found, others, strict=True):
         open_batch(program.captured.model, other, plan.batch_size)
@@ -65,14 +68,31 @@ def _tried(plan: Plan, found: Found) -> ir.Model:
     """The graph of B + 1 sequences, with which a copy of the program's graph was opened and tried.
 
     Raises:
-        FixedBatchError: the graph is of one number of sequences.
-        TrialError: with fewer sequences it does not run, or computes something else.
+        FixedBatchError: the graph is of one number of sequences, or with fewer it computes something else.
     """
     model, network, other = found.captured.model.clone(), found.network, _of_one_more(plan, found)
     open_batch(model, other, plan.batch_size)
     few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
-    try_graph(model, network, few)
+    try:
+        try_graph(model, network, few)
+    except TrialError as error:
+        raise FixedBatchError(f"with fewer of them {error}") from error
     return other
+
+
+def refused(folder: Path, manifest: Manifest) -> str:
+    """Why those who load a bundle would refuse a graph of it that leaves B open; "" where they take them all.
+
+    They follow how large each value gets, which is less certain where a size is open.
+    """
+    budget = Budget((folder / manifest.weights).stat().st_size)
+    for program in manifest.programs:
+        try:
+            if program.open_batch:
+                check_graph((folder / program.file).read_bytes(), program.name, program, manifest, budget=budget)
+        except BundleError as error:
+            return f"without a B {str(error).partition(';')[0]}"
+    return ""
 
 
 def _of_one_more(plan: Plan, found: Found) -> ir.Model:

@@ -101,7 +101,7 @@ class _Graphs:
         self.routes[name] = found.captured.route
 
 
-def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
+def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener, fixed: str = "") -> Written:
     """Capture a step's graphs and write them, with their weights, into a folder.
 
     Args:
@@ -110,6 +110,7 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
         precision: fp32, fp16 or bf16.
         growth: one of `GROWTHS`.
         heard: hears of each graph.
+        fixed: why the graphs have to be of B sequences alone; "" to leave B open where that can be.
 
     Raises:
         UsageError: a graph cannot be captured, or the precision or the growth is none of these.
@@ -123,7 +124,7 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     for entry in plan.spec.states:
         if entry.dtype == "int64":
             heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
-    graphs, chosen, note = _captured(plan, growth, heard)
+    graphs, chosen, note = _captured(plan, growth, heard, fixed)
     inputs, outputs = input_table(plan), output_table(plan)
     identity = model_id(plan.spec, inputs, outputs, [model.graph for model in graphs.models])
     for model in graphs.models:  # behind the identity, which bundles of older versions have without it
@@ -206,7 +207,9 @@ def _initial_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
             yield f"initial.{entry.name}", value.clone().contiguous()
 
 
-def _captured(plan: Plan, growth: str, heard: Listener) -> tuple[_Graphs, Literal["none", "symbolic", "stages"], str]:
+def _captured(
+    plan: Plan, growth: str, heard: Listener, fixed: str
+) -> tuple[_Graphs, Literal["none", "symbolic", "stages"], str]:
     """The graphs, with rows open where that is asked for and possible; how states grow, and why not otherwise."""
     note = ""
     growing = any(entry.grows is not None for entry in plan.spec.states)
@@ -223,7 +226,7 @@ def _captured(plan: Plan, growth: str, heard: Listener) -> tuple[_Graphs, Litera
             if growth == "symbolic":
                 raise
             note = str(error)
-    return _staged(plan, heard), "stages" if growing or absent else "none", note
+    return _staged(plan, heard, fixed), "stages" if growing or absent else "none", note
 
 
 def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
@@ -267,8 +270,8 @@ def _fewest_rows(transition: Transition) -> int:
     return min((size for shape in transition.stage.shapes.values() for size in shape or ()), default=0)
 
 
-def _staged(plan: Plan, heard: Listener) -> _Graphs:
-    """A graph for each length and each set of shapes."""
+def _staged(plan: Plan, heard: Listener, fixed: str) -> _Graphs:
+    """A graph for each length and each set of shapes; of one set B may be open."""
     if plan.too_many:
         raise UsageError(plan.too_many)
     graphs, programs = _Graphs(plan), list[Found]()
@@ -282,7 +285,8 @@ def _staged(plan: Plan, heard: Listener) -> _Graphs:
         found = capture(network, name, examples, routes)
         routes = (found.route, *(route for route in ROUTES if route != found.route))
         programs.append(Found(name, length, network, found, examples))
-    graphs.fixed = leave_open(plan, programs) if may_be_open(plan) else ""
+    if may_be_open(plan):
+        graphs.fixed = fixed or leave_open(plan, programs)
     for program in programs:
         graphs.add(program, open_batch=may_be_open(plan) and not graphs.fixed)
     return graphs

@@ -1,0 +1,99 @@
+"""Replaced states that may be absent at first, and may have other rows after a step than before.
+
+Only a model that has such states carries this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.host.engine import Engine
+from txl_runtime.host.placements import Replaced
+from txl_runtime.streaming.programs import Shapes, leaves_rows_open, shapes_after, start_shape
+from txl_runtime.streaming.state import Counters, Initial, with_sequence
+from txl_runtime.types import Array, Arrays, Call, Indices
+
+
+class Growing(Replaced):
+    """See `Replaced`. A side is a set of arrays that is kept for its shapes, or what a program with open rows returned.
+
+    On the side where no sequence stands, a step may put another set.
+    """
+
+    grows = True
+
+    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: Counters) -> None:
+        self._sets: dict[tuple[Shapes, int], dict[str, Array]] = {}
+        self._begin: Shapes = tuple(start_shape(state) for state in states)
+        self.shapes: list[Shapes] = [self._begin, self._begin]
+        super().__init__(states, initial, counters)
+
+    def call(self, engine: Engine, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
+        read = {spec.name: spec for spec in program.inputs}
+        if leaves_rows_open(program):
+
+            def opened() -> None:
+                held = {s.input: array for s, array in self._there(side) if s.input in read}
+                found = engine.run(program, {**taken, **held})
+                for name, array in returned.items():
+                    np.copyto(array, found[name])
+                self._stand(1 - side, {state.name: found[state.output] for state in self._states})
+
+            return opened
+        before = self._set(tuple(read[s.input].fixed if s.input in read else None for s in self._states), side)
+        after = self._set(shapes_after(program, self._states), 1 - side)
+        inputs = {state.input: before[state.name] for state in self._states if state.name in before}
+        outputs = {state.output: after[state.name] for state in self._states}
+        run = engine.bind(program, {**taken, **inputs}, {**returned, **outputs})
+
+        def call() -> None:
+            _copy(self.sides[side], before)
+            run()
+            self._stand(1 - side, after)
+
+        return call
+
+    def put(self, row: int, tensors: Arrays) -> None:
+        """See `Placement`. Where a tensor has another number of rows than before, other sequences have zeros there."""
+        side = self._side(row)
+        held = [self.sides[side].get(state.name) for state in self._states]
+        arrays = with_sequence(self._states, held, row, tensors, self._batch)
+        kept = self._set(tuple(None if array is None else array.shape for array in arrays), side)
+        _copy({state.name: array for state, array in zip(self._states, arrays, strict=True) if array is not None}, kept)
+        self._stand(side, kept)
+
+    def clear(self, rows: Indices) -> None:
+        """See `Placement`. States begin anew when all sequences do."""
+        if len(np.unique(rows)) == self._batch:
+            self._stand(self._counters.side, self._fresh(self._counters.side))
+        super().clear(rows)
+
+    def _fresh(self, side: int) -> dict[str, Array]:
+        return self._set(self._begin, side)
+
+    def _start(self, state: StateTensor, array: Array) -> Array:
+        """What sequences start as; zeros in an array that has other rows by now."""
+        same = array.shape == start_shape(state)
+        return self._starts[state.name] if same else np.zeros((), array.dtype)
+
+    def _set(self, shapes: Shapes, side: int) -> dict[str, Array]:
+        """The arrays of some shapes that programs are bound to."""
+        if (shapes, side) not in self._sets:
+            there = ((state, shape) for state, shape in zip(self._states, shapes, strict=True) if shape is not None)
+            self._sets[shapes, side] = {s.name: np.zeros(shape, np.dtype(s.dtype)) for s, shape in there}
+        return self._sets[shapes, side]
+
+    def _stand(self, side: int, arrays: dict[str, Array]) -> None:
+        found = (arrays.get(state.name) for state in self._states)
+        self.sides[side], self.shapes[side] = arrays, tuple(None if array is None else array.shape for array in found)
+
+
+def _copy(arrays: Arrays, to: Arrays) -> None:
+    """Copy what stands in some arrays to others, where these are others; what only one side has is left alone."""
+    for name, own in to.items():
+        array = arrays.get(name)
+        if array is not None and array is not own:
+            np.copyto(own, array)

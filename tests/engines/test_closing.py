@@ -1,0 +1,127 @@
+"""Engines of steps that leave B open: B is fixed again, and for the bundle's B they are built of what was captured."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import txl_export
+import txl_runtime
+from stand_ins.small_steps import ahead, cell, policy
+from torch import nn
+from txl_engines.bundles import build_bundle
+from txl_engines.composing import compose, whole_programs
+from txl_engines.implicit import implicit_step
+from txl_export.families.own_module import building
+from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+from txl_runtime.bundle.reading import Bundle, open_bundle
+
+B = 3
+
+
+class Attending(nn.Module):
+    """Reshapes with sizes that are kept and left, a table for each sequence, and rows of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.cat([torch.zeros(x.shape[0], 2, 8), x], 1)
+        q, k, v = (part.reshape(x.shape[0], -1, 2, 4).transpose(1, 2) for part in self.mix(rows).chunk(3, -1))
+        mask = torch.ones(x.shape[0], 1, rows.shape[1], rows.shape[1], dtype=torch.bool).tril()
+        y = (q @ k.transpose(2, 3)).masked_fill(~mask, -1e4).softmax(-1) @ v
+        y = y.transpose(1, 2).reshape(x.shape[0], -1, 8)[:, 2:]
+        return y + h[:, None], torch.tanh(h + y.mean(1))
+
+
+def attending() -> StepSpec:
+    torch.manual_seed(0)
+    return StepSpec(Attending(), [InputSpec("x", ("B", "L", 8))], [StateSpec("h", ("B", 8))], ["y"])
+
+
+MADE = {"policy": policy, "cell": cell, "ahead": ahead, "attending": attending}
+every = pytest.mark.parametrize("kind", MADE)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A step's bundle with B open, and the same with B fixed."""
+    made: dict[tuple[str, bool], Bundle] = {}
+
+    def export(kind: str, opened: bool, batch_size: int) -> Bundle:
+        path = tmp_path_factory.mktemp("closing") / "step.txl"
+        spec = MADE[kind]()
+        lengths = (3, 1) if any("L" in entry.shape for entry in spec.inputs) else ()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(building, "may_be_open", lambda plan: opened)
+            txl_export.export(spec, path, batch_size=batch_size, segment_length=lengths, verify=False)
+        bundle = open_bundle(path)
+        assert {program.open_batch for program in bundle.manifest.programs} == {opened}
+        return bundle
+
+    def one(kind: str, opened: bool, batch_size: int = B) -> Bundle:
+        key = (f"{kind} {batch_size}", opened)
+        if key not in made:
+            made[key] = export(kind, opened, batch_size)
+        return made[key]
+
+    return one
+
+
+@every
+def test_what_engines_are_built_of_is_to_the_byte_what_it_is_of_a_bundle_that_was_never_open(both, kind):
+    opened, fixed = both(kind, True), both(kind, False)
+    programs = whole_programs(opened.manifest, "replace")
+    assert programs == whole_programs(fixed.manifest, "replace") == fixed.manifest.programs
+    for program in programs:
+        found, expected = (onnx.load_from_string(compose(bundle, program)) for bundle in (opened, fixed))
+        assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+    assert opened.manifest.model_id == fixed.manifest.model_id
+
+
+def test_engines_of_both_are_the_same(both, tmp_path):
+    """Built by the library itself."""
+    made = []
+    for opened in (True, False):
+        path = Path(shutil.copytree(both("attending", opened).path, tmp_path / str(opened) / "step.txl"))
+        engines = build_bundle(path, "rtx", gpus=(86,)).engines
+        made.append([(path / engine.file).read_bytes() for engine in engines])
+    assert made[0] == made[1]
+
+
+@every
+def test_one_sequence_is_fixed_for_a_server_that_keeps_its_state(both, kind, tmp_path):
+    """Of a bundle of several, whose graphs leave B open: what it computes is what a stream of one computes."""
+    bundle = both(kind, True)
+    one = implicit_step(bundle)
+    graph = onnx.load_from_string(one.data)
+    assert not any(dim.dim_param for value in graph.graph.input for dim in value.type.tensor_type.shape.dim)
+    assert not any(node.op_type == "Shape" for node in graph.graph.node)
+    (tmp_path / "one.onnx").write_bytes(one.data)
+    shutil.copy(bundle.file(bundle.manifest.weights), tmp_path)
+    session = onnxruntime.InferenceSession(str(tmp_path / "one.onnx"))
+    stream, draws = txl_runtime.load(bundle.path, "cpu", threads=1).stream(1), np.random.default_rng(0)
+    states: dict[str, Any] = {}
+    for state in one.states:
+        zeros = np.zeros(state.shape, state.dtype)
+        states[state.input] = (
+            zeros if state.initial is None else np.frombuffer(state.initial, state.dtype).reshape(state.shape)
+        )
+    for _ in range(4):
+        given = {
+            spec.name: draws.normal(size=spec.fixed).astype(np.float32)
+            for spec in one.program.inputs
+            if spec.name not in states
+        }
+        names = [spec.name for spec in one.program.outputs]
+        found = dict(zip(names, session.run(names, {**given, **states}), strict=True))
+        for name, array in stream.run(given).items():
+            np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6)
+        states = {state.input: found[state.output] for state in one.states}
