@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,14 +33,6 @@ Key = tuple[Want, int, int, int, Shapes, str]
 """Of a segment: what is wanted, its length, b, the side that is read, the shapes there, and which input is resident."""
 
 
-class _Read(NamedTuple):
-    """An input of the caller and where it is staged; `whole` has to be zero where it is not written, or is None."""
-
-    name: str
-    staged: Array
-    whole: Array | None
-
-
 @dataclass
 class _Route:
     """How segments of one kind go.
@@ -49,7 +41,7 @@ class _Route:
         kind: of the program.
         call: the program, tied to memory.
         after: the shapes of the states that it leads to, where they can change.
-        reads: what the caller hands in, on the host.
+        reads: the caller's inputs by name, where each is staged, and the array around that where it is larger.
         counts: where counters are staged, and the counters.
         parts: of all results, the first one first.
         asked: those that come with the step.
@@ -61,7 +53,7 @@ class _Route:
     kind: str
     call: DeviceCall
     after: Shapes
-    reads: tuple[_Read, ...]
+    reads: tuple[tuple[str, Array, Array | None], ...]
     counts: tuple[tuple[Array, Array], ...]
     parts: dict[str, Part]
     asked: frozenset[str]
@@ -265,28 +257,21 @@ class DeviceLoop(LoopState):
         shapes = tuple(shape for placement in self.placements for shape in placement.shapes[side])
         program = self._programs.find(want, length, shapes)
         call = self._tie(program, side)
-        given = {name: np.shape(value) for name, value in inputs.items() if name in call.inputs.host}
-        given.pop(resident, None)
+        host = call.inputs.host
+        given = {name: np.shape(value) for name, value in inputs.items() if name in host and name != resident}
         which = program.name, side, b, length, resident, *given
         if which not in self._routes:
-            self._routes[which] = self._open_route(program, call, b, length, given)
+            staged = ((name, host[name][tuple(map(slice, shape))], host[name]) for name, shape in given.items())
+            reads = tuple((name, part, None if part.shape == whole.shape else whole) for name, part, whole in staged)
+            parts = self._parts(program, call.results, b, length)
+            asked, fits = self._wanted(program, parts), self.staging.fits
+            late = [part.size for name, part in parts.items() if name not in asked or not fits(room_for({name: part}))]
+            if late:
+                self.staging.open_buffers(max(late))
+            after = () if self._growing is None else self._growing.after(program)
+            self._routes[which] = _Route(program.kind, call, after, reads, self._staged(call), parts, asked)
         self._found[key] = self._routes[which]
         return self._found[key]
-
-    def _open_route(
-        self, program: Program, call: DeviceCall, b: int, length: int, given: Mapping[str, tuple[int, ...]]
-    ) -> _Route:
-        host, reads = call.inputs.host, []
-        for name, shape in given.items():
-            whole = host[name]
-            reads.append(_Read(name, whole[tuple(map(slice, shape))], None if shape == whole.shape else whole))
-        parts = self._parts(program, call.results, b, length)
-        asked, fits = self._wanted(program, parts), self.staging.fits
-        late = [part.size for name, part in parts.items() if name not in asked or not fits(room_for({name: part}))]
-        if late:
-            self.staging.open_buffers(max(late))
-        after = () if self._growing is None else self._growing.after(program)
-        return _Route(program.kind, call, after, tuple(reads), self._staged(call), parts, asked)
 
     def _parts(self, program: Program, results: Results, b: int, length: int) -> dict[str, Part]:
         """What a program returns of some sequences and positions."""

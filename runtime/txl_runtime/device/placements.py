@@ -17,12 +17,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.tables import Program, StateTensor
-from txl_runtime.device.blocks import Raw
 from txl_runtime.device.cuda import Block, Device, Queue
 from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
 from txl_runtime.device.interface import aligned, host_address
@@ -41,6 +40,7 @@ class Pieces(NamedTuple):
         start: of the first sequence's first piece.
         step: bytes from one sequence to the next; 0 where they share the state.
         width, number, pitch: bytes of a piece, how many there are, and bytes from one to the next.
+        dtype, shape: of what the pieces are together.
         fresh: the address of what a sequence starts as; 0 where that is zeros.
     """
 
@@ -49,7 +49,9 @@ class Pieces(NamedTuple):
     width: int
     number: int
     pitch: int
-    fresh: int = 0
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fresh: int
 
 
 class DevicePlacement(Placement):
@@ -166,22 +168,23 @@ class DevicePlacement(Placement):
         self._tail.wait()  # before the array on the host goes
         return block.address
 
-    def _fetch(self, side: int, row: int, every: Sequence[Pieces]) -> list[Raw]:
-        """Copies of a sequence's parts, as bytes."""
-        found = [np.empty(pieces.number * pieces.width, np.uint8) for pieces in every]
+    def _fetch(self, side: int, row: int, parts: Mapping[str, Pieces]) -> dict[str, Array]:
+        """Copies of a sequence's parts."""
+        found = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
-            for host, pieces in zip(found, every, strict=True):
+            for name, pieces in parts.items():
                 place, width = self._at(side, row, pieces), pieces.width
-                self._queue.fetch(host_address(host), place, width, pieces.number, width, pieces.pitch)
+                self._queue.fetch(host_address(found[name]), place, width, pieces.number, width, pieces.pitch)
         self._tail.wait()
         return found
 
-    def _send(self, side: int, row: int, every: Sequence[Pieces], given: Sequence[Array]) -> None:
-        """Write a sequence's parts; each array lies in one piece."""
+    def _send(self, side: int, row: int, parts: Mapping[str, Pieces], given: Arrays) -> None:
+        """Write a sequence's parts."""
+        arrays = {name: np.ascontiguousarray(given[name], pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
-            for host, pieces in zip(given, every, strict=True):
+            for name, pieces in parts.items():
                 place, width = self._at(side, row, pieces), pieces.width
-                self._queue.send(place, host_address(host), width, pieces.number, pieces.pitch, width)
+                self._queue.send(place, host_address(arrays[name]), width, pieces.number, pieces.pitch, width)
         self._tail.wait()  # before the arrays on the host go
 
     def _copy(self, to: int, source: int, pieces: Pieces, source_pitch: int = 0) -> None:
@@ -218,67 +221,47 @@ class Replaced(DevicePlacement):
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
         parts = self._parts(self.shapes[self._side])
-        some = [i for i in parts if names is None or self._states[i].name in names]
-        raws = zip(some, self._fetch(self._side, row, [parts[i] for i in some]), strict=True)
-        return {self._states[i].name: raw.view(self._types[i]).reshape(self._shape(i)) for i, raw in raws}
+        return self._fetch(self._side, row, {name: parts[name] for name in parts if names is None or name in names})
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """See `Placement`. States of other shapes than before are written anew by the host, whole."""
-        side = self._side
-        names = {i: state.name for i, state in enumerate(self._states) if state.name in tensors}
-        parts = self._parts(self.shapes[side])
-        if {i: tensors[name].shape for i, name in names.items()} == {i: self._shape(i) for i in parts}:
-            given = [np.ascontiguousarray(tensors[name], self._types[i]) for i, name in names.items()]
-            self._send(side, row, [*parts.values()], given)
+        """See `Placement`. Where some have other shapes than before, the host writes all states anew, whole."""
+        side, parts = self._side, self._parts(self.shapes[self._side])
+        given = {state.name: tensors[state.name].shape for state in self._states if state.name in tensors}
+        if given == {name: pieces.shape for name, pieces in parts.items()}:
+            self._send(side, row, parts, tensors)
             return
-        arrays = with_sequence(self._states, self._whole(side), row, tensors, self._batch)
-        whole = {i: np.ascontiguousarray(array, self._types[i]) for i, array in enumerate(arrays) if array is not None}
-        for i, array in whole.items():
-            assert array.nbytes <= self._offsets[i + 1] - self._offsets[i], "more rows than the state has"
-        self._send(side, 0, [self._all(i, array.shape) for i, array in whole.items()], [*whole.values()])
-        self.shapes[side] = tuple(None if array is None else array.shape for array in arrays)
+        whole = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
+        before = [whole.get(state.name) for state in self._states]
+        after = with_sequence(self._states, before, row, tensors, self._batch)
+        shapes = tuple(None if array is None else array.shape for array in after)
+        pairs = zip(self._states, after, strict=True)
+        arrays = {state.name: array for state, array in pairs if array is not None}
+        self._send(side, 0, self._parts(shapes, whole=True), arrays)
+        self.shapes[side] = shapes
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
-        pairs = zip(self._states, self._whole(side), strict=True)
-        return [(state, array) for state, array in pairs if array is not None]
+        found = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
+        return [(state, found[state.name]) for state in self._states if state.name in found]
 
     def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
         return self._parts(shapes).values()
 
-    def _parts(self, shapes: Shapes) -> dict[int, Pieces]:
-        """Where one sequence's part lies, of each state that there is; by the state's number."""
+    def _parts(self, shapes: Shapes, whole: bool = False) -> dict[str, Pieces]:
+        """Where one sequence's part lies of each state that there is, or all of it."""
         found = {}
         for i, (state, shape) in enumerate(zip(self._states, shapes, strict=True)):
             if shape is None:
                 continue
-            axis, fresh = state.batch_axis, self._fresh[i] if shape == self._start[i] else 0
-            if axis is None:
-                found[i] = self._all(i, shape)._replace(fresh=fresh)
-                continue
-            width = self._types[i].itemsize * math.prod(shape[axis + 1 :])
-            number = math.prod(shape[:axis])
-            found[i] = Pieces(self._offsets[i], width, width, number, width * self._batch, fresh)
+            start, dtype, axis = self._offsets[i], self._types[i], state.batch_axis
+            fresh, size = self._fresh[i] if shape == self._start[i] else 0, math.prod(shape) * dtype.itemsize
+            assert size <= self._offsets[i + 1] - start, "more rows than the state has"
+            if whole or axis is None:
+                found[state.name] = Pieces(start, 0, size, 1, size, dtype, shape, fresh)
+            else:
+                before, behind = shape[:axis], shape[axis + 1 :]
+                width, number, one = math.prod(behind) * dtype.itemsize, math.prod(before), (*before, *behind)
+                found[state.name] = Pieces(start, width, width, number, width * self._batch, dtype, one, fresh)
         return found
-
-    def _all(self, index: int, shape: tuple[int, ...]) -> Pieces:
-        """Where all of a state lies."""
-        size = self._types[index].itemsize * math.prod(shape)
-        return Pieces(self._offsets[index], 0, size, 1, size)
-
-    def _shape(self, index: int) -> tuple[int, ...]:
-        """The shape of one sequence's part of a state that there is."""
-        shape, axis = self.shapes[self._side][index], self._states[index].batch_axis
-        assert shape is not None
-        return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
-
-    def _whole(self, side: int) -> list[Array | None]:
-        """Copies of all states, absent ones left out."""
-        there = {i: shape for i, shape in enumerate(self.shapes[side]) if shape is not None}
-        raws = self._fetch(side, 0, [self._all(i, shape) for i, shape in there.items()])
-        arrays: list[Array | None] = [None] * len(self._states)
-        for (i, shape), raw in zip(there.items(), raws, strict=True):
-            arrays[i] = raw.view(self._types[i]).reshape(shape)
-        return arrays
 
 
 class Rolled(DevicePlacement):
@@ -295,12 +278,12 @@ class Rolled(DevicePlacement):
         whole = [np.broadcast_to(from_float32(start, self._dtype), first.shape) for start in starts]
         self._fresh = np.stack([first.axes.one(array, 0) for array in whole])
         size = self._fresh[0].nbytes
-        self._part = Pieces(0, size, size, len(starts), self._offsets[1], self._keep(self._fresh))
+        dtype, shape, fresh = self._types[0], self._fresh.shape, self._keep(self._fresh)
+        self._part = Pieces(0, size, size, len(starts), self._offsets[1], dtype, shape, fresh)
         super()._open(initial)
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
-        (raw,) = self._fetch(self._side, row, [self._part])
-        newest = self._rows(raw.view(self._types[0]).reshape(self._fresh.shape))[:, self._slots(row, fill)]
+        newest = self._rows(self._fetch(self._side, row, {"": self._part})[""])[:, self._slots(row, fill)]
         return {
             state.name: np.array(to_float32(rows, self._dtype), order="C")
             for state, rows in zip(self._states, newest, strict=True)
@@ -312,7 +295,7 @@ class Rolled(DevicePlacement):
         for state, rows in zip(self._states, self._rows(host), strict=True):
             given = tensors[state.name]
             rows[self._slots(row, len(given))] = from_float32(given, self._dtype)
-        self._send(self._side, row, [self._part], [host])
+        self._send(self._side, row, {"": self._part}, {"": host})
 
     def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
         return (self._part,)
