@@ -114,6 +114,22 @@ def test_whatever_is_done_to_a_loop_device_and_cpu_hold_the_same_bits(opened, ki
             assert_alike(*loops)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "counting"])
+def test_engines_of_steps_that_leave_b_open_are_of_the_bundle_s_b(opened, tmp_path, kind):
+    """So they compute what the CPU does with graphs of that B, to the bit."""
+    _, fixed = opened(kind)
+    path = MODELS[kind]().leave_open().write(tmp_path / "open.txl")
+    device = load(path, backend="rtx")
+    assert all(program.open_batch for program in device.manifest.programs)
+    backend: Any = device.backend
+    assert not any(program.open_batch for program in backend.programs)
+    draws, kept = np.random.default_rng(4), list[Any]()
+    loops = device.open_loop(), fixed.open_loop()
+    for call in draws.choice(CALLS, 70):
+        do(str(call), kind, loops, kept, draws)
+        assert_alike(*loops)
+
+
 @every
 def test_a_state_that_was_taken_continues_in_another_loop(opened, kind):
     model, _ = opened(kind)
