@@ -205,6 +205,29 @@ def test_a_state_that_was_written_is_seen_before_it_is_committed(mixture):
     assert_same(loop, [Simulated() for _ in range(B)])
 
 
+CHANGES: dict[str, Callable[[HostLoop], None]] = {
+    "cleared": lambda loop: loop.clear(np.array([1])),
+    "moved": lambda loop: loop.reorder(np.array([1, 0, 2, 3])),
+    "put in": lambda loop: loop.put(1, loop.take(1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_segment_from_another_state_is_not_committed(mixture, change):
+    loop, _ = opened(mixture, True)
+    ones = {"x": np.ones((B, L), np.float32)}
+    loop.run(ones, np.array([L, 1, 0, 0], np.int32))
+    loop.run(ones, np.array([1, L, 0, 0], np.int32), commit=False)
+    CHANGES[change](loop)
+    before = [loop.take(row) for row in range(B)]
+    assert list(loop.written()) == []
+    loop.commit()
+    for row, held in enumerate(before):
+        found = loop.take(row)
+        assert (found.fill, found.head, bits(found.tensors)) == (held.fill, held.head, bits(held.tensors))
+
+
 def carried(mixture: str) -> CarriedState:
     """What a stream carries of a mixture: sequences that have two, five and no rows."""
     loop, _ = opened(mixture, True)
