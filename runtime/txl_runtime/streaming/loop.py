@@ -194,9 +194,9 @@ class LoopState(Loop):
         return rows
 
     def commit(self) -> None:
-        if self._computed:
-            self.counters.advance(self._computed, self._spill)
-            self._computed = 0
+        computed, self._computed = self._computed, 0  # first, so that an interrupt cannot lead to a second time
+        if computed:
+            self.counters.advance(computed, self._spill)
 
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
         if not self._computed:

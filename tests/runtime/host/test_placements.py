@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opcodes import interrupted_at
 from txl_runtime.bundle.tables import Counter, Input, Output, Program, StateTensor, TensorSpec
 from txl_runtime.errors import UsageError
 from txl_runtime.host.loop import HostLoop
@@ -226,6 +227,21 @@ def test_a_segment_from_another_state_is_not_committed(mixture, change):
     for row, held in enumerate(before):
         found = loop.take(row)
         assert (found.fill, found.head, bits(found.tensors)) == (held.fill, held.head, bits(held.tensors))
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_commit_that_is_interrupted_and_tried_again_happens_once_at_most(mixture):
+    loop, _ = opened(mixture, True)
+    once, number, interrupted = [], 0, True
+    while interrupted:
+        number += 1
+        loop.clear(np.arange(B))
+        loop.run({"x": np.ones((B, L), np.float32)}, np.array([1, 1, 0, 0], np.int32), commit=False)
+        interrupted = interrupted_at(loop.commit, number)
+        loop.commit()
+        once.append(loop.take(0).fill)
+    assert {*once} <= {0, 1}
+    assert number > 20
 
 
 def carried(mixture: str) -> CarriedState:
