@@ -79,6 +79,7 @@ class HostLoop(LoopState):
         self.leading = all(program.open_batch for program in programs) and self._growing is None
         self._arrays: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}
         self._calls: dict[tuple[str, int, int], Call] = {}
+        self._apart: dict[tuple[str, int], Array] = {}
         self._routes: dict[Key, _Route] = {}
         self.clear(np.arange(manifest.batch_size))
 
@@ -191,7 +192,7 @@ class HostLoop(LoopState):
         axes = tables if features is None else tables | {features.name: features.axes}
         for state in self._manifest.states_of(program.update):
             axes |= {state.input: state.axes, state.output: state.axes}
-        (bound, before), (filled, after) = (_of_first(arrays, axes, rows) for arrays in (inputs, outputs))
+        (bound, before), (filled, after) = (self._of_first(arrays, axes, rows) for arrays in (inputs, outputs))
         run = self._engine.bind(program, bound, filled)
         if not before and not after:
             return run
@@ -205,12 +206,19 @@ class HostLoop(LoopState):
 
         return call
 
+    def _of_first(
+        self, arrays: Arrays, axes: Mapping[str, Axes], rows: int
+    ) -> tuple[Arrays, list[tuple[Array, Array]]]:
+        """The first sequences of arrays; what does not lie together gets another array, paired with where it lies.
 
-def _of_first(arrays: Arrays, axes: Mapping[str, Axes], rows: int) -> tuple[Arrays, list[tuple[Array, Array]]]:
-    """The first sequences of arrays; what does not lie together gets an array of its own, paired with where it lies."""
-    first, apart = {name: array[axes[name].at(slice(rows))] for name, array in arrays.items()}, []
-    for name, part in first.items():
-        if not part.flags.c_contiguous:
-            first[name] = np.zeros(part.shape, part.dtype)
-            apart.append((first[name], part))
-    return first, apart
+        Such an array means nothing between two steps, so all numbers of sequences share its memory.
+        """
+        first, apart = {name: array[axes[name].at(slice(rows))] for name, array in arrays.items()}, []
+        for name, part in first.items():
+            if not part.flags.c_contiguous:
+                key = name, arrays[name].size
+                if key not in self._apart:
+                    self._apart[key] = np.zeros(arrays[name].size, part.dtype)
+                first[name] = self._apart[key][: part.size].reshape(part.shape)
+                apart.append((first[name], part))
+        return first, apart

@@ -226,8 +226,8 @@ def start_of(state: StateTensor, value: Array) -> Array:
         state: of the table.
         value: from `initial_values`: of one sequence, or of one memory row.
     """
-    shape = start_shape(state) or ()
-    if value.ndim == 0 or 0 in shape:
+    shape = start_shape(state)
+    if value.ndim == 0 or shape is None or 0 in shape:
         return value if value.ndim == 0 else np.zeros((), value.dtype)
     if state.update != "replace":
         return np.expand_dims(value, [axis for axis in (state.batch_axis, state.row_axis) if axis is not None])
