@@ -173,15 +173,16 @@ class HostLoop(LoopState):
         taken, returned = self._exchanged(program)
         names = {spec.name for spec in program.inputs}
         inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
-        if self._growing is not None:
-            call = self._growing.call(self._engine, program, side, inputs, returned)
-        else:
-            outputs = dict(returned)
-            for placement in self.placements:
+        outputs, growing = dict(returned), self._growing
+        for placement in self.placements:
+            if placement is not growing:
                 read, written = placement.bound(program, side)
                 inputs |= read
                 outputs |= written
+        if growing is None:
             call = self._call_of_first(program, inputs, outputs, rows)
+        else:
+            call = growing.call(self._engine, program, side, inputs, outputs)
         self._calls[program.name, side, rows] = call
         return call
 

@@ -63,8 +63,8 @@ class Counters:
     """
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor]) -> None:
-        self.ring = next((state.slots for state in states if state.update == "ring"), None)
-        turns = any(state.update != "ring" for state in states)
+        self.ring = next((state.slots for state in states if state.slots is not None), None)
+        turns = any(state.slots is None for state in states)
         self._counts = self.ring is not None or "fill" in manifest.counters
         names = ["valid", "fill", *(["head"] if self.ring is not None else []), *(["sides"] if turns else [])]
         table = np.zeros((len(names), manifest.batch_size), np.int32)
