@@ -13,6 +13,7 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.host.placements import open_placements
 from txl_runtime.streaming.state import Counters, initial_values
+from txl_runtime.types import Arrays
 
 ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])
 
@@ -64,6 +65,11 @@ class Runner:
         self.counters.valid[:] = valid
         self.counters.advance(len(self.rows), self._spill)
         return self.returned[self.program.outputs[0].name]
+
+    def newest(self, row: int) -> Arrays:
+        """The memory rows of one sequence."""
+        (placement,) = self.placements
+        return placement.take(row, int(self.counters.fill[row]), None)
 
     def _spill(self, row: int, count: int) -> None:
         for placement in self.placements:

@@ -15,6 +15,9 @@ from ears import Array, Ears
 from tones import FRAME, agreement, simulate
 from txl_runtime import TxlError
 
+ROUNDING = 1e-6
+"""How far results may be apart that are the same but for rounding: they are below 1, and float32 has 1e-7 there."""
+
 
 def whole(ears: Ears, frames: Array, ahead: bool = True, past: bool = True) -> Array:
     """Results of one utterance that is there from the beginning to the end; if asked, blind or forgetful."""
@@ -62,14 +65,15 @@ def listen(bundle: str, utterances: int = 12, seed: int = 1) -> bool:
 def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], took: Array) -> bool:
     """What was found in the streams, how long it took, and what is lost without what lies ahead or behind.
 
-    Returns whether the streams found exactly what there is in the whole utterances.
+    Returns whether the streams found what there is in the whole utterances, but for rounding: how many streams are
+    computed together changes with every chunk, and with it the last bits.
     """
     for name, marks in (("tone ", sounds[0][1]), ("found", heard[0] > 0)):
         print(name, "".join(".#"[int(mark)] for mark in marks[:100]))
     alone = [whole(ears, frames) for frames, _ in sounds]
-    same = all((one == other).all() for one, other in zip(heard, alone, strict=True))
+    apart = max(float(np.abs(one - other).max()) for one, other in zip(heard, alone, strict=True))
     print(f"{len(sounds)} utterances in {ears.model.batch_size} streams, chunks of 0 to 13 frames:", end=" ")
-    print("every bit as from the whole utterance" if same else "NOT as from the whole utterance")
+    print(f"{'as' if apart <= ROUNDING else 'NOT as'} from the whole utterance, at most {apart:.1e} apart")
     middle, worst = np.percentile(took, [50, 99])
     first, last = (np.median(part) for part in (took[: len(took) // 4], took[-len(took) // 4 :]))
     print(f"a chunk: {middle:.2f} ms, 99 % below {worst:.2f} ms; at first {first:.2f}, in the end {last:.2f} ms")
@@ -80,7 +84,7 @@ def report(ears: Ears, sounds: list[tuple[Array, Array]], heard: list[Array], to
         ("without the past", [whole(ears, it, past=False) for it, _ in sounds]),
     ):
         print(f"{name}: {agreement(found, [labels for _, labels in sounds]):.0%}")
-    return same
+    return apart <= ROUNDING
 
 
 def main() -> int:

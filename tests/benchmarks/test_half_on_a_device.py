@@ -125,15 +125,17 @@ def test_a_right_engine_of_bf16_passes_and_no_wrong_one(make_bundle: Any, on_dev
 
 def test_a_row_in_the_middle_of_the_memory_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest and the newest row alone were compared, and nothing that a step gave was wrong."""
-    model, memory = load(renewed(Path(shutil.copytree(OLD, tmp_path / "b.txl"))), "cpu", threads=1), Stream.memory
+    model, state = load(renewed(Path(shutil.copytree(OLD, tmp_path / "b.txl"))), "cpu", threads=1), Stream.state
+    (axes,) = {entry.axes.shape: entry.axes for entry in model.manifest.states_of("rolled")}.values()
 
     def stale(stream: Stream) -> dict[str, Any]:
-        held = memory(stream)
-        held["layers.00.key"][:, -3] = held["layers.00.key"][:, -4]
+        held = state(stream)
+        rows = axes.rows(held["layers.00.key"])
+        rows[:, -3] = rows[:, -4]
         return held
 
     run_selftest(model).require()
-    monkeypatch.setattr(Stream, "memory", stale)
+    monkeypatch.setattr(Stream, "state", stale)
     found = run_selftest(model)
     assert found.largest["rows"] > 30 * found.limits["rows"]
     with pytest.raises(CheckError, match=r"rows relative to their rounding by .* \(limit 3\); do not use this"):

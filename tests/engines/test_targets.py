@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -22,8 +21,8 @@ from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import bundle_engines
 from txl_runtime.device.engines.sidecar import read_sidecar
-from txl_runtime.device.loop import KINDS, Programs
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.streaming.programs import KINDS, Programs
 
 
 class Warned:
@@ -129,8 +128,9 @@ def test_kinds_of_programs_can_be_left_out(bundle: Path):
     """Each engine of TensorRT holds the weights, so a small device is better off with those that it needs."""
     made = build_bundle(bundle, "cuda", kinds=("logprobs", "score"))
     assert [engine.sidecar.identity.kind for engine in made.engines] == ["logprobs", "logprobs", "score"]
-    found = Programs("cuda", [SimpleNamespace(program=engine.sidecar.identity.as_program()) for engine in made.engines])
-    wanted = {want: found.find(want, 4).program.kind for want in KINDS}
+    programs = [engine.sidecar.identity.as_program() for engine in made.engines]
+    found = Programs(open_bundle(bundle).manifest, programs, "cuda")
+    wanted = {want: found.find(want, 4, ()).kind for want in KINDS}
     assert wanted == {"rows": "logprobs", "last": "logprobs", "next": "logprobs", "nll": "score"}
     whole = build_bundle(bundle, "cuda")
     assert [engine.reused for engine in whole.engines].count(True) == 3, "the others can be added later"

@@ -87,8 +87,23 @@ def conversations(draw: st.DrawFn) -> list[tuple[int, int, bool]]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(conversation=conversations(), together=st.booleans())
-def test_chunks_of_any_size_give_every_bit_of_the_whole_utterance(
+def test_chunks_of_any_size_are_the_whole_utterance(
     sample: Any, model: txl_runtime.Model, conversation: list[tuple[int, int, bool]], together: bool
+) -> None:
+    """But for the last bits, which depend on how many streams are computed together."""
+    converse(sample, model, conversation, together, sample.listen.ROUNDING)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(sizes=st.lists(st.integers(0, 31), min_size=1, max_size=12))
+def test_chunks_of_a_stream_that_runs_alone_give_every_bit(
+    sample: Any, model: txl_runtime.Model, sizes: list[int]
+) -> None:
+    converse(sample, model, [*((0, size, False) for size in sizes), (0, 3, True)], False, 0)
+
+
+def converse(
+    sample: Any, model: txl_runtime.Model, conversation: list[tuple[int, int, bool]], together: bool, atol: float
 ) -> None:
     ears, random = sample.ears.Ears(model), np.random.default_rng(0)
     said: dict[int, list[Any]] = {row: [] for row in range(STREAMS)}
@@ -107,7 +122,7 @@ def test_chunks_of_any_size_give_every_bit_of_the_whole_utterance(
             frames, scores = np.concatenate(said[row]), np.concatenate(heard[row])
             assert scores.shape == (len(frames),)
             if len(frames):
-                np.testing.assert_array_equal(scores, sample.listen.whole(ears, frames))
+                np.testing.assert_allclose(scores, sample.listen.whole(ears, frames), rtol=0, atol=atol)
             said[row], heard[row] = [], []
     assert not any(len(frames) for frames in ears.waiting)
     assert not any(state.any() for state in ears.stream.state().values()), "all begin anew"
@@ -192,7 +207,7 @@ def test_listening_needs_no_torch(bundle: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TORCH, str(FOLDER)]
     told = subprocess.run([*command, str(bundle)], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
-    assert "every bit as from the whole utterance" in told.stdout
+    assert ": as from the whole utterance, at most " in told.stdout
     missing = subprocess.run([*command, str(bundle / "none")], capture_output=True, text=True, check=False)
     assert missing.returncode == 2
     assert re.fullmatch(r"error: .*none: .*\n", missing.stderr)
@@ -221,7 +236,7 @@ def test_the_sample_of_full_size_is_trained_exported_and_listens(tmp_path: Path)
     made = cli("export", f"{target}:build", "--weights", "tone.pt", "-o", "tone.txl", *lengths, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     told = subprocess.run([*listening, "tone.txl"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "every bit as from the whole utterance" in told.stdout
+    assert ": as from the whole utterance, at most " in told.stdout
     found, _, forgetful = (int(share) for share in re.findall(r": (\d+)%", told.stdout))
     assert found >= 75, told.stdout
     assert found >= forgetful + 40, told.stdout

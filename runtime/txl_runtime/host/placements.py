@@ -85,11 +85,11 @@ class Replaced(HostPlacement):
             array[state.axes.at(row)] = tensors[state.name]
 
     def clear(self, rows: Indices) -> None:
-        every, sides = len(np.unique(rows)) == self._batch, self._counters.sides[rows]
-        for side in {*sides.tolist()}:
+        every = len(np.unique(rows)) == self._batch
+        for side in range(2):  # on both, so that nothing is left of who stood there
             for state, array in self._there(side):
                 if every or state.batch_axis is not None:
-                    array[state.axes.at(rows[sides == side])] = self._start(state, array)
+                    array[state.axes.at(rows)] = self._start(state, array)
 
     def reorder(self, rows: Indices, side: int) -> None:
         moved = self._counters.sides[rows] != side

@@ -138,7 +138,7 @@ def marked(model, number: float, fill: int = 7) -> SessionState:
 
 def whole_memory(sessions: Sessions) -> np.ndarray:
     """Every number that the stream's memory holds."""
-    memory = sessions._rows._stream.loop.memory
+    (memory,) = sessions._rows._stream.loop.placements
     arrays = [memory.all] if hasattr(memory, "all") else [array for side in memory.sides for array in side.values()]
     return np.concatenate([array.ravel() for array in arrays])
 
