@@ -92,7 +92,7 @@ class StandInExecutable(Executable):
             recordable,
         )
         states = bundle.manifest.states_of(program.update)
-        self.in_place: Mapping[str, str] = {s.output: s.input for s in states if s.update == "ring"}
+        self.in_place: Mapping[str, str] = {s.output: s.input for s in states if s.slots is not None}
         self.prepared = 0
 
     def prepare(self, addresses: Mapping[str, int], queue: Any) -> Launch:

@@ -20,6 +20,9 @@ from txl_export.graphs.quantised_matmul import initializer
 
 _Sizes: TypeAlias = "list[int | str | None]"
 _WHOLE = (ir.DataType.INT64, ir.DataType.INT32)
+_SIZES = {"ConstantOfShape": {0}, "Expand": {1}, "Range": {1}, "Reshape": {1}, "Slice": {1, 2}, "Tile": {1}}
+"""Which inputs of an operator say how large its result is. Any other number is one that it computes with: where that
+follows from B, a result can depend on how many sequences run, for values that no trial happens to try."""
 
 
 class FixedBatchError(Exception):
@@ -114,7 +117,8 @@ class _Opening:
             return value
         if one.shape != two.shape:
             return self._entries(node, value, one, two)
-        times = self._multiples(one, two) if value.dtype in _WHOLE and one.ndim < 2 else None
+        sizes = value.dtype in _WHOLE and one.ndim < 2 and index in _SIZES.get(node.op_type, ())
+        times = self._multiples(one, two) if sizes else None
         if times is None:
             raise FixedBatchError(f"{node.op_type} computes with a number that follows from the number of sequences")
         target = _target(node, first, one, times) if index == 1 else None

@@ -170,9 +170,12 @@ def _memory(m: Tables) -> Iterator[str]:
     for state in m.states:
         if state.initial != initial[state.name]:
             yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
-    for rule in sorted({state.update for state in m.states} ^ set(m.updates) if m.states else ()):
+    held, run = {state.update for state in m.states}, set(m.updates)
+    if run and "replace" not in run:
+        held.discard("replace")  # whole states may stand beside memory rows
+    for rule in sorted(held ^ run if m.states else ()):
         yield f"the state table does not fit: rule {rule} has states or programs, expected both"
-    if "fill" in m.counters and any(state.update == "replace" for state in m.states):
+    if "fill" in m.counters and m.states and not rows:
         yield "counter fill counts memory rows, but the states are replaced, expected it with rolled or ring states"
     longest = m.segment_lengths[0]
     ring, columns = ring_slots(m.memory_length, longest)
@@ -208,7 +211,7 @@ def _programs(m: Tables) -> Iterator[str]:
     for rule in m.updates:
         mine = [program for program in m.programs if program.update == rule]
         kind = mine[0].kind
-        if len({program.kind for program in mine}) > 1 or (kind == "step") != (rule == "replace"):
+        if len({program.kind for program in mine}) > 1 or (rule == "replace" and kind != "step"):
             yield f"the programs of rule {rule} are of kinds {sorted({program.kind for program in mine})}"
         for length in sorted({*lengths} - {program.segment_length for program in mine}):
             yield f"program {kind}{'-ring' if rule == 'ring' else ''}-{length} is missing"

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from txl_runtime.bundle.axes import Axes
 
 UPDATE_RULES = ("ring", "rolled", "replace")
-"""How a step updates the state; of the two that know memory rows, the faster one first."""
+"""How a step updates the state, in the order in which `load` prefers them; a ring is faster than what is rolled."""
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]

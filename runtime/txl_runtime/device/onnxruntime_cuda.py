@@ -107,7 +107,7 @@ class OrtSessions:
         self._sessions[program.name] = session
         self._check_places(program.name, session, values_read(graph))
         states = self._bundle.manifest.states_of(program.update)
-        rings = {state.output: state.input for state in states if state.update == "ring"}
+        rings = {state.output: state.input for state in states if state.slots is not None}
         return OrtExecutable(session, program, rings, self._place, self._run_options)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:

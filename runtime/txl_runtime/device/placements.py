@@ -8,7 +8,7 @@ A state has one place, the same in both blocks, with room for the largest shape 
 [pre, B, post], what belongs to one sequence is `pre` pieces of `post` values, B times as far apart: one copy with a
 pitch. Memory rows are of one shape in all states, and so what one sequence has in all of them is one such copy, too.
 
-A further placement is a class here and an entry of `PLACEMENTS`.
+A further placement is a class here and an entry of `PLACEMENTS`; see `host.placements`.
 """
 
 from __future__ import annotations

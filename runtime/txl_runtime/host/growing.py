@@ -12,7 +12,7 @@ import numpy as np
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.placements import Replaced
-from txl_runtime.streaming.programs import Shapes, leaves_rows_open, shapes_after, start_shape
+from txl_runtime.streaming.programs import Shape, Shapes, leaves_rows_open, shapes_after, start_shape
 from txl_runtime.streaming.state import Counters, Initial, with_sequence
 from txl_runtime.types import Array, Arrays, Call, Indices
 
@@ -20,13 +20,14 @@ from txl_runtime.types import Array, Arrays, Call, Indices
 class Growing(Replaced):
     """See `Replaced`. A side is a set of arrays that is kept for its shapes, or what a program with open rows returned.
 
-    On the side where no sequence stands, a step may put another set.
+    On the side where no sequence stands, a step may put another set. Sets of a side share the arrays that are alike.
     """
 
     grows = True
 
     def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: Counters) -> None:
         self._sets: dict[tuple[Shapes, int], dict[str, Array]] = {}
+        self._pool: dict[tuple[str, Shape, int], Array] = {}
         self._begin: Shapes = tuple(start_shape(state) for state in states)
         self.shapes: list[Shapes] = [self._begin, self._begin]
         super().__init__(states, initial, counters)
@@ -83,8 +84,14 @@ class Growing(Replaced):
         """The arrays of some shapes that programs are bound to."""
         if (shapes, side) not in self._sets:
             there = ((state, shape) for state, shape in zip(self._states, shapes, strict=True) if shape is not None)
-            self._sets[shapes, side] = {s.name: np.zeros(shape, np.dtype(s.dtype)) for s, shape in there}
+            self._sets[shapes, side] = {state.name: self._array(state, shape, side) for state, shape in there}
         return self._sets[shapes, side]
+
+    def _array(self, state: StateTensor, shape: tuple[int, ...], side: int) -> Array:
+        key = state.name, shape, side
+        if key not in self._pool:
+            self._pool[key] = np.zeros(shape, np.dtype(state.dtype))
+        return self._pool[key]
 
     def _stand(self, side: int, arrays: dict[str, Array]) -> None:
         found = (arrays.get(state.name) for state in self._states)

@@ -79,6 +79,7 @@ class HostLoop(LoopState):
         self.leading = all(program.open_batch for program in programs) and self._growing is None
         self._arrays: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}
         self._calls: dict[tuple[str, int, int], Call] = {}
+        self._apart: dict[tuple[str, int], Array] = {}
         self._routes: dict[Key, _Route] = {}
         self.clear(np.arange(manifest.batch_size))
 
@@ -172,15 +173,16 @@ class HostLoop(LoopState):
         taken, returned = self._exchanged(program)
         names = {spec.name for spec in program.inputs}
         inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
-        if self._growing is not None:
-            call = self._growing.call(self._engine, program, side, inputs, returned)
-        else:
-            outputs = dict(returned)
-            for placement in self.placements:
+        outputs, growing = dict(returned), self._growing
+        for placement in self.placements:
+            if placement is not growing:
                 read, written = placement.bound(program, side)
                 inputs |= read
                 outputs |= written
+        if growing is None:
             call = self._call_of_first(program, inputs, outputs, rows)
+        else:
+            call = growing.call(self._engine, program, side, inputs, outputs)
         self._calls[program.name, side, rows] = call
         return call
 
@@ -191,7 +193,7 @@ class HostLoop(LoopState):
         axes = tables if features is None else tables | {features.name: features.axes}
         for state in self._manifest.states_of(program.update):
             axes |= {state.input: state.axes, state.output: state.axes}
-        (bound, before), (filled, after) = (_of_first(arrays, axes, rows) for arrays in (inputs, outputs))
+        (bound, before), (filled, after) = (self._of_first(arrays, axes, rows) for arrays in (inputs, outputs))
         run = self._engine.bind(program, bound, filled)
         if not before and not after:
             return run
@@ -205,12 +207,19 @@ class HostLoop(LoopState):
 
         return call
 
+    def _of_first(
+        self, arrays: Arrays, axes: Mapping[str, Axes], rows: int
+    ) -> tuple[Arrays, list[tuple[Array, Array]]]:
+        """The first sequences of arrays; what does not lie together gets another array, paired with where it lies.
 
-def _of_first(arrays: Arrays, axes: Mapping[str, Axes], rows: int) -> tuple[Arrays, list[tuple[Array, Array]]]:
-    """The first sequences of arrays; what does not lie together gets an array of its own, paired with where it lies."""
-    first, apart = {name: array[axes[name].at(slice(rows))] for name, array in arrays.items()}, []
-    for name, part in first.items():
-        if not part.flags.c_contiguous:
-            first[name] = np.zeros(part.shape, part.dtype)
-            apart.append((first[name], part))
-    return first, apart
+        Such an array means nothing between two steps, so all numbers of sequences share its memory.
+        """
+        first, apart = {name: array[axes[name].at(slice(rows))] for name, array in arrays.items()}, []
+        for name, part in first.items():
+            if not part.flags.c_contiguous:
+                key = name, arrays[name].size
+                if key not in self._apart:
+                    self._apart[key] = np.zeros(arrays[name].size, part.dtype)
+                first[name] = self._apart[key][: part.size].reshape(part.shape)
+                apart.append((first[name], part))
+        return first, apart

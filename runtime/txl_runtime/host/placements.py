@@ -4,7 +4,8 @@ What is replaced and what is rolled is written anew by every step, from one set 
 sides. A ring stays where it is and takes the segment's rows in place. How far each sequence has come, and on which side
 it stands, is kept apart, in `Counters`. Arrays are of the programs' types; memory rows come out as float32.
 
-A further placement is a class here and an entry of `PLACEMENTS`.
+A further placement is a class here and on the device, each with an entry of `PLACEMENTS`, and a rule that
+`bundle/tables.py` names and `bundle/agreement.py` holds its states to.
 """
 
 from __future__ import annotations

@@ -105,7 +105,10 @@ class Loop(Protocol):
         """
 
     def commit(self) -> None:
-        """Make the segment that ran last part of the state, in one assignment; nothing if it is, or if all was idle."""
+        """Make the segment that ran last part of the state, in one assignment.
+
+        Nothing happens if it is part of it, if all was idle, or if sequences were cleared, moved or put in since.
+        """
         return
 
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
@@ -191,9 +194,9 @@ class LoopState(Loop):
         return rows
 
     def commit(self) -> None:
-        if self._computed:
-            self.counters.advance(self._computed, self._spill)
-            self._computed = 0
+        computed, self._computed = self._computed, 0  # first, so that an interrupt cannot lead to a second time
+        if computed:
+            self.counters.advance(computed, self._spill)
 
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
         if not self._computed:
@@ -206,6 +209,7 @@ class LoopState(Loop):
         np.minimum(self.fill, self.counters.most, out=self.fill)
 
     def clear(self, rows: Indices) -> None:
+        self._computed = 0  # what ran before began from another state
         with self._lock:
             for placement in self.placements:
                 placement.clear(rows)
@@ -216,7 +220,7 @@ class LoopState(Loop):
             placement.prepare_reorder(rows)
 
     def reorder(self, rows: Indices) -> None:
-        side = self.counters.side ^ self.turning
+        side, self._computed = self.counters.side ^ self.turning, 0
         with self._lock:
             for placement in self.placements:
                 placement.reorder(rows, side)
@@ -232,6 +236,7 @@ class LoopState(Loop):
         return RowState(fill, head, taken)
 
     def put(self, row: int, state: RowState) -> None:
+        self._computed = 0
         with self._lock:
             self.counters.put(row, state.fill, state.head)
             for placement in self.placements:

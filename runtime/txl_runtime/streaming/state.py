@@ -63,8 +63,8 @@ class Counters:
     """
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor]) -> None:
-        self.ring = next((state.slots for state in states if state.update == "ring"), None)
-        turns = any(state.update != "ring" for state in states)
+        self.ring = next((state.slots for state in states if state.slots is not None), None)
+        turns = any(state.slots is None for state in states)
         self._counts = self.ring is not None or "fill" in manifest.counters
         names = ["valid", "fill", *(["head"] if self.ring is not None else []), *(["sides"] if turns else [])]
         table = np.zeros((len(names), manifest.batch_size), np.int32)
@@ -226,8 +226,8 @@ def start_of(state: StateTensor, value: Array) -> Array:
         state: of the table.
         value: from `initial_values`: of one sequence, or of one memory row.
     """
-    shape = start_shape(state) or ()
-    if value.ndim == 0 or 0 in shape:
+    shape = start_shape(state)
+    if value.ndim == 0 or shape is None or 0 in shape:
         return value if value.ndim == 0 else np.zeros((), value.dtype)
     if state.update != "replace":
         return np.expand_dims(value, [axis for axis in (state.batch_axis, state.row_axis) if axis is not None])

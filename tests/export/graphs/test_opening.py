@@ -182,6 +182,17 @@ REFUSED: dict[str, tuple[Callable[[int], tuple[Nodes, Constants]], str]] = {
         lambda b: ([("Div", ["_", "n"], {})], {"n": np.float32(b)}),
         "Div computes with a number that follows from the number of sequences",
     ),
+    "a bound that few values reach": (
+        lambda b: (
+            [
+                ("Cast", ["_"], {"to": TensorProto.INT64}),
+                ("Min", ["_", "n"], {}),
+                ("Cast", ["_"], {"to": TensorProto.FLOAT}),
+            ],
+            {"n": whole(1000 * b)},
+        ),
+        "Min computes with a number that follows from the number of sequences",
+    ),
     "one less": (
         lambda b: ([("Slice", ["_", "zero", "n"], {})], {"zero": whole(0), "n": whole(b - 1)}),
         "Slice computes with a number that follows",

@@ -196,3 +196,48 @@ def test_a_number_that_a_state_starts_as_is_finite(tables):
     for number in ("1e400", "-1e999", "NaN", "Infinity", "9" * 400):
         with pytest.raises(BundleError):
             decode_manifest(text.replace('"initial": 7', f'"initial": {number}').encode(), "manifest.json")
+
+
+def beside(tables: Tables) -> Tables:
+    """The tables with one more state, which every step returns whole, beside the memory rows."""
+    mixed = copy.deepcopy(tables)
+    shape = [mixed["batch_size"], 3]
+    mixed["states"].append(
+        {
+            "name": "total",
+            "input": "total.in",
+            "output": "total.out",
+            "shape": shape,
+            "update": "replace",
+            "initial": 1.0,
+        }
+    )
+    for program in mixed["programs"]:
+        if program["update"] in ("ring", "rolled"):
+            for side, name in (("inputs", "total.in"), ("outputs", "total.out")):
+                program[side].append({"name": name, "dtype": "float32", "shape": shape})
+    return mixed
+
+
+def test_whole_states_may_stand_beside_memory_rows(tables):
+    manifest = decoded(beside(tables))
+    for rule in manifest.updates:
+        assert [state.update for state in manifest.states_of(rule)][-1] == "replace"
+        assert {state.update for state in manifest.states_of(rule)} == {rule, "replace"}
+    assert [state.name for state in manifest.states_of("replace")] == ["total"]
+
+
+def test_a_state_beside_memory_rows_has_to_be_in_every_program(tables):
+    mixed = beside(tables)
+    mixed["programs"][0]["inputs"].pop()
+    assert mixed["programs"][0]["name"] in refusal(mixed)
+
+
+def test_rows_are_counted_of_states_that_have_some(tables):
+    mixed = beside(tables)
+    mixed["states"] = mixed["states"][-1:]
+    assert "rule" in refusal(mixed)
+    for program in mixed["programs"]:
+        if program["update"] in ("ring", "rolled"):
+            program["update"] = "replace"
+    assert "counter fill counts memory rows, but the states are replaced" in refusal(mixed)

@@ -240,3 +240,23 @@ def test_sequences_that_run_all_or_none_leave_no_number_open(tmp_path):
     path = made.write(tmp_path / "lockstep.txl")
     with pytest.raises(BundleError, match=r"run all or none, but program step-4 leaves their number open; export"):
         load(path, "cpu")
+
+
+def test_numbers_of_sequences_share_the_memory_of_what_is_copied(opened, monkeypatch):
+    """With a B of 64 there are as many, and each with arrays of its own would be 32 times the state."""
+    model, bound = opened("layered"), dict[tuple[str, int], set[int]]()
+    backend: Any = model.backend
+    bind = backend.engine.bind
+
+    def noted(program: Any, inputs: Any, outputs: Any) -> Any:
+        for name, array in {**inputs, **outputs}.items():
+            bound.setdefault((name, len(inputs["x"])), set()).add(array.ctypes.data)
+        return bind(program, inputs, outputs)
+
+    monkeypatch.setattr(backend.engine, "bind", noted)
+    stream = model.stream()
+    for columns in (1, 3):
+        for rows in (1, 2, 1, 2):
+            given = np.ones((columns, B, WIDTH), np.float32)
+            stream.run({"x": given}, np.array([columns] * rows + [0] * (B - rows)))
+    assert {len(bound[name, 3]) for name in ("x", "y", "state.h.in", "state.h.out")} == {1}

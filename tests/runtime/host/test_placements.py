@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opcodes import interrupted_at
 from txl_runtime.bundle.tables import Counter, Input, Output, Program, StateTensor, TensorSpec
 from txl_runtime.errors import UsageError
 from txl_runtime.host.loop import HostLoop
@@ -203,6 +204,44 @@ def test_a_state_that_was_written_is_seen_before_it_is_committed(mixture):
     assert list(loop.written()) == [], "of a segment in which nothing counts, nothing was written"
     loop.commit()
     assert_same(loop, [Simulated() for _ in range(B)])
+
+
+CHANGES: dict[str, Callable[[HostLoop], None]] = {
+    "cleared": lambda loop: loop.clear(np.array([1])),
+    "moved": lambda loop: loop.reorder(np.array([1, 0, 2, 3])),
+    "put in": lambda loop: loop.put(1, loop.take(1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_segment_from_another_state_is_not_committed(mixture, change):
+    loop, _ = opened(mixture, True)
+    ones = {"x": np.ones((B, L), np.float32)}
+    loop.run(ones, np.array([L, 1, 0, 0], np.int32))
+    loop.run(ones, np.array([1, L, 0, 0], np.int32), commit=False)
+    CHANGES[change](loop)
+    before = [loop.take(row) for row in range(B)]
+    assert list(loop.written()) == []
+    loop.commit()
+    for row, held in enumerate(before):
+        found = loop.take(row)
+        assert (found.fill, found.head, bits(found.tensors)) == (held.fill, held.head, bits(held.tensors))
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_commit_that_is_interrupted_and_tried_again_happens_once_at_most(mixture):
+    loop, _ = opened(mixture, True)
+    once, number, interrupted = [], 0, True
+    while interrupted:
+        number += 1
+        loop.clear(np.arange(B))
+        loop.run({"x": np.ones((B, L), np.float32)}, np.array([1, 1, 0, 0], np.int32), commit=False)
+        interrupted = interrupted_at(loop.commit, number)
+        loop.commit()
+        once.append(loop.take(0).fill)
+    assert {*once} <= {0, 1}
+    assert number > 20
 
 
 def carried(mixture: str) -> CarriedState:

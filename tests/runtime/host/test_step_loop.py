@@ -96,6 +96,17 @@ def test_rows_grow_through_stages_and_begin_anew(open_stream):
     assert stream.run(segment("growing", 0))["mean"].tobytes() == first.tobytes()
 
 
+def test_what_does_not_grow_has_one_array_a_side_however_many_stages_there_are(open_stream):
+    stream: Any = open_stream("growing")
+    arrays: list[dict[str, Any]] = []
+    for _ in range(6):
+        stream.feed({"tokens": np.ones((B, 2), np.int32)})
+        (placement,) = stream.loop.placements
+        arrays += placement.sides
+    assert len({id(side["clock"]) for side in arrays}) == 2
+    assert len({side["rows"].shape for side in arrays}) > 2
+
+
 def test_one_graph_serves_any_number_of_rows(open_stream):
     stream, seen = open_stream("open"), np.zeros((B, 0, FRAME), np.float32)
     for seed in range(8):

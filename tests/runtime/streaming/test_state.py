@@ -138,6 +138,11 @@ def test_what_ends_behind_a_ring_is_spilled_before_it_counts():
             np.ones(2),
             (),
         ),
+        (
+            StateTensor(name="s", input="i", output="o", shape=(5, B, 4), batch_axis=1, absent=True, update="replace"),
+            np.ones(4),
+            (),
+        ),
     ],
 )
 def test_what_sequences_start_as_broadcasts_over_any_number_of_them(entry, value, shape):
