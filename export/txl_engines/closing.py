@@ -6,7 +6,7 @@ open. Only where export had to compute numbers from B are they in another order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -27,27 +27,27 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
         program: which it is now.
     """
     onnx, graph = import_onnx(), model.graph
-    sizes = known_shapes(onnx.shape_inference.infer_shapes(model).graph)
     constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
+    sizes = known_shapes(onnx.shape_inference.infer_shapes(model).graph)
     sizes |= {name: tuple(tensor.dims) for name, tensor in constants.items()}
     names, parts, written = dict[str, str](), [], set[str]()
     for node in graph.node:
-        if node.op_type == "Slice" and OPENED in node.output[0] and sizes[node.input[0]] == sizes[node.output[0]]:
+        if node.op_type == "Slice" and _before(node.output[0]) and _same(sizes, node.input[0], node.output[0]):
             names[node.output[0]] = node.input[0]  # all entries of a constant
             parts.append(node)
-        elif node.op_type in ("Reshape", "Expand") and OPENED in node.input[1] and node.input[1] in constants:
-            if not node.attribute and node.op_type == "Reshape":
+        elif node.op_type in ("Reshape", "Expand") and _before(node.input[1]) and node.input[1] in constants:
+            tensor = constants[node.input[1]]
+            if tensor.name not in written and _write_sizes(node, tensor, sizes.get(node.output[0], ())):
+                written.add(tensor.name)
+            if tensor.name in written and node.op_type == "Reshape" and not node.attribute:
                 node.attribute.append(onnx.helper.make_attribute("allowzero", 1))
-            if node.input[1] not in written:
-                _write_sizes(node, constants[node.input[1]], sizes[node.output[0]])
-                written.add(node.input[1])
     for node in parts:
         graph.node.remove(node)
     for name, tensor in constants.items():
-        before = name.partition(OPENED)[0]
-        if before in constants and before != name and sizes[before] == sizes[name]:
+        before = _before(name)
+        if before in constants and _same(sizes, before, name):
             names[name] = before
-        elif before not in (constants.keys() | names.values()):
+        elif before and before not in (constants.keys() | names.values()):
             names[name] = tensor.name = before
             sizes[before] = sizes[name]
     for node in graph.node:
@@ -59,7 +59,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
     inside -= {value.name for value in (*graph.input, *graph.output)}
     for value in declared:
         name = names.get(value.name, value.name)
-        if name in inside:
+        if name in inside and all(sizes.get(name, (0,))):
             inside.remove(name)
             kind = value.type.tensor_type.elem_type
             graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, sizes[name]))
@@ -68,11 +68,23 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
     return data
 
 
-def _write_sizes(node: Any, tensor: Any, sizes: tuple[int, ...]) -> None:
-    """Write into a shape the sizes for which a number stood that says "as it is" or "what is left"."""
+def _before(name: str) -> str:
+    """The constant in whose place a value stands; "" of other values."""
+    before, _, number = name.rpartition(OPENED)
+    return before if not number or number.isdecimal() else ""
+
+
+def _same(sizes: Mapping[str, tuple[int, ...]], one: str, other: str) -> bool:
+    return one in sizes and sizes[one] == sizes.get(other)
+
+
+def _write_sizes(node: Any, tensor: Any, sizes: tuple[int, ...]) -> bool:
+    """Write into a shape the sizes that 0 or -1 stands for there, or 1 in an Expand; whether they are known."""
     onnx = import_onnx()
     numbers = onnx.numpy_helper.to_array(tensor)
-    open_ = 1 if node.op_type == "Expand" else 0 if 0 in numbers else -1
-    if len(sizes) == len(numbers) and all(sizes):
-        whole = np.where(numbers == open_, np.array(sizes, numbers.dtype), numbers)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(whole, tensor.name))
+    if len(sizes) != len(numbers) or not all(sizes):
+        return False
+    put = 1 if node.op_type == "Expand" else 0 if 0 in numbers else -1
+    whole = np.where(numbers == put, np.array(sizes, numbers.dtype), numbers)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(whole, tensor.name))
+    return True

@@ -25,12 +25,20 @@ from txl_runtime.bundle.reading import Bundle, open_bundle
 B = 3
 
 
+class Gate(nn.Module):
+    """Its parameter has a name that is much like those of opened constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = nn.Parameter(torch.rand(8))
+
+
 class Attending(nn.Module):
     """Reshapes with sizes that are kept and left, a table for each sequence, and rows of zeros."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Linear(8, 24)
+        self.mix, self.gate = nn.Linear(8, 24), Gate()
 
     def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = torch.cat([torch.zeros(x.shape[0], 2, 8), x], 1)
@@ -38,7 +46,7 @@ class Attending(nn.Module):
         mask = torch.ones(x.shape[0], 1, rows.shape[1], rows.shape[1], dtype=torch.bool).tril()
         y = (q @ k.transpose(2, 3)).masked_fill(~mask, -1e4).softmax(-1) @ v
         y = y.transpose(1, 2).reshape(x.shape[0], -1, 8)[:, 2:]
-        return y + h[:, None], torch.tanh(h + y.mean(1))
+        return y * self.gate.open + h[:, None], torch.tanh(h + y.mean(1))
 
 
 def attending() -> StepSpec:

@@ -14,8 +14,8 @@ from txl_runtime.bundle.tables import Program, Tables, TensorSpec
 
 BATCH = "batch"
 """What a graph calls the number of sequences where it leaves it open."""
-OPENED = ".open"
-"""Behind the name of a constant: what an opened graph has in its place."""
+OPENED = "[batch]"
+"""Behind the name of a constant: what an opened graph has in its place; no parameter is called so."""
 
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:

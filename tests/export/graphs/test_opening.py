@@ -160,7 +160,7 @@ def test_a_constant_that_is_read_in_several_ways_stands_where_it_stood_once_for_
     model = graph(make, B)
     open_batch(model, graph(make, B + 1), B)
     names = [name for name in model.graph.initializers if not name.startswith(BATCH)]
-    assert names == ["s.open", "s.open2", "t"]
+    assert names == ["s[batch]", "s[batch]2", "t"]
     assert run(model, 2).shape == (2, 2, 3)
 
 
