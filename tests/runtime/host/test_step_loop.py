@@ -96,6 +96,17 @@ def test_rows_grow_through_stages_and_begin_anew(open_stream):
     assert stream.run(segment("growing", 0))["mean"].tobytes() == first.tobytes()
 
 
+def test_what_a_segment_leaves_open_of_a_programs_arrays_is_zero(open_stream):
+    """Whatever earlier segments put there: NaN in the padding would otherwise reach results that are masked."""
+    loop: Any = open_stream("counting").loop
+    loop.run({"tokens": np.full((B, 4), 5, np.int32)}, np.full(B, 4, np.int32))
+    loop.run({"tokens": np.full((B - 1, 2), 7, np.int32)}, np.full(B - 1, 2, np.int32))
+    expected = np.zeros((B, 4), np.int32)
+    expected[: B - 1, :2] = 7
+    taken, _ = loop._arrays["step-4"]
+    assert taken["tokens"].tolist() == expected.tolist()
+
+
 def test_what_does_not_grow_has_one_array_a_side_however_many_stages_there_are(open_stream):
     stream: Any = open_stream("growing")
     arrays: list[dict[str, Any]] = []
