@@ -57,22 +57,27 @@ def looking(lengths: tuple[int, ...] = (4, 2)) -> StepModel:
     return model
 
 
-def open_rows(lengths: tuple[int, ...] = (2, 1)) -> StepModel:
-    """The newest 5 rows of what was seen, from none on, in one graph for any number of them."""
+def open_rows(lengths: tuple[int, ...] = (2, 1), full: bool = False) -> StepModel:
+    """The newest 5 rows of what was seen, from none on, in one graph for any number of them.
+
+    With `full` there is a graph of its own for one position where there are 5 rows already.
+    """
     model = StepModel(
         inputs=(Input(name="frames", dtype="float32", shape=("B", "L", FRAME), role="feature"),),
         outputs=(Output(name="mean", dtype="float32", shape=("B", FRAME)),),
         states=(state("rows", (B, MOST, FRAME), 0, row_axis=1, rows=(0, MOST)),),
         streams="lockstep",
     )
-    for length in lengths:
+    for length, rows in [*((length, "rows") for length in lengths), *([(1, MOST)] if full else [])]:
         graph = Graph()
         every = graph.add("Concat", ["state.rows.in", "frames"], axis=1)
         graph.add("ReduceMean", [every, graph.constant([1], np.int64)], "mean", keepdims=0)
         ends = [graph.constant([place], np.int64) for place in (-MOST, 2**40, 1)]
         graph.add("Slice", [every, *ends], "state.rows.out")
-        name = f"step-{length}"
-        model.add(name, length, graph, {"rows": ("rows", "rows")})
+        name = f"step-{length}{'' if rows == 'rows' else '.full'}"
+        model.add(name, length, graph, {"rows": (rows, rows)})
+        if rows == MOST:
+            continue
         written = model.graphs[f"{name}.onnx"].graph.output[1].type.tensor_type.shape.dim[1]
         written.dim_param = "rows.after"  # ONNX Runtime takes sizes of one name for the same size
     return model

@@ -225,7 +225,6 @@ class LoopState(Loop):
             for placement in self.placements:
                 placement.reorder(rows, side)
             self.counters.reorder(rows, side)
-        self.counters.valid[:] = 0  # sequences that are gone are idle from now on
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
         fill, head = int(self.counters.fill[row]), int(self.counters.head[row])

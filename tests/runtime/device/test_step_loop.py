@@ -151,9 +151,12 @@ def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, kind):
     for _ in range(5):
         inputs, counts = draw_segment(kind, draws)
         one.run(inputs, counts, commit=False).outputs()
-        written = {state.name: array.tobytes() for state, array in one.written()}
+        written = {state.name: (state.axes, array.copy()) for state, array in one.written()}
         one.commit()
         assert not one.written()
+        for row in np.flatnonzero(counts).tolist():
+            held = {name: array.tobytes() for name, array in one.take(row).tensors.items()}
+            assert held == {name: axes.one(array, row).tobytes() for name, (axes, array) in written.items()}
         other.run(inputs, counts)
         assert_alike(one, other)
         assert written.keys() <= {state.name for state in model.manifest.states}
@@ -275,6 +278,17 @@ def test_tokens_on_the_device_are_taken_from_there(opened):
         counts = np.array([columns, columns // 2], np.int32)
         assert_same(one.run({"tokens": there}, counts).outputs(), other.run({"tokens": host}, counts).outputs())
     assert opened("recurrent")[0].open_loop().resident(DeviceArray(ours.backend.device, host)) is None
+
+
+def test_padding_beside_tokens_on_the_device_is_zero_whatever_stood_there(opened):
+    stream = opened("counting")[0].stream()
+    loop: Any = stream.loop
+    for columns, ids in ((4, 5), (2, 7)):
+        there = DeviceArray(loop._device, np.full((B, columns), ids, np.int32))
+        stream.feed(np.full((B, 4), 3, np.int32))
+        stream.feed(there)
+        staged = loop._calls["step-4", loop.counters.side ^ 1].inputs.host["tokens"]
+        assert columns == 4 or not staged.any(), "what the tokens do not cover is sent from here"
 
 
 def test_a_segment_that_no_program_takes_is_refused_with_the_lengths_there_are(opened):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto
+from opcodes import bits, interrupted_at
 from step_models import FEATURES, VOCABULARY, B, Graph, StepModel, counting, recurrent, state
 from txl_runtime import BundleError, Model, load
 from txl_runtime.bundle.tables import Input, Output
@@ -210,6 +211,28 @@ def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(opened, k
     for row in range(2):
         for name, held in clean.take(row).tensors.items():
             assert held.tobytes() == spoiled.take(row).tensors[name].tobytes()
+
+
+@every
+def test_an_interrupt_leaves_sequences_of_two_sides_as_before_or_as_after(opened, kind):
+    model, draws = opened(kind), np.random.default_rng(4)
+    stream: Any = model.stream()
+    given, columns = segment(kind, draws)
+    stream.run(given, np.full(B, columns))
+    start = stream.snapshot()
+    before = bits(stream)
+    stream.run(given, np.full(B, columns))
+    allowed, number, interrupted = {before, bits(stream)}, 3, True
+    while interrupted:
+        for counts in ([columns] * B, [columns] * B, [columns, 0, 0]):  # so that both sides hold something else
+            stream.run(given, np.array(counts))
+        stream.restore(start)  # a sequence that is restored stays on its side
+        assert len(set(stream.loop.counters.sides.tolist())) == 2
+        interrupted = interrupted_at(lambda: stream.run(given, np.full(B, columns)), number)
+        assert bits(stream) in allowed, f"opcode {number}"
+        number += 17
+    assert number > 1000
+    assert bits(stream) != before
 
 
 @every

@@ -89,7 +89,7 @@ class Engine:
         return call
 
 
-def opened(mixture: str, open_batch: bool) -> tuple[HostLoop, Engine]:
+def opened(mixture: str, open_batch: bool, streams: str = "independent") -> tuple[HostLoop, Engine]:
     states = tuple(STATES[name] for name in MIXTURES[mixture])
     rule = states[0].update
     table = [Input(name="x", dtype="float32", shape=("B", "L"), role="feature")]
@@ -122,7 +122,7 @@ def opened(mixture: str, open_batch: bool) -> tuple[HostLoop, Engine]:
         given=tuple(table[:1]),
         states_of=lambda r: tuple(s for s in states if s.update in (r, "replace")),
         lengths="valid",
-        streams="independent",
+        streams=streams,
         logprobs=None,
         model_id="0" * 64,
         programs=(program,),
@@ -204,6 +204,14 @@ def test_a_state_that_was_written_is_seen_before_it_is_committed(mixture):
     assert list(loop.written()) == [], "of a segment in which nothing counts, nothing was written"
     loop.commit()
     assert_same(loop, [Simulated() for _ in range(B)])
+
+
+@pytest.mark.parametrize(("streams", "valid"), [("independent", [2, 1, 0, 0]), ("lockstep", [2, 1, 2, 2])])
+def test_sequences_that_a_stream_does_not_have_are_idle_but_run_with_the_others_in_lockstep(streams, valid):
+    loop, _ = opened("rolled and replaced", False, streams)
+    loop.run({"x": np.ones((B, L), np.float32)}, np.full(B, L, np.int32))
+    loop.run({"x": np.ones((2, L), np.float32)}, np.array([2, 1], np.int32))
+    assert loop.counters.valid.tolist() == valid
 
 
 CHANGES: dict[str, Callable[[HostLoop], None]] = {

@@ -16,6 +16,7 @@ from txl_runtime.bundle.tables import Input, Output
 
 KINDS = {"recurrent": recurrent, "growing": growing, "counting": counting, "open": open_rows, "looking": looking}
 every = pytest.mark.parametrize("kind", KINDS)
+MADE = {**KINDS, "full": lambda: open_rows(full=True)}
 independent = pytest.mark.parametrize("kind", ["recurrent", "counting", "looking"])
 
 
@@ -25,7 +26,7 @@ def open_stream(tmp_path_factory):
 
     def open_one(kind: str, batch_size: int | None = None) -> Stream:
         if kind not in models:
-            path = KINDS[kind]().write(tmp_path_factory.mktemp("own") / "own.txl")
+            path = MADE[kind]().write(tmp_path_factory.mktemp("own") / "own.txl")
             models[kind] = load(path, backend="cpu", threads=1)
         return models[kind].stream(batch_size)
 
@@ -118,8 +119,10 @@ def test_what_does_not_grow_has_one_array_a_side_however_many_stages_there_are(o
     assert len({side["rows"].shape for side in arrays}) > 2
 
 
-def test_one_graph_serves_any_number_of_rows(open_stream):
-    stream, seen = open_stream("open"), np.zeros((B, 0, FRAME), np.float32)
+@pytest.mark.parametrize("kind", ["open", "full"])
+def test_one_graph_serves_any_number_of_rows(open_stream, kind):
+    """Also before and after one of a fixed number."""
+    stream, seen = open_stream(kind), np.zeros((B, 0, FRAME), np.float32)
     for seed in range(8):
         given = segment("open", seed, columns=1 + seed % 2)
         every_row = np.concatenate([seen, given["frames"]], axis=1)

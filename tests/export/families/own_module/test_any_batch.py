@@ -63,6 +63,10 @@ def a_number(x, h):
     return x + (x * 3).int() * x.shape[0]
 
 
+def a_part(x, h):
+    return x + x[:, :, : x.shape[0]].sum(-1, keepdim=True)
+
+
 def of_three(x, h):
     if len(x) > 3:
         raise ValueError("three are enough")
@@ -120,6 +124,7 @@ def test_programs_leave_b_open_and_their_tables_keep_it(made, tmp_path):
             a_number,
             "step-2 is of 3 sequences alone: Mul computes with a number that follows from the number of sequences",
         ),
+        (a_part, "step-2 is of 3 sequences alone: with fewer of them the graph's y is .* away from the module's"),
         (of_three, "step-2 is of 3 sequences alone: it cannot be captured with 4: .*three are enough"),
         (chosen, r"without a B step-2: has indices of .* at GatherND"),
     ],
