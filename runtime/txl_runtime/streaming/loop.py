@@ -114,7 +114,7 @@ class Loop(Protocol):
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
         """Of a segment that was run but is not committed, the states it returned whole, [.., B, ..]; no memory rows.
 
-        What stands there of sequences that were idle means nothing.
+        Ignore the entries of idle sequences.
         """
         return ()
 
@@ -122,7 +122,7 @@ class Loop(Protocol):
         """Make sequences what they are before anything was seen."""
 
     def limit(self, rows: Indices, most: int) -> None:
-        """Let these rows of the loop, whoever stands there, keep and see at most so many memory rows from now on."""
+        """Limit how many memory rows the sequences in these places keep and see; the limit belongs to the place."""
         return
 
     def prepare_reorder(self, rows: Indices) -> None:

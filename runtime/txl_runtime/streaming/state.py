@@ -54,10 +54,10 @@ class Counters:
 
     Attributes:
         ring: slots of a ring; None where no state is in one.
-        valid: int32 [B], the positions of the segment that count; a view that programs may be bound to.
-        fill: int32 [B], memory rows that exist, 0 … M; a view likewise.
+        valid: int32 [B], the positions of the segment that count; programs are bound to this array.
+        fill: int32 [B], memory rows that exist, 0 … M; likewise.
         most: int32 [B], how many may exist: M, or fewer where that is limited.
-        head: int32 [B], the slot of each sequence's next row in a ring; a view likewise. Zeros without a ring.
+        head: int32 [B], the slot of each sequence's next row in a ring; likewise. Zeros without a ring.
         sides: int32 [B], which of two sets of tensors holds each sequence; zeros where there is one set alone.
         read: int32 [2 or 3, B], what programs read of these: valid, fill, and the head of a ring.
     """
@@ -109,7 +109,7 @@ class Counters:
         self._now[...] = self._next
 
     def clear(self, rows: Indices) -> None:
-        """See `streaming.loop.Loop`. Sequences stay in the set that they stand in."""
+        """See `streaming.loop.Loop`. The side of a sequence does not change."""
         self.fill[rows] = np.minimum(self._fresh, self.most[rows])
         self.head[rows] = 0
 
@@ -153,7 +153,7 @@ class Placement(Protocol):
         """Make sequence i, on one side, what sequence rows[i] was; those behind the last are cleared."""
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
-        """The tensors, [.., B, ..], that a step has returned whole to a side; of memory rows, none."""
+        """The replaced states, [.., B, ..], as the last step wrote them to this side; empty for memory rows."""
         return ()
 
 
