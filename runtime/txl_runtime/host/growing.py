@@ -18,7 +18,7 @@ from txl_runtime.types import Array, Arrays, Call, Indices
 
 
 class Growing(Replaced):
-    """See `Replaced`. A side holds arrays that are reused for its shapes, or those that a program with open rows returned.
+    """See `Replaced`. A side holds arrays that are reused for its shapes, or what a program with open rows returned.
 
     On the side where no sequence stands, a step may put another set. Sets of a side share the arrays that are alike.
     """
