@@ -94,13 +94,13 @@ def test_what_engines_are_built_of_is_to_the_byte_what_it_is_of_a_bundle_that_wa
     assert opened.manifest.model_id == fixed.manifest.model_id
 
 
-def test_engines_of_both_are_the_same(both, tmp_path):
-    """Built by the library itself."""
+def test_the_library_is_given_the_same_for_both(both, tmp_path):
+    """What it makes of it depends on the process that it is in, so the engines themselves are not compared."""
     made = []
     for opened in (True, False):
         path = Path(shutil.copytree(both("attending", opened).path, tmp_path / str(opened) / "step.txl"))
         engines = build_bundle(path, "rtx", gpus=(86,)).engines
-        made.append([(path / engine.file).read_bytes() for engine in engines])
+        made.append([engine.sidecar.identity for engine in engines])
     assert made[0] == made[1]
 
 
