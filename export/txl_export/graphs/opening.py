@@ -120,7 +120,7 @@ class _Opening:
         sizes = value.dtype in _WHOLE and one.ndim < 2 and index in _SIZES.get(node.op_type, ())
         times = self._multiples(one, two) if sizes else None
         if times is None:
-            raise FixedBatchError(f"{node.op_type} computes with a number that follows from the number of sequences")
+            raise FixedBatchError(f"{node.op_type} computes with a number that changes with B")
         target = _target(node, first, one, times) if index == 1 else None
         if target is not None:
             if 0 in target and node.attributes.get_int("allowzero"):  # then it keeps a size
@@ -148,7 +148,9 @@ class _Opening:
                     sizes[axis] = BATCH if times == 1 else None
                     self._made[value.name, axis] = self._add("Slice", inputs, value.dtype, sizes, self._name(value))
                 return self._made[value.name, axis]
-        raise FixedBatchError(f"{node.op_type} reads a table that is another one for another number of sequences")
+        raise FixedBatchError(
+            f"{node.op_type} reads a constant that changes with B in another way than by entries at its end"
+        )
 
     def _written(self, value: ir.Value, target: NDArray[Any]) -> ir.Value:
         """A constant in place of another."""

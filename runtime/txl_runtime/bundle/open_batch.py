@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Program, Tables, TensorSpec
+from txl_runtime.bundle.tables import Program, Tables, TensorSpec, axes_of
 
 BATCH = "batch"
 """What a graph calls the number of sequences where it leaves it open."""
@@ -20,13 +20,7 @@ OPENED = "[batch]"
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
     """The axis of sequences in each input and output of a program of segments that has one, by name."""
-    axes = {entry.name: entry.axes.batch for entry in tables.interface if entry.axes.batch is not None}
-    if program.kind != "step":
-        axes[program.outputs[0].name] = 0
-    for state in tables.states_of(program.update):
-        if state.batch_axis is not None:
-            axes |= {state.input: state.batch_axis, state.output: state.batch_axis}
-    return axes
+    return {name: axes.batch for name, axes in axes_of(tables, program).items() if axes.batch is not None}
 
 
 def sequences(program: Program, tables: Tables) -> int:

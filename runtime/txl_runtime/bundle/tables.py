@@ -306,6 +306,17 @@ class Tables:
         return self.counters["fill"].start if "fill" in self.counters else 0
 
 
+def axes_of(tables: Tables, program: Program) -> dict[str, Axes]:
+    """Where sequences and positions stand in each tensor that a program of segments may have, by name."""
+    axes = {entry.name: entry.axes for entry in tables.interface}
+    if program.kind != "step":  # what the softmax takes is no output of the table
+        result = program.outputs[0]
+        axes[result.name] = Axes(("B", *(int(size) for size in result.shape[1:])))
+    for state in tables.states_of(program.update):
+        axes |= {state.input: state.axes, state.output: state.axes}
+    return axes
+
+
 def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:
     """R, the slots of a ring, and C, those with the ones to spill into, for segments of at most `segment_length`.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Program
+from txl_runtime.bundle.tables import Program, axes_of
 from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.placements import HostPlacement, Replaced, open_placements
@@ -121,7 +121,7 @@ class HostLoop(LoopState):
     def _join(self, rows: int) -> None:
         """Bring the first sequences to one side, the first one's. A sequence's state is the same before and after."""
         sides = self.counters.sides[:rows]
-        if max(sides.tolist()) != min(sides.tolist()):  # of so few, numpy's are slower
+        if max(sides.tolist()) != min(sides.tolist()):  # for so few values Python is faster than NumPy
             for row in np.flatnonzero(sides != sides[0]).tolist():
                 for placement in self.placements:
                     placement.join(row, int(sides[0]))
@@ -188,11 +188,7 @@ class HostLoop(LoopState):
 
     def _call_of_first(self, program: Program, inputs: Arrays, outputs: Arrays, rows: int) -> Call:
         """A program bound to the first sequences of arrays; where these do not lie together, they are copied."""
-        tables = {entry.name: entry.axes for entry in self._manifest.interface}
-        features = features_of(program, self._manifest)
-        axes = tables if features is None else tables | {features.name: features.axes}
-        for state in self._manifest.states_of(program.update):
-            axes |= {state.input: state.axes, state.output: state.axes}
+        axes = axes_of(self._manifest, program)
         (bound, before), (filled, after) = (self._of_first(arrays, axes, rows) for arrays in (inputs, outputs))
         run = self._engine.bind(program, bound, filled)
         if not before and not after:

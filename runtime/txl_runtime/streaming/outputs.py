@@ -63,7 +63,7 @@ class WholeOutput(Output):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        if min(counts.tolist(), default=0) == features.shape[1]:  # numpy takes longer over so few
+        if min(counts.tolist(), default=0) == features.shape[1]:  # Python's min is faster for so few values
             np.copyto(out, features)
         else:
             super().counted(features, counts, out)

@@ -97,7 +97,8 @@ class Counters:
             np.add(self._now, self.valid, out=self._next)
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
-            if head is not None and ring is not None and max(head.tolist()) >= ring:  # of so few, numpy's max is slower
+            # For so few values Python's max is faster than NumPy's.
+            if head is not None and ring is not None and max(head.tolist()) >= ring:
                 for row in np.flatnonzero(head >= ring).tolist():
                     head[row] -= ring
                     spill(row, int(head[row]))

@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Callable[[int], tuple[Nodes, Constants]], str]] = {
     ),
     "a share": (
         lambda b: ([("Div", ["_", "n"], {})], {"n": np.float32(b)}),
-        "Div computes with a number that follows from the number of sequences",
+        "Div computes with a number that changes with B",
     ),
     "a bound that few values reach": (
         lambda b: (
@@ -191,19 +191,19 @@ REFUSED: dict[str, tuple[Callable[[int], tuple[Nodes, Constants]], str]] = {
             ],
             {"n": whole(1000 * b)},
         ),
-        "Min computes with a number that follows from the number of sequences",
+        "Min computes with a number that changes with B",
     ),
     "one less": (
         lambda b: ([("Slice", ["_", "zero", "n"], {})], {"zero": whole(0), "n": whole(b - 1)}),
-        "Slice computes with a number that follows",
+        "Slice computes with a number that changes with B",
     ),
     "a table of another order": (
         lambda b: ([("Add", ["_", "t"], {})], {"t": np.arange(b, dtype=np.float32)[::-1, None].copy()}),
-        "Add reads a table that is another one",
+        "Add reads a constant that changes with B in another way",
     ),
     "a table along two axes": (
         lambda b: ([("MatMul", ["t", "_"], {})], {"t": np.eye(b, dtype=np.float32)}),
-        "MatMul reads a table that is another one",
+        "MatMul reads a constant that changes with B in another way",
     ),
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import Counted
 from txl_runtime import Model, UsageError, load
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.host.placements import Ring
@@ -51,27 +52,6 @@ def opened(make_bundle) -> Callable[..., Model]:
 
 def tokens(rows: int, columns: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, V, (rows, columns)).astype(np.int32)
-
-
-class Counted:
-    """An engine that notes how many sequences each segment is computed for."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine, self.rows = engine, list[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def bind(self, program: Any, inputs: Any, outputs: Any) -> Any:
-        call = self._engine.bind(program, inputs, outputs)
-        if not program.segment_length:
-            return call
-
-        def counted() -> None:
-            self.rows.append(len(inputs["tokens"]))
-            call()
-
-        return counted
 
 
 def counting(model: Model) -> tuple[HostLoop, Counted]:

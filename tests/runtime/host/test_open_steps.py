@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto
 from opcodes import bits, interrupted_at
 from step_models import FEATURES, VOCABULARY, B, Graph, StepModel, counting, recurrent, state
+from support import Counted
 from txl_runtime import BundleError, Model, load
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.host.loop import HostLoop
@@ -87,25 +88,6 @@ def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     for name, array in found.items():
         assert array.dtype == expected[name].dtype
         np.testing.assert_allclose(array, expected[name], rtol=0, atol=2e-6, err_msg=name)
-
-
-class Counted:
-    """An engine that notes how many sequences its programs are bound to, and may spoil what it is given."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine, self.rows = engine, list[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def bind(self, program: Any, inputs: Any, outputs: Any) -> Any:
-        call = self._engine.bind(program, inputs, outputs)
-
-        def counted() -> None:
-            self.rows.append(len(inputs["valid"]))
-            call()
-
-        return counted
 
 
 def counting_loop(model: Model) -> tuple[HostLoop, Counted]:

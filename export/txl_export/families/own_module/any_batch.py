@@ -52,13 +52,13 @@ def may_be_open(plan: Plan) -> bool:
 
 
 def leave_open(plan: Plan, found: Sequence[Found]) -> str:
-    """Leave B open in the graphs of all programs of a step; or in none, and say what in one of them is of one B."""
+    """Leave B open in the graphs of all programs of a step; or in none, and say why one of them needs its B."""
     others = []
     for program in found:
         try:
             others.append(_tried(plan, program))
         except FixedBatchError as error:
-            return f"{program.name} is of {plan.batch_size} sequences alone: {error}"
+            return f"the graph of {program.name} works for exactly {plan.batch_size} sequences: {error}"
     for program, other in zip(found, others, strict=True):
         open_batch(program.captured.model, other, plan.batch_size)
     return ""
@@ -76,14 +76,14 @@ def _tried(plan: Plan, found: Found) -> ir.Model:
     try:
         try_graph(model, network, few)
     except TrialError as error:
-        raise FixedBatchError(f"with fewer of them {error}") from error
+        raise FixedBatchError(f"run with fewer, {error}") from error
     return other
 
 
 def refused(folder: Path, manifest: Manifest) -> str:
     """Why those who load a bundle would refuse a graph of it that leaves B open; "" where they take them all.
 
-    They follow how large each value gets, which is less certain where a size is open.
+    They bound the size of every value, and with B open they can bound some of them less well.
     """
     budget = Budget((folder / manifest.weights).stat().st_size)
     for program in manifest.programs:
@@ -91,7 +91,7 @@ def refused(folder: Path, manifest: Manifest) -> str:
             if program.open_batch:
                 check_graph((folder / program.file).read_bytes(), program.name, program, manifest, budget=budget)
         except BundleError as error:
-            return f"without a B {str(error).partition(';')[0]}"
+            return f"with B left open, a bundle's loader refuses {str(error).partition(';')[0]}"
     return ""
 
 
@@ -105,7 +105,7 @@ def _of_one_more(plan: Plan, found: Found) -> ir.Model:
         (example,) = examples_for(more, transition, network, 1)
         return capture_again(network, found.name, example, found.captured.route)
     except Exception as error:  # the user's code may be of one B, and torch raises many kinds
-        raise FixedBatchError(f"it cannot be captured with {more.batch_size}: {one_line(error)}") from error
+        raise FixedBatchError(f"it cannot be captured with B + 1 = {more.batch_size}: {one_line(error)}") from error
 
 
 def _counts(batch_size: int) -> list[int]:
