@@ -116,7 +116,7 @@ import json, os, resource, sys
 import numpy as np, onnxruntime, safetensors.numpy
 import txl_runtime
 from txl_runtime import selftest
-from txl_runtime.streaming import fitting, sampling, snapshot, state_files, states
+from txl_runtime.streaming import sampling, snapshot, state_files, states
 from txl_runtime.bundle import writing
 bundle, place, room = sys.argv[1], sys.argv[2], int(sys.argv[3])
 pages = int(open("/proc/self/statm").read().split()[0])

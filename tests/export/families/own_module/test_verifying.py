@@ -83,12 +83,12 @@ def constant(graph: onnx.GraphProto, name: str, values: object) -> str:
 
 
 def leaks(graph: onnx.GraphProto) -> None:
-    """Nothing of a neighbour, times zero."""
+    """Nothing of every neighbour, times zero."""
     aside = before(graph, "action")
-    constant(graph, "places", np.array([1, 2, 0], np.int64))
+    constant(graph, "sequences", np.array([0], np.int64))
     constant(graph, "nothing", np.zeros((), np.float32))
-    graph.node.append(helper.make_node("Gather", [aside, "places"], ["neighbours"], axis=0))
-    graph.node.append(helper.make_node("Mul", ["neighbours", "nothing"], ["leak"]))
+    graph.node.append(helper.make_node("ReduceSum", [aside, "sequences"], ["together"]))
+    graph.node.append(helper.make_node("Mul", ["together", "nothing"], ["leak"]))
     graph.node.append(helper.make_node("Add", [aside, "leak"], ["action"]))
 
 
@@ -101,11 +101,15 @@ def moves_idle_rows(graph: onnx.GraphProto) -> None:
 
 def bakes_a_state(graph: onnx.GraphProto) -> None:
     """The cell starts every segment as it did when it was captured."""
-    constant(graph, "baked", np.full((2, B, 8), 0.1, np.float32))
     (kept,) = [node for node in graph.node if "state.c.out" in node.output]
     for node in graph.node:
         if node is not kept:
             node.input[:] = ["baked" if name == "state.c.in" else name for name in node.input]
+    # It is made from the state, for it has the state's sequences, whose number the graph leaves open.
+    constant(graph, "nothing", np.float32(0))
+    constant(graph, "captured", np.float32(0.1))
+    graph.node.insert(0, helper.make_node("Mul", ["state.c.in", "nothing"], ["erased"]))
+    graph.node.insert(1, helper.make_node("Add", ["erased", "captured"], ["baked"]))
 
 
 def turns_to_nan(graph: onnx.GraphProto) -> None:
