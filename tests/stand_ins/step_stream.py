@@ -103,7 +103,7 @@ def step(x: np.ndarray, states: Mapping[str, np.ndarray]) -> tuple[dict[str, np.
 
 
 class NumpyReference:
-    """See `parity.steps.truth.Reference`."""
+    """See `proof.references.Reference`."""
 
     described, small = "computed in float64", True
 

@@ -37,8 +37,8 @@ from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import ExportOptions
-from txl_export.parity.report import Parity
-from txl_export.parity.threads import few_threads
+from txl_export.proof.parity import Parity
+from txl_export.proof.threads import few_threads
 from txl_export.token_files import read_tokens
 
 Checkpoint = str | PathLike[str] | Mapping[str, Tensor]

@@ -20,7 +20,7 @@ from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.weights import check_weights
 from txl_export.graphs.emulation import runnable
-from txl_export.parity.report import ParityError
+from txl_export.proof.parity import ParityError
 from txl_runtime import UsageError
 from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.reading import open_bundle

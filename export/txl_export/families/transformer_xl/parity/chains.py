@@ -22,10 +22,10 @@ from txl_runtime.types import Ids
 from txl_export.families.transformer_xl.parity.comparing import ChainComparison
 from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.parity.distributions import Logprobs
-from txl_export.parity.heap import trim
-from txl_export.parity.report import DRIFT_ROWS, ChainResult, TextResult
-from txl_export.parity.spread import Decades
+from txl_export.proof.decades import Decades
+from txl_export.proof.distributions import Logprobs
+from txl_export.proof.heap import trim
+from txl_export.proof.parity import DRIFT_ROWS, ChainResult, TextResult
 
 DISTINCT_IDS, RUN = 4096, 16
 """How many ids are drawn from a large vocabulary, and in runs of how many neighbours. Every id that is used brings a

@@ -12,8 +12,8 @@ import numpy as np
 from txl_runtime.streaming.stream import Stream
 
 from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
-from txl_export.parity.distributions import Distributions, Logprobs, or_infinite
-from txl_export.parity.report import ChainResult
+from txl_export.proof.distributions import Distributions, Logprobs, or_infinite
+from txl_export.proof.parity import ChainResult
 
 
 class ChainComparison:

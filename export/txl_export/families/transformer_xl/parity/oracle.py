@@ -11,7 +11,7 @@ from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.reference import Memory, Reference
 from txl_export.families.transformer_xl.weights import layer_name
-from txl_export.parity.distributions import Logprobs
+from txl_export.proof.distributions import Logprobs
 
 
 class ReferenceStreams:

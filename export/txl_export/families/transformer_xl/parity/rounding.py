@@ -15,7 +15,7 @@ from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.parity.distributions import or_infinite
+from txl_export.proof.distributions import or_infinite
 
 MOST_PARAMETERS = 200_000_000
 """A larger model is not computed in float64, which takes twice its memory once more."""

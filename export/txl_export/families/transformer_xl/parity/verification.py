@@ -25,9 +25,9 @@ from txl_export.families.transformer_xl.parity.chains import Plan, compare_text,
 from txl_export.families.transformer_xl.parity.looking import farthest_look
 from txl_export.families.transformer_xl.parity.rounding import own_rounding
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.parity.heap import give_back
-from txl_export.parity.report import AMPLIFIES, ChainResult, Gate, Parity, TextResult
-from txl_export.parity.threads import few_threads
+from txl_export.proof.heap import give_back
+from txl_export.proof.parity import AMPLIFIES, ChainResult, Gate, Parity, TextResult
+from txl_export.proof.threads import few_threads
 
 LOGPROBS, MEMORY = "log-probs max abs", "memory max abs (relative)"
 MEASURED: Mapping[str, tuple[int, Callable[[ChainResult], float]]] = {

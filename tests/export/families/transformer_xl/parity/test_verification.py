@@ -19,8 +19,8 @@ from support import random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.parity.comparing import ChainComparison
 from txl_export.families.transformer_xl.parity.verification import _judge, openers, verify_models
-from txl_export.parity.distributions import CHUNK
-from txl_export.parity.report import ChainResult, Parity, TextResult
+from txl_export.proof.distributions import CHUNK
+from txl_export.proof.parity import ChainResult, Parity, TextResult
 from txl_runtime import ladder
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import MANIFEST, WEIGHTS, open_bundle

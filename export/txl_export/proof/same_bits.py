@@ -19,8 +19,8 @@ from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Ids
 
-from txl_export.parity.steps.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, named, rows_of
-from txl_export.parity.steps.inputs import POISON, InputSource, poisoned
+from txl_export.proof.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, named, rows_of
+from txl_export.proof.input_source import POISON, InputSource, poisoned
 
 SEGMENTS = 6
 """Segments of every run."""

@@ -13,9 +13,9 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import AMPLIFIED
 from txl_runtime.types import Array, Ids
 
-from txl_export.parity.steps.amplifying import OwnRounding
-from txl_export.parity.steps.inputs import InputSource
-from txl_export.parity.steps.truth import Reference, ReferenceStreams
+from txl_export.proof.input_source import InputSource
+from txl_export.proof.references import Reference, ReferenceStreams
+from txl_export.proof.rounding import OwnRounding
 
 MOST_STEPS, FEW_STEPS, MOST_BYTES = 48, 6, 4_000_000
 """Steps of the chain; fewer where inputs are large."""

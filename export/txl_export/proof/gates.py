@@ -9,9 +9,9 @@ import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import DRIFT_FLOOR, Rung, no_drift_limit, rung
 
-from txl_export.parity.report import Gate
-from txl_export.parity.steps.bits import Bits
-from txl_export.parity.steps.results import StepChain
+from txl_export.proof.bits import Bits
+from txl_export.proof.parity import Gate
+from txl_export.proof.tensor_errors import StepChain
 
 OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
 

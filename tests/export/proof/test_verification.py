@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import AXES, FEATURES, MANIFEST, ArrayModel, ArrayStream, B, NumpyReference
-from txl_export.parity.report import Parity, ParityError
-from txl_export.parity.steps.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits, differing_values
-from txl_export.parity.steps.chains import (
+from txl_export.proof.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED, Bits, differing_values
+from txl_export.proof.chains import (
     LONGER,
     SAMPLED,
     SEGMENTS,
@@ -23,11 +22,12 @@ from txl_export.parity.steps.chains import (
     planned,
     run_chain,
 )
-from txl_export.parity.steps.inputs import InputSource
-from txl_export.parity.steps.judging import OUTPUTS, STATES, judge
-from txl_export.parity.steps.odd import FAR, NAN
-from txl_export.parity.steps.results import PIECE, StepChain, TensorErrors
-from txl_export.parity.steps.verification import verify_model
+from txl_export.proof.gates import OUTPUTS, STATES, judge
+from txl_export.proof.input_source import InputSource
+from txl_export.proof.parity import Parity, ParityError
+from txl_export.proof.tensor_errors import PIECE, StepChain, TensorErrors
+from txl_export.proof.unusual_inputs import FAR, NAN
+from txl_export.proof.verification import verify_model
 from txl_runtime.ladder import DRIFT_FLOOR, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.state import RowState

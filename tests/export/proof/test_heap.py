@@ -7,7 +7,7 @@ import weakref
 
 import torch
 from txl_export.families.transformer_xl.parity.oracle import _handed_over
-from txl_export.parity.heap import give_back
+from txl_export.proof.heap import give_back
 
 
 class Node:

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from step_models import MODELS, ROWS, VOCABULARY, B, Graph, StepModel
-from txl_export.parity.report import Parity, ParityError
-from txl_export.parity.steps.judging import STATES
-from txl_export.parity.steps.odd import FAR
-from txl_export.parity.steps.vectors import selftest_vectors
-from txl_export.parity.steps.verification import verify_model
+from txl_export.proof.gates import STATES
+from txl_export.proof.parity import Parity, ParityError
+from txl_export.proof.selftest_vectors import selftest_vectors
+from txl_export.proof.unusual_inputs import FAR
+from txl_export.proof.verification import verify_model
 from txl_runtime import load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Input, Output, StateTensor
@@ -191,7 +191,7 @@ class Gates:
 
 @pytest.mark.parametrize("features", [False, True], ids=["tokens", "samples"])
 def test_where_a_graph_overflows_tensor_operator_and_input_are_named(features, tmp_path, monkeypatch):
-    monkeypatch.setattr("txl_export.parity.steps.chains.LIVE", 2)  # fewer than the graph has
+    monkeypatch.setattr("txl_export.proof.chains.LIVE", 2)  # fewer than the graph has
     path = gates(features).write(tmp_path / "gates.txl")
     samples = {"x": np.random.default_rng(1).normal(size=(40, 4)).astype(np.float32)} if features else None
     warned: list[str] = []

@@ -18,12 +18,12 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
 
-from txl_export.parity.report import Gate
-from txl_export.parity.steps.bits import named, rows_of
-from txl_export.parity.steps.chains import live_sequences
-from txl_export.parity.steps.inputs import POISON, InputSource
-from txl_export.parity.steps.origin import origin
-from txl_export.parity.steps.truth import Reference, ReferenceStreams, States, hand_over, run_together
+from txl_export.proof.bits import named, rows_of
+from txl_export.proof.chains import live_sequences
+from txl_export.proof.input_source import POISON, InputSource
+from txl_export.proof.lost_numbers import origin
+from txl_export.proof.parity import Gate
+from txl_export.proof.references import Reference, ReferenceStreams, States, hand_over, run_together
 
 FAR, NAN = "large and zero inputs max abs (relative)", "hidden NaN (values)"
 FACTOR, NUMBERS = 100, 8

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
-from txl_export.parity.steps.odd import NAN, nan_gates
+from txl_export.proof.unusual_inputs import NAN, nan_gates
 from txl_runtime.errors import BackendError, UsageError
 
 

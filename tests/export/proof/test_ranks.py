@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from txl_export.parity.distributions import Distributions
-from txl_export.parity.ranks import BEST, MANY, WITHIN, Ranks
-from txl_export.parity.report import Chain
+from txl_export.proof.distributions import Distributions
+from txl_export.proof.parity import Chain
+from txl_export.proof.ranks import BEST, MANY, WITHIN, Ranks
 
 
 def ranked(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> Ranks:

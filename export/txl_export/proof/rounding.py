@@ -16,10 +16,10 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import AMPLIFIED, DRIFT_SLACK, no_drift_limit
 from txl_runtime.types import Array
 
-from txl_export.parity.steps.chains import Planned
-from txl_export.parity.steps.inputs import InputSource
-from txl_export.parity.steps.results import StepChain, TensorErrors
-from txl_export.parity.steps.truth import Reference, ReferenceStreams, run_together
+from txl_export.proof.chains import Planned
+from txl_export.proof.input_source import InputSource
+from txl_export.proof.references import Reference, ReferenceStreams, run_together
+from txl_export.proof.tensor_errors import StepChain, TensorErrors
 
 
 class OwnRounding:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import AXES, ArrayModel, ArrayStream, NumpyReference
-from txl_export.parity.steps.vectors import MOST_STEPS, selftest_vectors
+from txl_export.proof.selftest_vectors import MOST_STEPS, selftest_vectors
 from txl_runtime import BundleError, CheckError
 from txl_runtime.selftest import SelftestResult, run_selftest
 

@@ -11,11 +11,11 @@ from txl_runtime.bundle.tables import Output
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Ids
 
-from txl_export.parity.distributions import Distributions
-from txl_export.parity.steps.bits import IDLE, KEPT, Bits, named, rows_of
-from txl_export.parity.steps.inputs import poisoned
-from txl_export.parity.steps.results import StepChain, TensorErrors
-from txl_export.parity.steps.truth import Indices, Reference, ReferenceStreams, hand_over
+from txl_export.proof.bits import IDLE, KEPT, Bits, named, rows_of
+from txl_export.proof.distributions import Distributions
+from txl_export.proof.input_source import poisoned
+from txl_export.proof.references import Indices, Reference, ReferenceStreams, hand_over
+from txl_export.proof.tensor_errors import StepChain, TensorErrors
 
 FULL = 0.99
 """A state is full when this share has changed of all values that ever change."""

@@ -10,8 +10,8 @@ import numpy as np
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import GAIN
 
-from txl_export.parity.ranks import Ranks
-from txl_export.parity.spread import EDGES, KL_EDGES, Decades, decades_of, joined
+from txl_export.proof.decades import EDGES, KL_EDGES, Decades, decades_of, joined
+from txl_export.proof.ranks import Ranks
 
 DRIFT_ROWS = 64
 """The drift of a chain is not judged on quarters of fewer rows: those say more of their tokens than of the memory."""

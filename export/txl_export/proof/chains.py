@@ -19,13 +19,13 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
-from txl_export.parity.report import DRIFT_ROWS
-from txl_export.parity.steps.bits import Bits
-from txl_export.parity.steps.inputs import InputSource
-from txl_export.parity.steps.judging import drifting
-from txl_export.parity.steps.pair import SideBySide
-from txl_export.parity.steps.results import StepChain
-from txl_export.parity.steps.truth import Reference
+from txl_export.proof.bits import Bits
+from txl_export.proof.gates import drifting
+from txl_export.proof.input_source import InputSource
+from txl_export.proof.parity import DRIFT_ROWS
+from txl_export.proof.references import Reference
+from txl_export.proof.side_by_side import SideBySide
+from txl_export.proof.tensor_errors import StepChain
 
 SEGMENTS = 200
 """So many segments are chained in all, at least."""

@@ -10,8 +10,8 @@ import numpy as np
 from txl_runtime.ladder import MASK
 from txl_runtime.types import Array
 
-from txl_export.parity.report import Chain
-from txl_export.parity.spread import Decades, joined
+from txl_export.proof.decades import Decades, joined
+from txl_export.proof.parity import Chain
 
 STATES = "all states"
 """How states are called where they are taken together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from txl_export.parity.spread import EDGES, KL_EDGES, Decades, decades_of, joined
+from txl_export.proof.decades import EDGES, KL_EDGES, Decades, decades_of, joined
 
 
 @pytest.mark.parametrize("known", [True, False])

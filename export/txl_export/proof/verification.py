@@ -12,18 +12,18 @@ from txl_runtime.ladder import rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 
-from txl_export.parity.report import Parity
-from txl_export.parity.steps.amplifying import own_rounding, told_apart
-from txl_export.parity.steps.bits import Bits
-from txl_export.parity.steps.chains import Trial, planned, run_chain, settled
-from txl_export.parity.steps.inputs import extent
-from txl_export.parity.steps.judging import judge
-from txl_export.parity.steps.matters import idle_states
-from txl_export.parity.steps.odd import far_gates, nan_gates
-from txl_export.parity.steps.results import StepChain
-from txl_export.parity.steps.rows import compare_bits
-from txl_export.parity.steps.truth import Reference
-from txl_export.parity.threads import few_threads
+from txl_export.proof.bits import Bits
+from txl_export.proof.chains import Trial, planned, run_chain, settled
+from txl_export.proof.gates import judge
+from txl_export.proof.input_source import extent
+from txl_export.proof.parity import Parity
+from txl_export.proof.references import Reference
+from txl_export.proof.rounding import own_rounding, told_apart
+from txl_export.proof.same_bits import compare_bits
+from txl_export.proof.tensor_errors import StepChain
+from txl_export.proof.threads import few_threads
+from txl_export.proof.unused_states import idle_states
+from txl_export.proof.unusual_inputs import far_gates, nan_gates
 
 NAN_ADVICE = "docs/own-models.md has a row on hidden NaN in its table of failures, with what to write in the module"
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"

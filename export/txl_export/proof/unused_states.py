@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from txl_runtime.model import Model
 
-from txl_export.parity.steps.bits import differing_values
-from txl_export.parity.steps.inputs import InputSource
+from txl_export.proof.bits import differing_values
+from txl_export.proof.input_source import InputSource
 
 BEFORE, AFTER = 4, 4
 """Segments that fill the state, beside one for every program, and segments in which a difference may show."""

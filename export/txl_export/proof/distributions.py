@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.ladder import NEAR_TIE
 
-from txl_export.parity.report import Chain
-from txl_export.parity.spread import Decades
+from txl_export.proof.decades import Decades
+from txl_export.proof.parity import Chain
 
 Logprobs: TypeAlias = NDArray[np.floating]
 
