@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from txl_report.facts.documents import Amount, Number
+from txl_report.schema.reading import Amount, Number
 
 Verdict = Literal["passed", "failed", "not judged"]
 Counts = Annotated[tuple[Amount, ...], Meta(max_length=64)]

@@ -11,9 +11,9 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Sha256
 from txl_runtime.errors import UsageError
 
-from txl_report.facts.documents import Amount, Word, check_same, read_document
-from txl_report.facts.plain import Row, short, some
+from txl_report.facts.plain import Row, some
 from txl_report.facts.speed import Speed, Time, Work
+from txl_report.schema.reading import Amount, Word, check_same, read_document, short
 
 EXPECTED = "what `txl-deploy bench --json` writes"
 ADVICE = "write one with: txl-deploy bench BUNDLE --json > bench.json"

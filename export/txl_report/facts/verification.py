@@ -15,7 +15,6 @@ from msgspec import Meta, Struct, field
 from txl_runtime.bundle.reading import REPORT, Bundle
 from txl_runtime.errors import BundleError, UsageError
 
-from txl_report.facts.documents import Amount, Number, Word, check_same, check_size, decode_document, read_document
 from txl_report.facts.evidence import (
     Chain,
     Counts,
@@ -30,7 +29,17 @@ from txl_report.facts.evidence import (
     Unit,
     Verdict,
 )
-from txl_report.facts.plain import Missing, short, some
+from txl_report.facts.plain import Missing, some
+from txl_report.schema.reading import (
+    Amount,
+    Number,
+    Word,
+    check_same,
+    check_size,
+    decode_document,
+    read_document,
+    short,
+)
 
 ADVICE = "write one with: txl-deploy verify BUNDLE --json > verify.json"
 POINTS = 240

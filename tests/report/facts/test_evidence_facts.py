@@ -14,8 +14,9 @@ from resealing import BASES, changed, copied, reseal
 from support import FIXTURES
 from txl_report.facts import verification
 from txl_report.facts.evidence import Evidence
-from txl_report.facts.plain import MOST_TEXT, Missing
+from txl_report.facts.plain import Missing
 from txl_report.facts.verification import POINTS, evidence_of_bundle, evidence_of_file
+from txl_report.schema.reading import MOST_TEXT
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.errors import UsageError
 
@@ -127,7 +128,7 @@ def test_a_report_of_another_bundle_proves_nothing(tmp_path: Path, other: dict[s
 
 
 def test_a_report_that_is_too_long_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("txl_report.facts.documents.MOST_BYTES", 100)
+    monkeypatch.setattr("txl_report.schema.reading.MOST_BYTES", 100)
     found = evidence_of_bundle(open_bundle(BASES / "transformer_xl"))
     assert isinstance(found, Missing)
     assert "more than 100 bytes" in found.reason
@@ -229,7 +230,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path, opened: Bundle, monkey
         with pytest.raises(UsageError, match="expected what `txl-deploy verify --json` writes"):
             evidence_of_file(tmp_path / name, opened)
     (tmp_path / "long").write_bytes(b" " * 1000)
-    monkeypatch.setattr("txl_report.facts.documents.MOST_BYTES", 999)
+    monkeypatch.setattr("txl_report.schema.reading.MOST_BYTES", 999)
     with pytest.raises(UsageError, match="more than 999 bytes"):
         evidence_of_file(tmp_path / "long", opened)
 

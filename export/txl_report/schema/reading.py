@@ -1,4 +1,4 @@
-"""JSON that commands wrote: read whole, bounded, and strictly by its structure, because anybody may have changed it."""
+"""How strictly a file is read that a stranger may have changed: whole, bounded, and by the structure it has to have."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from msgspec import Meta
 from txl_runtime.bundle.folder import FLAGS
 from txl_runtime.errors import UsageError, one_line
 
-from txl_report.facts.plain import short
-
 MOST_BYTES = 1 << 24
 """Of a document: a verification of 100,000 segments takes less."""
+
+MOST_TEXT = 400
+"""Characters of a text that a message or a terminal shows: names in a stranger's file may be of any length."""
 
 Word = Annotated[str, Meta(max_length=100_000)]
 Number = Annotated[float, Meta(ge=0)]
@@ -23,6 +24,12 @@ Number = Annotated[float, Meta(ge=0)]
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 T = TypeVar("T")
+
+
+def short(value: object, most: int = MOST_TEXT) -> str:
+    """A text as it is, or its beginning and an ellipsis where it has more than `most` characters."""
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def check_size(size: int) -> None:
