@@ -1,34 +1,36 @@
-"""What any step is verified on: chains of segments, from the beginning until every state has long been full.
+"""What a step is verified on: chains of segments, from the beginning until every state has long been full.
 
 The longest chain runs whole segments and is the one that drift is judged on. Others run every other length, and one of
-each operation of a stream in turn, at random rows and with whatever the bundle allows in between.
+each operation of a stream in turn, at random rows and with whatever the bundle allows in between. Where the runtime
+counts memory rows it is known when they are full, and chains end soon after.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import chain as iterate
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from txl_report.schema.verification import Chain
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
-from txl_runtime.types import Ids
+from txl_runtime.types import Array, Ids
 
 from txl_export.proof.bits import Bits
+from txl_export.proof.comparing import DRIFT_ROWS, ChainErrors
 from txl_export.proof.gates import drifting
 from txl_export.proof.input_source import InputSource
-from txl_export.proof.parity import DRIFT_ROWS
 from txl_export.proof.references import Reference
 from txl_export.proof.side_by_side import SideBySide
-from txl_export.proof.tensor_errors import StepChain
 
 SEGMENTS = 200
-"""So many segments are chained in all, at least."""
+"""So many segments are chained in all, at least, where nobody knows when a state is full."""
 
 LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
 """Segments of the chain for drift, of every other length, of the chain with all operations, of one sequence alone."""
@@ -59,32 +61,67 @@ class Planned:
     Attributes:
         name: for people.
         streams: sequences side by side.
-        length: L of its whole segments; 0 for the chain of all operations.
-        segments: how many.
-        most: how many where states are not full by then.
+        lengths: of its segments, one after the other; a last one is repeated where states are not full by then.
+        most: segments that it may have then.
+        mixed: in place of whole segments partial ones: "counts", or "operations" where something is done to the stream
+            before each.
     """
 
     name: str
     streams: int
-    length: int
-    segments: int
-    most: int
+    lengths: tuple[int, ...]
+    most: int = 0
+    mixed: str = ""
+
+    @property
+    def segments(self) -> int:
+        """How many, at least."""
+        return len(self.lengths)
 
 
-def planned(manifest: Manifest, segments: int | None, samples: int = 0) -> list[Planned]:
-    """The chains of a bundle, which reads so many samples; the longest chain first."""
+def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: bool = False) -> list[Planned]:
+    """The chains of a bundle, which reads so many samples; the longest chain first.
+
+    Brief ones fill what a step carries and go on a little, but leave the judgement of drift to the others.
+    """
+    if manifest.can.count_rows:
+        return list(_planned_rows(manifest, segments, brief))
     lengths, many = manifest.segment_lengths, live_sequences(manifest)
     operations = MIXED if segments is None else max(8, min(MIXED, segments))
-    rest = [Planned("all operations, lengths mixed", manifest.batch_size, 0, operations, operations)]
-    rest += [Planned(f"segments of {length}", many, length, SHORT, PATIENCE * SHORT) for length in lengths[1:]]
+    rest = [_operations_of(manifest, operations)]
+    rest += [Planned(f"segments of {length}", many, (length,) * SHORT, PATIENCE * SHORT) for length in lengths[1:]]
     if manifest.batch_size > 1 and manifest.can.run_apart:
-        rest.append(Planned("one sequence alone", 1, lengths[0], ALONE, ALONE))
+        rest.append(Planned("one sequence alone", 1, (lengths[0],) * ALONE))
     to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
     sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
     most = max(sampled, PATIENCE * longest)
-    first = Planned(f"segments of {lengths[0]}", many, lengths[0], segments or sampled, segments or most)
-    return [first, *rest]
+    first = (lengths[0],) * (segments or sampled)
+    return [Planned(f"segments of {lengths[0]}", many, first, segments or most), *rest]
+
+
+def _planned_rows(manifest: Manifest, segments: int | None, brief: bool) -> Iterator[Planned]:
+    """Of a bundle whose memory rows are counted: what fills them, and some segments more."""
+    longest, *others = manifest.segment_lengths
+    batch, to_fill = manifest.batch_size, math.ceil(manifest.memory_length / longest)
+    to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))
+    many = to_fill + 8
+    if not brief:
+        many = segments if segments is not None else to_fill + max(12, min(to_fill, 32), to_judge_drift)
+    yield Planned(f"segments of {longest}", batch, (longest,) * many)
+    for length in others:
+        yield Planned(f"segments of {length}", batch, (length,) * 4 + (longest,) * to_fill + (length,) * 16)
+    mixed = 16 if brief else max(16, many // 2)
+    yield Planned("mixed partial segments", batch, (longest,) * mixed, mixed="counts")
+    if batch > 1:
+        yield Planned("one sequence alone", 1, (longest,) * (to_fill + 4))
+    if not brief:
+        yield _operations_of(manifest, len(TURNS))
+
+
+def _operations_of(manifest: Manifest, segments: int) -> Planned:
+    lengths = (manifest.segment_lengths[0],) * segments
+    return Planned("all operations, lengths mixed", manifest.batch_size, lengths, mixed="operations")
 
 
 def live_sequences(manifest: Manifest) -> int:
@@ -124,27 +161,40 @@ class Trial:
     begun: set[int] = field(default_factory=set)
 
 
-def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> StepChain:
+def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> ChainErrors:
     """Run one chain on both sides and compare them after every segment."""
-    result, draws = StepChain(chain.name, chain.streams), np.random.default_rng(seed)
-    side = SideBySide(trial.model, trial.reference, result, trial.bits, trial.folder, trial.handing_over)
-    source = InputSource(trial.model.manifest, trial.samples, draws, chain.segments * chain.streams)
-    if not chain.length:
+    manifest = trial.model.manifest
+    facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
+    errors, draws = ChainErrors(facts), np.random.default_rng(seed)
+    side = SideBySide(trial.model, trial.reference, errors, trial.bits, trial.folder, trial.handing_over)
+    source = InputSource(manifest, trial.samples, draws, chain.segments * chain.streams, trial.reference.large)
+    if chain.mixed == "operations":
         _operations(trial, chain.segments, side, source, draws)
+        side.finish()
     else:
-        counts = np.full(chain.streams, chain.length, np.int32)
-        while result.segments < chain.segments or (result.segments < chain.most and side.filling()):
-            side.segment(source.take(chain.streams, chain.length), counts)
-            if result.segments <= chain.segments:
+        calls = calls_of(chain, source, draws)
+        while facts.segments < chain.segments or (facts.segments < chain.most and side.filling()):
+            side.segment(*next(calls))
+            if facts.segments <= chain.segments:
                 trial.listener.advance()
-    side.finish()
-    if chain.length:
+        side.finish()
         trial.begun.update(source.begun)
-        result.full_from, result.filling, result.counting = side.full_from(), side.filling(), side.counting()
-    return result
+        facts.full_from, facts.filling, facts.counting = side.full_from(), side.filling(), side.counting()
+    return errors
 
 
-def settled(trial: Trial, precision: str, chain: Planned, ran: StepChain, seed: int) -> StepChain:
+def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) -> Iterator[tuple[dict[str, Array], Ids]]:
+    """Inputs and rows that count of each segment of a chain without operations, without end."""
+    for length in iterate(chain.lengths, repeat(chain.lengths[-1])):
+        counts = np.full(chain.streams, length, np.int32)
+        if chain.mixed:
+            width = int(draws.integers(1, length + 1))
+            counts = draws.integers(0, width + 1, chain.streams).astype(np.int32)
+            counts[int(draws.integers(chain.streams))] = width
+        yield source.take(chain.streams, int(counts.max())), counts
+
+
+def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors, seed: int) -> ChainErrors:
     """A chain as it is where its error does not drift. Else a chain `LONGER` times as long, whose drift is judged from
     where this one ended.
 
@@ -152,16 +202,17 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: StepChain, seed: 
     one that a recurrence gathers still does. Where sequences are independent, fewer of them run, so that it takes no
     longer than before.
     """
+    manifest = trial.model.manifest
     for _ in range(TRIES):
-        if not drifting(precision, trial.model.backend.name, ran):
+        if not drifting(manifest, precision, trial.model.backend.name, ran):
             break
         trial.listener.stage("look at the drift in a longer chain")
-        segments, before = LONGER * ran.segments, ran.segments
-        streams = max(1, chain.streams // LONGER) if trial.model.manifest.can.run_apart else chain.streams
-        chain = replace(chain, streams=streams, segments=segments, most=segments)
+        before = ran.chain.segments
+        streams = max(1, chain.streams // LONGER) if manifest.can.run_apart else chain.streams
+        chain = replace(chain, streams=streams, lengths=chain.lengths[:1] * (LONGER * before), most=0)
         ran = run_chain(trial, chain, seed)
-        if ran.full_from is not None:
-            ran.full_from = max(ran.full_from, before)
+        if ran.chain.full_from is not None:
+            ran.chain.full_from = max(ran.chain.full_from, before)
     return ran
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from txl_report.schema.verification import Counts
 
 EDGES = tuple(float(f"1e{power}") for power in range(-9, 1))
 """Between the bins: one below 1e-9, one for every decade, and one from 1 on."""
@@ -33,9 +34,9 @@ class Decades:
         below = [sizes.size if edge > most else int(np.count_nonzero(sizes < edge)) for edge in self.edges]
         self.counts += np.diff([0, *below, sizes.size])
 
-    def document(self) -> list[int]:
-        """The counts, as plain JSON."""
-        return [int(count) for count in self.counts]
+    def found(self) -> Counts:
+        """The counts, as the report has them."""
+        return tuple(self.counts.tolist())
 
 
 def joined(parts: Sequence[Decades]) -> Decades:

@@ -12,10 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from txl_runtime.ladder import NEAR_TIE
+from txl_runtime.ladder import MASK, NEAR_TIE
 
-from txl_export.proof.decades import Decades
-from txl_export.proof.parity import Chain
+from txl_export.proof.comparing import ChainErrors, TensorErrors, or_infinite
 
 Logprobs: TypeAlias = NDArray[np.floating]
 
@@ -24,27 +23,22 @@ CHUNK = 100_000
 
 
 class Distributions:
-    """Compares log-probabilities of many positions, and adds divergence and agreement to a chain.
+    """Compares log-probabilities of many positions, and adds divergence and agreement to a chain."""
 
-    `decades` counts sizes of |Δ|, where nobody else does.
-    """
-
-    def __init__(self, chain: Chain, vocab_size: int, decades: Decades | None = None) -> None:
-        self._chain, self._decades = chain, decades
+    def __init__(self, chain: ChainErrors, errors: TensorErrors, vocab_size: int) -> None:
+        self._chain, self._errors = chain, errors
         rows = max(1, CHUNK // vocab_size)
         self._other, self._difference, self._weight = (np.empty((rows, vocab_size)) for _ in range(3))
 
-    def compare(self, expected: Logprobs, found: Logprobs) -> tuple[float, float]:
-        """Largest and summed |Δ| of rows [n, V]; NaN counts as infinitely far."""
-        largest, total, at_a_time = 0.0, 0.0, len(self._other)
+    def compare(self, expected: Logprobs, found: Logprobs) -> None:
+        """Some rows [n, V]; NaN counts as infinitely far."""
+        at_a_time = len(self._other)
         for first in range(0, len(expected), at_a_time):
             rows = slice(first, first + at_a_time)
-            most, summed = self._some(expected[rows], found[rows])
-            largest, total = max(largest, most), total + summed
-        return largest, total
+            self._some(expected[rows], found[rows])
 
-    def _some(self, expected: Logprobs, found: Logprobs) -> tuple[float, float]:
-        count, every = len(expected), np.arange(len(expected))
+    def _some(self, expected: Logprobs, found: Logprobs) -> None:
+        count, every, errors = len(expected), np.arange(len(expected)), self._errors
         other, difference, weight = (room[:count] for room in (self._other, self._difference, self._weight))
         with np.errstate(all="ignore"):  # NaN and infinities are judged below
             np.copyto(other, found)
@@ -55,21 +49,27 @@ class Distributions:
             np.exp(other, out=other)
             divergence = np.log(other.sum(axis=1)) - np.log(size) - first_order
             np.abs(difference, out=difference)
-            largest, total = float(difference.max()), float(difference.sum())
-        if self._decades is not None:
-            self._decades.add(difference, largest)
+            usual = expected if float(expected.min()) > -MASK else _relative(expected, found, difference)
+            largest, total = or_infinite(float(difference.max())), or_infinite(float(difference.sum()))
+        errors.decades.add(difference, largest)
+        errors.take(total, largest, difference.size)
+        errors.usual.count += usual.size
+        errors.usual.summed += float(usual.sum())
+        errors.usual.of_squares += float(np.vdot(usual, usual))
         self._chain.kl.extend(np.nan_to_num(divergence, nan=math.inf, posinf=math.inf).tolist())
         best = expected.argmax(axis=1)
         weight[every, best] = -1
         second = weight.argmax(axis=1)
         decided = expected[every, best] - expected[every, second] >= NEAR_TIE
         decided |= expected.shape[1] == 1
-        self._chain.decided += int(decided.sum())
-        self._chain.agreeing += int((best == found.argmax(axis=1))[decided].sum())
+        self._chain.chain.decided += int(decided.sum())
+        self._chain.chain.agreeing += int((best == found.argmax(axis=1))[decided].sum())
         self._chain.ranks.add(best, expected, found)
-        return or_infinite(largest), or_infinite(total)
 
 
-def or_infinite(value: float) -> float:
-    """NaN counts as infinitely far."""
-    return math.inf if math.isnan(value) else value
+def _relative(expected: Logprobs, found: Logprobs, difference: Logprobs) -> Logprobs:
+    """Make differences of what stands for "never" relative to it (`ladder.MASK`); all other expected values."""
+    never = np.abs(expected) >= MASK
+    exact = expected[never]
+    difference[never] = np.where(exact == found[never], 0, difference[never] / np.abs(exact))
+    return expected[np.isfinite(expected) & ~never]

@@ -6,18 +6,24 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from txl_report.schema.verification import Gate, Text
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import DRIFT_FLOOR, Rung, no_drift_limit, rung
 
 from txl_export.proof.bits import Bits
-from txl_export.proof.parity import Gate
-from txl_export.proof.tensor_errors import StepChain
+from txl_export.proof.comparing import ChainErrors
 
 OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
 
 
 def judge(
-    manifest: Manifest, precision: str, backend: str, chains: Sequence[StepChain], bits: Bits, real: bool
+    manifest: Manifest,
+    precision: str,
+    backend: str,
+    chains: Sequence[ChainErrors],
+    bits: Bits,
+    real: bool,
+    text: Text | None = None,
 ) -> Iterator[Gate]:
     """The gates of this precision and backend.
 
@@ -28,6 +34,7 @@ def judge(
         chains: that were run.
         bits: that were compared.
         real: whether the inputs were real ones; of random ones the distribution says nothing below float32.
+        text: one whose likelihood both sides computed; without it that of the chains' own tokens counts.
     """
     limits = rung(precision, backend)
     logprobs = {output.name for output in manifest.outputs if output.role == "logprobs"}
@@ -47,9 +54,9 @@ def judge(
     if exact:
         yield _gate("whole numbers differing", sum(exact), 0.0)
     yield _gate("shapes differing", float(sum(errors.shapes for _, errors in (*outputs, *states))), 0.0)
-    yield from _drifts(limits, chains)
+    yield from _drifts(limits, chains, manifest.reach)
     if logprobs:
-        yield from _distribution(limits, chains, real)
+        yield from _distribution(limits, chains, real, text)
     for name, count in bits.found.items():
         yield _gate(name, float(count), 0.0)
 
@@ -58,27 +65,31 @@ def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> 
     return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit))
 
 
-def drifting(precision: str, backend: str, chain: StepChain) -> bool:
+def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainErrors) -> bool:
     """Whether the error of a chain grows more than it may."""
-    return any(ends is not None and ends[0] > ends[1] for _, ends in _late_errors(rung(precision, backend), chain))
+    ends = _late_errors(rung(precision, backend), chain, manifest.reach)
+    return any(pair is not None and pair[0] > pair[1] for _, pair in ends)
 
 
-def _late_errors(limits: Rung, chain: StepChain) -> Iterator[tuple[str, tuple[float, float] | None]]:
+def _late_errors(
+    limits: Rung, chain: ChainErrors, reach: int | None
+) -> Iterator[tuple[str, tuple[float, float] | None]]:
     """The late mean error of every tensor and its limit; None where too little ran."""
     for name, errors, ends in chain.drifts():
         if ends is None:
             yield name, None
             continue
         early, late = ends
-        rounding = 1e-6 if limits.deviation is None else DRIFT_FLOOR * limits.deviation * errors.spread
-        yield name, (late, no_drift_limit(early, rounding))
+        coarse = limits.deviation is not None and reach is None
+        floor = {"floor": DRIFT_FLOOR * (limits.deviation or 0.0) * errors.spread} if coarse else {}
+        yield name, (late, no_drift_limit(early, **floor))
 
 
-def _drifts(limits: Rung, chains: Sequence[StepChain]) -> Iterator[Gate]:
+def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:
     """The worst chain of every tensor."""
     found: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
-        for name, ends in _late_errors(limits, chain):
+        for name, ends in _late_errors(limits, chain, reach):
             found.setdefault(name, []).extend([] if ends is None else [ends])
     for name, pairs in found.items():
         # A state that is always the same has no spread, and with it no limit.
@@ -86,15 +97,17 @@ def _drifts(limits: Rung, chains: Sequence[StepChain]) -> Iterator[Gate]:
         yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
 
 
-def _distribution(limits: Rung, chains: Sequence[StepChain], real: bool) -> Iterator[Gate]:
-    kl = [value for chain in chains for value in chain.kl]
-    decided, agreeing = sum(chain.decided for chain in chains), sum(chain.agreeing for chain in chains)
+def _distribution(limits: Rung, chains: Sequence[ChainErrors], real: bool, text: Text | None) -> Iterator[Gate]:
+    kl, facts = [value for chain in chains for value in chain.kl], [chain.chain for chain in chains]
+    decided, agreeing = sum(chain.decided for chain in facts), sum(chain.agreeing for chain in facts)
     judged = real or limits.top1 is None  # rounding of float32 is small whatever the inputs are
     yield _gate("KL mean", float(np.mean(kl)) if kl else None, limits.kl, judged)
     if limits.top1 is not None:
         differing = (decided - agreeing) / decided if decided else None
         yield _gate("top-1 differing", differing, 1 - limits.top1, real)
-    targets = sum(chain.targets for chain in chains)
-    if targets:
-        apart = sum(chain.ours - chain.theirs for chain in chains) / targets
+    targets = sum(chain.targets for chain in facts)
+    if text is not None:
+        yield _gate("perplexity (relative)", text.relative, limits.perplexity)
+    elif targets:
+        apart = sum((chain.ours or 0.0) - (chain.theirs or 0.0) for chain in facts) / targets
         yield _gate("perplexity (relative)", abs(math.expm1(apart)), limits.perplexity, real)

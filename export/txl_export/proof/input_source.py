@@ -12,6 +12,9 @@ from txl_runtime.types import Array, Arrays, Ids
 
 POISON = np.nan
 """What stands in features that nobody may look at."""
+DISTINCT_IDS, RUN = 4096, 16
+"""How many ids are drawn from a large vocabulary where few are enough, and in runs of how many neighbours. Every id
+that is used brings a page of the embedding into memory, once per open program; neighbours share pages."""
 
 
 class InputSource:
@@ -23,15 +26,23 @@ class InputSource:
         samples: real inputs by name; random ones without.
         draws: draws those, or the order of the samples.
         segments: so many of all sequences have to be enough to begin every sample; 0 where that does not matter.
+        few: whether `DISTINCT_IDS` of a larger vocabulary are enough.
 
     Attributes:
         begun: numbers of the samples that were read.
     """
 
     def __init__(
-        self, manifest: Manifest, samples: Mapping[str, Any] | None, draws: np.random.Generator, segments: int = 0
+        self,
+        manifest: Manifest,
+        samples: Mapping[str, Any] | None,
+        draws: np.random.Generator,
+        segments: int = 0,
+        few: bool = False,
     ) -> None:
         self._read = manifest.given
+        drawn = {entry.vocab for entry in self._read if few and (entry.vocab or 0) > DISTINCT_IDS}
+        self._ids = {size: _few_ids(size, draws) for size in drawn if size}
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
         self._draws = draws
         self._held = extent(manifest, self._samples)
@@ -50,6 +61,8 @@ class InputSource:
         sizes = entry.sizes(count, length)
         if entry.dtype == "bool":
             return self._draws.random(sizes) < 0.5
+        if entry.vocab in self._ids:
+            return self._draws.choice(self._ids[entry.vocab], sizes)
         if entry.dtype == "int32":
             return self._draws.integers(0, entry.vocab or 2, sizes).astype(np.int32)
         return self._draws.standard_normal(sizes).astype(np.float32)
@@ -81,6 +94,13 @@ class InputSource:
                 values = np.take(values, positions, axis, mode="wrap")
             found[entry.name] = values
         return found
+
+
+def _few_ids(vocab: int, draws: np.random.Generator) -> Ids:
+    """Runs of neighbours from all over a vocabulary."""
+    starts = draws.permutation(-(-vocab // RUN))[: DISTINCT_IDS // RUN] * RUN
+    ids = (starts[:, None] + np.arange(RUN)).ravel()
+    return ids[ids < vocab].astype(np.int32)
 
 
 def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:

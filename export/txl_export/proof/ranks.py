@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from txl_report.schema.verification import Ranks
 
 WITHIN = (1, 2, 5, 10)
 """Numbers of the bundle's best tokens, among which the reference's best is looked for."""
@@ -17,7 +18,7 @@ MANY, BLOCK = 5000, 64
 
 
 @dataclass
-class Ranks:
+class RankCounts:
     """Agreement in order, near-ties included, counted as it comes.
 
     Attributes:
@@ -51,17 +52,17 @@ class Ranks:
         both &= _among_best(found)
         self.shared += int(np.minimum(_per_row(both), self.best).sum())  # values may be equal
 
-    def joined(self, other: Ranks) -> Ranks:
+    def joined(self, other: RankCounts) -> RankCounts:
         """Both."""
         within = {number: self.within[number] + other.within[number] for number in WITHIN}
-        return Ranks(self.positions + other.positions, within, max(self.best, other.best), self.shared + other.shared)
+        return RankCounts(
+            self.positions + other.positions, within, max(self.best, other.best), self.shared + other.shared
+        )
 
-    def document(self) -> dict[str, Any] | None:
-        """As plain JSON; None where nothing was looked at."""
-        if not self.positions:
-            return None
+    def found(self) -> Ranks | None:
+        """As the report has them; None where nothing was looked at."""
         within = {str(number): count for number, count in self.within.items()}
-        return {"positions": self.positions, "within": within, "best": self.best, "shared": self.shared}
+        return Ranks(self.positions, within, self.best, self.shared) if self.positions else None
 
 
 def _per_row(truths: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.model import Model
 from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.stream import Stream
@@ -22,41 +23,40 @@ from txl_runtime.types import Array, Ids
 from txl_export.proof.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, named, rows_of
 from txl_export.proof.input_source import POISON, InputSource, poisoned
 
-SEGMENTS = 6
-"""Segments of every run."""
-TRIED = 3
-"""Sequences that are tried alone and among poisoned neighbours: the first, the last, and one between."""
+SEGMENTS, FEW = 6, 2
+"""Segments of every run, and those of a large model."""
 
 Call = tuple[dict[str, Array], Ids]
 """Inputs of one segment, and the rows that count."""
 
 
-def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path) -> None:
-    """All of them, where the bundle allows them."""
-    draws = np.random.default_rng(7)
-    source = InputSource(model.manifest, samples, draws)
+def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path, large: bool) -> None:
+    """All of them, where the bundle allows them; of a large one few and short segments."""
+    draws, manifest, segments = np.random.default_rng(7), model.manifest, FEW if large else SEGMENTS
+    source = InputSource(manifest, samples, draws, few=large)
     calls = []
-    for number in range(2 * SEGMENTS):
-        length = model.segment_lengths[0 if number % 3 else -1]
+    for number in range(2 * segments):
+        length = model.segment_lengths[0 if number % 3 and not large else -1]
         calls.append((source.take(model.batch_size, length), np.full(model.batch_size, length, np.int32)))
-    _repeated(model, calls, bits)
-    _restored(model, calls, bits, folder)
-    if model.manifest.can.run_apart and model.batch_size > 1:
-        _among_neighbours(model, calls[:SEGMENTS], bits)
+    _repeated(model, calls[: segments // 2], bits)
+    _restored(model, calls[:segments], calls[segments:], bits, folder)
+    if manifest.can.run_apart and model.batch_size > 1:
+        some = {0, model.batch_size // 2, model.batch_size - 1}
+        for row in sorted(some) if not large else [model.batch_size - 1]:
+            _among_neighbours(model, row, calls[:segments], bits)
 
 
 def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
     """The same segment twice without becoming part of the state, and once for good."""
     stream = model.stream()
-    for inputs, counts in calls[: SEGMENTS // 2]:
+    for inputs, counts in calls:
         one, two = (stream.run(inputs, lengths=counts, commit=False) for _ in range(2))
         bits.compare(REPEATED, one, two)
         bits.compare(REPEATED, one, stream.run(inputs, lengths=counts))
 
 
-def _restored(model: Model, calls: Sequence[Call], bits: Bits, folder: Path) -> None:
+def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits: Bits, folder: Path) -> None:
     """Back to a snapshot in the same stream, in a new one through a file, and row by row."""
-    before, after = calls[:SEGMENTS], calls[SEGMENTS:]
     stream = model.stream()
     for inputs, counts in before:
         stream.run(inputs, lengths=counts)
@@ -78,29 +78,28 @@ def _restored(model: Model, calls: Sequence[Call], bits: Bits, folder: Path) -> 
         _compare_runs(RESTORED, first, _run(third, after), bits)
 
 
-def _among_neighbours(model: Model, calls: Sequence[Call], bits: Bits) -> None:
+def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits) -> None:
     """One sequence with others running, with others idle, and with others NaN: in what they read and in their state.
 
     Where graphs leave B open a segment is computed up to the last sequence that runs, and an engine may round otherwise
     for another number of them. So runs are compared in which that number is the same.
     """
-    numbers, together = np.arange(model.batch_size), _run(model.stream(), calls)
-    some = any(program.open_batch for program in model.manifest.programs)
-    for row in sorted({0, model.batch_size // 2, model.batch_size - 1})[:TRIED]:
-        first, alone = (numbers <= row) | (not some), numbers == row
-        among = together if first.all() else _run(model.stream(), _running(calls, first))
-        tries = [(IDLE, alone, among), (INDEPENDENT, first, among)]
-        if not first.all():
-            tries += [(IDLE, alone | (numbers == numbers[-1]), together), (INDEPENDENT, numbers >= 0, together)]
-        for tried, running, expected in tries:
-            stream = model.stream()
-            for other in np.flatnonzero(~alone) if tried == INDEPENDENT else ():
-                stream.put(int(other), poisoned_state(stream.take(int(other))))
-            for (inputs, counts), results in zip(_running(calls, running), expected, strict=True):
-                given = poisoned(model.manifest, inputs, np.where(alone, counts, 0).astype(np.int32))
-                found = named(stream.run(given, lengths=counts), stream.state())
-                wanted = rows_of(model.manifest, results, [row])
-                bits.compare(tried, wanted, rows_of(model.manifest, found, [row]))
+    manifest, numbers, together = model.manifest, np.arange(model.batch_size), _run(model.stream(), calls)
+    some = any(program.open_batch for program in manifest.programs)
+    first, alone = (numbers <= row) | (not some), numbers == row
+    among = together if first.all() else _run(model.stream(), _running(calls, first))
+    tries = [(IDLE, alone, among), (INDEPENDENT, first, among)]
+    if not first.all():
+        tries += [(IDLE, alone | (numbers == numbers[-1]), together), (INDEPENDENT, numbers >= 0, together)]
+    for tried, running, expected in tries:
+        stream = model.stream()
+        for other in np.flatnonzero(~alone) if tried == INDEPENDENT else ():
+            stream.put(int(other), poisoned_state(stream.take(int(other)), manifest))
+        for (inputs, counts), results in zip(_running(calls, running), expected, strict=True):
+            given = poisoned(manifest, inputs, np.where(alone, counts, 0).astype(np.int32))
+            found = named(stream.run(given, lengths=counts), stream.state())
+            wanted = rows_of(manifest, results, [row])
+            bits.compare(tried, wanted, rows_of(manifest, found, [row]))
 
 
 def _running(calls: Sequence[Call], running: NDArray[np.bool_]) -> list[Call]:
@@ -108,10 +107,15 @@ def _running(calls: Sequence[Call], running: NDArray[np.bool_]) -> list[Call]:
     return [(inputs, np.where(running, counts, 0).astype(np.int32)) for inputs, counts in calls]
 
 
-def poisoned_state(state: RowState) -> RowState:
-    """One sequence's state with NaN in place of every number that can be one."""
-    floats = {name: np.full_like(part, POISON) for name, part in state.tensors.items() if part.dtype.kind == "f"}
-    return replace(state, tensors={**state.tensors, **floats})
+def poisoned_state(state: RowState, manifest: Manifest) -> RowState:
+    """One sequence's state with NaN for every number that can be one, and as many memory rows as there can be."""
+    rows = {one.name: (manifest.memory_length, *one.row_shape) for one in manifest.states if one.counted}
+    floats = {
+        name: np.full(rows.get(name, part.shape), POISON, part.dtype)
+        for name, part in state.tensors.items()
+        if part.dtype.kind == "f"
+    }
+    return replace(state, fill=manifest.memory_length, tensors={**state.tensors, **floats})
 
 
 def _run(stream: Stream, calls: Sequence[Call]) -> list[dict[str, Array]]:

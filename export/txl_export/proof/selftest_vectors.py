@@ -14,7 +14,7 @@ from txl_runtime.ladder import AMPLIFIED
 from txl_runtime.types import Array, Ids
 
 from txl_export.proof.input_source import InputSource
-from txl_export.proof.references import Reference, ReferenceStreams
+from txl_export.proof.references import Indices, Reference, ReferenceStreams, Returned, whole
 from txl_export.proof.rounding import OwnRounding
 
 MOST_STEPS, FEW_STEPS, MOST_BYTES = 48, 6, 4_000_000
@@ -52,7 +52,7 @@ def selftest_vectors(
         vectors[f"input/{entry.name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
     found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
     single = reference.in_single()
-    beside = None if single is None else OwnRounding(manifest, reference, single, batch)
+    beside = None if single is None else OwnRounding(manifest, (reference, single), batch)
     rounding = 0.0
     for step, length in enumerate(steps):
         if step in resets:
@@ -134,7 +134,7 @@ def _rounded(values: Array, samples: Mapping[str, Any] | None) -> Array:
 
 def _note_outputs(
     manifest: Manifest,
-    returned: list[tuple[Any, dict[str, Array]]],
+    returned: list[tuple[Indices, Mapping[str, Returned]]],
     counts: Ids,
     draws: np.random.Generator,
     found: dict[str, list[tuple[Array, Array]]],
@@ -144,7 +144,7 @@ def _note_outputs(
         places, values = np.zeros((len(counts), PLACES), np.int32), np.zeros((len(counts), PLACES), output.dtype)
         for rows, outputs in returned:
             for index, row in enumerate(rows.tolist()):
-                own = output.axes.one(outputs[output.name], index)
+                own = output.axes.one(whole(outputs[output.name], len(rows)), index)
                 counted = output.axes.alone.filled(0, counts[row])
                 chosen = [draws.integers(0, size, PLACES) for size in counted]
                 values[row] = own[tuple(chosen)] if chosen else own

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+from txl_report.schema.verification import Gate
 from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.ladder import COMPARABLE, FAR_INPUTS, HIDDEN_NAN
 from txl_runtime.model import Model
@@ -22,7 +23,6 @@ from txl_export.proof.bits import named, rows_of
 from txl_export.proof.chains import live_sequences
 from txl_export.proof.input_source import POISON, InputSource
 from txl_export.proof.lost_numbers import origin
-from txl_export.proof.parity import Gate
 from txl_export.proof.references import Reference, ReferenceStreams, States, hand_over, run_together
 
 FAR, NAN = "large and zero inputs max abs (relative)", "hidden NaN (values)"

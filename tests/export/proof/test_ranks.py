@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from txl_export.proof.comparing import ChainErrors, TensorErrors
 from txl_export.proof.distributions import Distributions
-from txl_export.proof.parity import Chain
-from txl_export.proof.ranks import BEST, MANY, WITHIN, Ranks
+from txl_export.proof.ranks import BEST, MANY, WITHIN, RankCounts
+from txl_report.schema.verification import Chain, Ranks
 
 
-def ranked(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> Ranks:
-    ranks = Ranks()
+def ranked(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> RankCounts:
+    ranks = RankCounts()
     ranks.add(expected.argmax(axis=1), expected, found)
     return ranks
 
@@ -70,17 +71,14 @@ def test_counts_add_up():
     expected, found = draws.normal(size=(2, 40, 30))
     whole = ranked(expected, found)
     assert ranked(expected[:11], found[:11]).joined(ranked(expected[11:], found[11:])) == whole
-    assert Ranks().document() is None
-    assert whole.document() == {
-        "positions": 40,
-        "within": {str(number): count for number, count in whole.within.items()},
-        "best": BEST,
-        "shared": whole.shared,
-    }
+    assert RankCounts().found() is None
+    within = {str(number): count for number, count in whole.within.items()}
+    assert whole.found() == Ranks(positions=40, within=within, best=BEST, shared=whole.shared)
 
 
 def test_what_compares_distributions_counts_ranks_of_every_position():
-    chain, rows = Chain("a", 1), np.log(np.random.default_rng(0).dirichlet(np.ones(30_000), 9))
-    Distributions(chain, rows.shape[1]).compare(rows, rows.astype(np.float32))
+    chain = ChainErrors(Chain(name="a", streams=1, segments=0, positions=0))
+    rows = np.log(np.random.default_rng(0).dirichlet(np.ones(30_000), 9))
+    Distributions(chain, TensorErrors(nats=True), rows.shape[1]).compare(rows, rows.astype(np.float32))
     assert (chain.ranks.positions, chain.ranks.within[1], chain.ranks.shared) == (9, 9, 90)
-    assert chain.agreeing == chain.decided
+    assert chain.chain.agreeing == chain.chain.decided

@@ -22,12 +22,13 @@ from txl_export.proof.chains import (
     planned,
     run_chain,
 )
+from txl_export.proof.comparing import PIECE, ChainErrors, TensorErrors
 from txl_export.proof.gates import OUTPUTS, STATES, judge
 from txl_export.proof.input_source import InputSource
 from txl_export.proof.parity import Parity, ParityError
-from txl_export.proof.tensor_errors import PIECE, StepChain, TensorErrors
 from txl_export.proof.unusual_inputs import FAR, NAN
 from txl_export.proof.verification import verify_model
+from txl_report.schema.verification import Chain
 from txl_runtime.ladder import DRIFT_FLOOR, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.state import RowState
@@ -77,7 +78,7 @@ def test_a_right_bundle_passes_every_gate():
         *(IDLE, KEPT, RESTORED, REPEATED, INDEPENDENT),
         *drifts,
     }
-    assert sum(chain.segments for chain in parity.chains) >= SEGMENTS
+    assert sum(chain.chain.segments for chain in parity.chains) >= SEGMENTS
     assert heard.totals == [heard.steps]
     assert [line[:24] for line in heard.warnings] == ["state count still counts"]
     assert 0 < next(gate.value for gate in parity.gates if gate.name == STATES) < 1e-5
@@ -85,13 +86,13 @@ def test_a_right_bundle_passes_every_gate():
 
 def test_the_chains_run_every_length_every_operation_and_one_sequence_alone():
     parity = verified()
-    assert [chain.name for chain in parity.chains] == [
+    assert [chain.chain.name for chain in parity.chains] == [
         "segments of 4",
         "all operations, lengths mixed",
         "segments of 1",
         "one sequence alone",
     ]
-    longest, mixed, single, alone = parity.chains
+    longest, mixed, single, alone = (chain.chain for chain in parity.chains)
     assert (longest.segments, longest.streams, alone.streams) == (40, B, 1)
     assert longest.full_from == 2, "six rows take two segments of four"
     assert single.full_from == 6
@@ -413,12 +414,18 @@ def test_a_fault_is_found_by_its_gate(stream, gates):
     assert refused.value.details["parity"]["passed"] is False
 
 
+def steady(segments: int) -> tuple[ChainErrors, TensorErrors]:
+    """A chain with one state that was full from the beginning, and what compares that."""
+    facts = Chain(name="segments of 1", streams=4, segments=segments, positions=0, rows=[64] * segments, full_from=0)
+    errors = TensorErrors()
+    return ChainErrors(facts, states={"h": errors}), errors
+
+
 @pytest.mark.parametrize(("share", "found"), [(0.5, set()), (3.0, {"drift of h"})])
 def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(share: float, found: set[str]):
     random, spread = np.random.default_rng(0), rung("fp16", "cpu").deviation
     assert spread is not None
-    chain = StepChain("segments of 1", 4, segments=40, rows=[64] * 40, full_from=0)
-    errors = chain.states["h"] = TensorErrors()
+    chain, errors = steady(40)
     for segment in range(40):
         values = random.normal(size=(64, 8))
         errors.add((values, values + (share * DRIFT_FLOOR * spread if segment >= 30 else 0)))
@@ -427,8 +434,7 @@ def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(sh
 
 
 def test_a_state_without_spread_has_no_limit_to_be_divided_by():
-    chain = StepChain("segments of 1", 4, segments=40, rows=[64] * 40, full_from=0)
-    errors = chain.states["h"] = TensorErrors()
+    chain, errors = steady(40)
     for _ in range(40):
         errors.add((np.zeros((64, 8)), np.zeros((64, 8))))
     gates = {gate.name: gate for gate in judge(MANIFEST, "fp16", "cpu", [chain], Bits(), real=False)}
@@ -456,18 +462,17 @@ class Gathering(ArrayStream):
 def test_in_half_precision_an_error_may_settle_and_not_grow_on(stream: type[ArrayStream], found: set[str]):
     parity = verified(stream, segments=40, precision="fp16")
     assert {name for name in failing(parity) if name != "drift of words"} == found
-    assert parity.chains[0].segments == 40 * LONGER**TRIES if found else parity.chains[0].segments > 40
-    longest = parity.chains[0]
+    longest = parity.chains[0].chain
+    assert longest.segments == 40 * LONGER**TRIES if found else longest.segments > 40
     assert longest.full_from == longest.segments // LONGER, "judged from where the chain before it ended"
     assert "drift of h" in failing(verified(stream, segments=40)), "in float32 nothing settles"
 
 
 def test_one_wrong_element_is_shown_where_it_was():
     parity = verified(OnceWrong)
-    longest = parity.chains[0]
-    assert isinstance(longest, StepChain)
-    assert next(number for number, value in enumerate(longest.states["rows"].most) if value > 1e-4) == 17
-    assert longest.states["h"].largest < 1e-4 or longest.states["h"].most[17] < 1e-5
+    states = parity.chains[0].found().states
+    assert next(number for number, value in enumerate(states["rows"].most) if value > 1e-4) == 17
+    assert states["h"].largest < 1e-4 or states["h"].most[17] < 1e-5
 
 
 def test_a_state_that_changes_nothing_is_warned_of():
@@ -672,8 +677,8 @@ def test_errors_are_relative_to_the_largest_value_so_far_from_one_on():
     assert small.largest == pytest.approx(0.1, rel=1e-6)
     assert large.largest == pytest.approx(0.01, rel=1e-6)
     large.add((np.array([1.0]), np.array([2.0])))
-    assert large.most == pytest.approx([0.01, 0.01])
-    assert large.mean == pytest.approx([0.005, 0.01])
+    assert large.tensor.most == pytest.approx([0.01, 0.01])
+    assert large.tensor.mean == pytest.approx([0.005, 0.01])
 
 
 def test_values_that_stand_for_never_say_nothing_of_the_size_and_are_compared_with_themselves():
@@ -689,7 +694,7 @@ def test_one_large_value_does_not_hide_errors_beside_it(masked):
     found = errors([masked, 0.5], [masked, 0.51])
     assert found.largest == pytest.approx(1e-2, rel=1e-3)
     found.add((np.array([0.5]), np.array([0.51])))
-    assert found.most[1] == pytest.approx(1e-2), "nor later on"
+    assert found.tensor.most[1] == pytest.approx(1e-2), "nor later on"
     assert errors([masked, 0.5], [masked * 1.01, 0.5]).largest == pytest.approx(1e-2, rel=1e-3)
     half = errors([masked, 0.5, -0.5], [masked, 0.51, -0.49])
     assert half.deviation == pytest.approx(0.02, rel=1e-3)
@@ -727,9 +732,9 @@ def test_many_values_are_compared_some_at_a_time_and_as_one():
     whole, parts = TensorErrors(), TensorErrors()
     whole.add((expected, found))
     parts.add(*zip(expected, found, strict=True))
-    for attribute in ("largest", "deviation", "scale"):
+    for attribute in ("largest", "deviation", "spread"):
         assert getattr(whole, attribute) == pytest.approx(getattr(parts, attribute), rel=1e-12)
-    assert whole.mean == pytest.approx(parts.mean, rel=1e-12)
+    assert whole.tensor.mean == pytest.approx(parts.tensor.mean, rel=1e-12)
     assert whole.largest == pytest.approx(1.001 / np.abs(expected).max())
 
 
@@ -768,7 +773,6 @@ def test_there_are_two_hundred_segments_however_the_bundle_was_exported():
     for change in ({}, {"batch_size": 1}, {"streams": "lockstep"}, {"parameters": 10**10}):
         chains = planned(msgspec.structs.replace(manifest, **change), None)
         assert sum(chain.segments for chain in chains) >= SEGMENTS
-        assert all(chain.most >= chain.segments for chain in chains)
     assert planned(manifest, 7)[0].segments == 7, "unless fewer are asked for"
 
 
@@ -779,7 +783,7 @@ def test_large_models_have_fewer_sequences_per_segment(parameters, live):
 
 def test_a_chain_goes_on_until_every_state_was_full_for_as_long_again(tmp_path):
     for most, segments, filling in ((16, 12, ()), (8, 8, ("rows",))):
-        planned_chain = Planned("segments of 1", streams=1, length=1, segments=4, most=most)
+        planned_chain = Planned("segments of 1", streams=1, lengths=(1,) * 4, most=most)
         trial = Trial(ArrayModel(), NumpyReference(), None, Bits(), tmp_path, Silent())
-        chain = run_chain(trial, planned_chain)
+        chain = run_chain(trial, planned_chain).chain
         assert (chain.segments, chain.full_from, chain.filling) == (segments, 6, filling), "six rows, one by one"

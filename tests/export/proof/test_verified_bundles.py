@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from step_models import MODELS, ROWS, VOCABULARY, B, Graph, StepModel
 from txl_export.proof.gates import STATES
 from txl_export.proof.parity import Parity, ParityError
+from txl_export.proof.references import Reference
 from txl_export.proof.selftest_vectors import selftest_vectors
 from txl_export.proof.unusual_inputs import FAR
 from txl_export.proof.verification import verify_model
@@ -24,7 +25,7 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
 
 
-class Counting:
+class Counting(Reference):
     """`step_models.counting` in float64."""
 
     described, small = "computed in float64", True
@@ -44,7 +45,7 @@ class Counting:
         return None
 
 
-class Growing:
+class Growing(Reference):
     """`step_models.growing` in float64."""
 
     described, small = "computed in float64", True
@@ -96,7 +97,7 @@ def failing(parity: Parity) -> set[str]:
 def test_growing_counted_and_absent_states_pass(bundle, name):
     parity = verified(bundle, name)
     parity.require()
-    longest = parity.chains[0]
+    longest = parity.chains[0].chain
     assert longest.full_from == (3 if name == "growing" else longest.full_from)
     names = {gate.name for gate in parity.gates}
     assert ("independent sequences (bits)" in names) == (name == "counting")
@@ -168,7 +169,7 @@ def gates(features: bool) -> StepModel:
     return model
 
 
-class Gates:
+class Gates(Reference):
     """`gates` in float64."""
 
     described, small = "computed in float64", True

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
+from txl_report.schema.verification import Gate
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import UsageError
@@ -20,7 +21,7 @@ from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.sizes import in_bundle, output_specs
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.graphs.shared_weights import read_weight_file
-from txl_export.proof.parity import Gate, Parity
+from txl_export.proof.parity import Parity
 from txl_export.proof.selftest_vectors import selftest_vectors
 from txl_export.proof.verification import verify_model
 

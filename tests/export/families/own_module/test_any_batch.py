@@ -228,7 +228,7 @@ def test_the_chain_of_all_operations_computes_each_number_of_sequences(tmp_path)
     backend.engine.bind = noted
     reference = ModuleReference(make_plan(spec, 4, (2, 1), Silent()))
     trial = Trial(model, reference, None, Bits(), tmp_path, Silent())
-    found = run_chain(trial, Planned("all operations", 4, 0, 64, 64))
+    found = run_chain(trial, Planned("all operations", 4, (2,) * 64, mixed="operations"))
     assert {*computed} == {1, 2, 3, 4}
     assert min(computed.count(size) for size in range(1, 5)) >= 5
     gates = [*judge(model.manifest, "fp32", "cpu", [found], trial.bits, False)]

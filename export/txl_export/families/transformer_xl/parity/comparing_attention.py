@@ -15,7 +15,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
-from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
+from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_export.families.transformer_xl.reference import Reference
 
 STREAMS, WHILE_FILLING, AFTERWARDS = 2, 8, 6
@@ -25,7 +25,7 @@ STREAMS, WHILE_FILLING, AFTERWARDS = 2, 8, 6
 def farthest_look(model: Model, reference: Reference, listener: Listener) -> float:
     """The largest |Δ| of a probability; NaN and what is no distribution count as far as can be."""
     streams = min(STREAMS, model.batch_size)
-    stream, truth = model.stream(streams), ReferenceStreams(reference, streams)
+    stream, truth = model.stream(streams), OracleStreams(model.manifest, reference, streams)
     calls = list(_calls(model, streams))
     to_fill = len(calls) - AFTERWARDS
     every = max(1, to_fill // WHILE_FILLING)
@@ -37,7 +37,7 @@ def farthest_look(model: Model, reference: Reference, listener: Listener) -> flo
             for ours, theirs in zip(found, expected, strict=True):  # layer by layer: a difference is as large as they
                 worst = max(worst, float(np.nan_to_num(np.abs(ours - theirs), nan=np.inf).max()))
         stream.step(tokens, counts)
-        truth.run(tokens, counts)
+        truth.step(tokens, counts)
         listener.advance()
     return worst
 
