@@ -35,11 +35,14 @@ class Sums:
 
     def add(self, exact: Array, difference: Array) -> None:
         """Some more; what is infinite itself counts by its difference alone."""
-        finite = np.where(np.isfinite(exact), exact, 0)
+        self.add_finite(np.where(np.isfinite(exact), exact, 0), difference)
+
+    def add_finite(self, exact: Array, difference: Array) -> None:
+        """Some more, none of which is infinite or NaN itself."""
         self.count += exact.size
-        self.summed += float(finite.sum())
-        self.of_squares += float(np.square(finite).sum())
-        self.squared += or_infinite(np.square(difference).sum())
+        self.summed += float(exact.sum())
+        self.of_squares += float(np.einsum("i,i->", exact, exact))
+        self.squared += or_infinite(np.einsum("i,i->", difference, difference))
 
     def joined(self, other: Sums) -> Sums:
         """Both."""
@@ -155,19 +158,24 @@ class TensorErrors:
         for expected, found in _pieces(pairs):
             exact = expected.astype(np.float64)
             sizes = np.abs(exact)
-            usual = ~(sizes >= MASK)
             with np.errstate(all="ignore"):  # NaN and infinities are judged below
+                if float(sizes.max(initial=0)) < MASK:
+                    difference = np.abs(found - exact)
+                    self._note(difference / self._scale)
+                    self.usual.add_finite(exact, difference)
+                    continue
+                usual = ~(sizes >= MASK)
                 difference = np.where(exact == found, 0, np.abs(found - exact))
                 apart = np.where(difference == 0, 0, difference / np.where(usual, self._scale, sizes))
-                summed, most = (or_infinite(value) for value in (apart.sum(), apart.max()))
-                self.decades.add(apart, most)
-                self.take(summed, most, exact.size)
-                if usual.all():
-                    self.usual.add(exact, difference)
-                else:
-                    self.usual.add(exact[usual], difference[usual])
-                    self._large.add(exact[~usual], difference[~usual])
-                    self._large_relative += or_infinite(np.square(apart[~usual]).sum())
+                self._note(apart)
+                self.usual.add(exact[usual], difference[usual])
+                self._large.add(exact[~usual], difference[~usual])
+                self._large_relative += or_infinite(np.square(apart[~usual]).sum())
+
+    def _note(self, apart: Array) -> None:
+        most = or_infinite(apart.max())
+        self.decades.add(apart, most)
+        self.take(or_infinite(apart.sum()), most, apart.size)
 
 
 def _pieces(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array]]:

@@ -55,7 +55,7 @@ class Distributions:
         errors.take(total, largest, difference.size)
         errors.usual.count += usual.size
         errors.usual.summed += float(usual.sum())
-        errors.usual.of_squares += float(np.vdot(usual, usual))
+        errors.usual.of_squares += float(np.einsum("...i,...i->...", usual, usual).sum())
         self._chain.kl.extend(np.nan_to_num(divergence, nan=math.inf, posinf=math.inf).tolist())
         best = expected.argmax(axis=1)
         weight[every, best] = -1

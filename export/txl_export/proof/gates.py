@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from txl_report.schema.verification import Gate, Text
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import DRIFT_FLOOR, Rung, no_drift_limit, rung
+from txl_runtime.ladder import Rung, no_drift_limit, rung
 
 from txl_export.proof.bits import Bits
 from txl_export.proof.comparing import ChainErrors
@@ -80,9 +80,10 @@ def _late_errors(
             yield name, None
             continue
         early, late = ends
-        coarse = limits.deviation is not None and reach is None
-        floor = {"floor": DRIFT_FLOOR * (limits.deviation or 0.0) * errors.spread} if coarse else {}
-        yield name, (late, no_drift_limit(early, **floor))
+        if limits.burst is None or reach is not None:
+            yield name, (late, no_drift_limit(early))
+        else:
+            yield name, (late, no_drift_limit(early, limits.burst * errors.spread))
 
 
 def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:

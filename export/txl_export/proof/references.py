@@ -119,11 +119,10 @@ class ReferenceStreams:
             return
         for tensors in zip(*(self.reference.shown(held) for held in self._held), strict=True):
             rows = max(values.shape[1] for _, values in tensors)
-            padded = [
-                np.pad(values, [(0, 0), (rows - values.shape[1], 0), *[(0, 0)] * (values.ndim - 2)])
-                for _, values in tensors
-            ]
-            yield tensors[0][0], np.concatenate(padded)
+            joined = np.zeros((len(tensors), rows, *tensors[0][1].shape[2:]), tensors[0][1].dtype)
+            for row, (_, values) in enumerate(tensors):
+                joined[row, rows - values.shape[1] :] = values[0]
+            yield tensors[0][0], joined
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
         """As `Stream.reset`."""

@@ -24,25 +24,25 @@ from txl_export.proof.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, n
 from txl_export.proof.input_source import POISON, InputSource, poisoned
 
 SEGMENTS, FEW = 6, 2
-"""Segments of every run, and those of a large model."""
+"""Segments of every run; and where sequences are independent by the model's making, so that only the bundle can err."""
 
 Call = tuple[dict[str, Array], Ids]
 """Inputs of one segment, and the rows that count."""
 
 
-def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path, large: bool) -> None:
-    """All of them, where the bundle allows them; of a large one few and short segments."""
-    draws, manifest, segments = np.random.default_rng(7), model.manifest, FEW if large else SEGMENTS
-    source = InputSource(manifest, samples, draws, few=large)
+def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path, few: bool) -> None:
+    """All of them, where the bundle allows them; in `FEW` segments and for one sequence where few are enough."""
+    draws, manifest, segments = np.random.default_rng(7), model.manifest, FEW if few else SEGMENTS
+    source = InputSource(manifest, samples, draws, few=few)
     calls = []
     for number in range(2 * segments):
-        length = model.segment_lengths[0 if number % 3 and not large else -1]
+        length = model.segment_lengths[0 if number % 3 else -1]
         calls.append((source.take(model.batch_size, length), np.full(model.batch_size, length, np.int32)))
     _repeated(model, calls[: segments // 2], bits)
     _restored(model, calls[:segments], calls[segments:], bits, folder)
     if manifest.can.run_apart and model.batch_size > 1:
         some = {0, model.batch_size // 2, model.batch_size - 1}
-        for row in sorted(some) if not large else [model.batch_size - 1]:
+        for row in sorted(some) if not few else [model.batch_size - 1]:
             _among_neighbours(model, row, calls[:segments], bits)
 
 

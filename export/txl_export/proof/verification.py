@@ -89,7 +89,7 @@ def verify_model(
         trial, chains = Trial(model, reference, samples, bits, Path(place), heard), planned(manifest, segments, held)
         found = _run(trial, chains)
         heard.stage("compare bits of sequences and snapshots")
-        compare_bits(model, samples, bits, trial.folder, reference.large)
+        compare_bits(model, samples, bits, trial.folder, reference.together)
         compared = None if text is None else compare_text(model, reference, text, heard)
         judged = partial(judge, manifest, precision, backend, bits=bits, real=bool(samples), text=compared)
         if rung(precision, backend).deviation is not None and manifest.reach is None:

@@ -29,7 +29,7 @@ from txl_export.proof.parity import Parity, ParityError
 from txl_export.proof.unusual_inputs import FAR, NAN
 from txl_export.proof.verification import verify_model
 from txl_report.schema.verification import Chain
-from txl_runtime.ladder import DRIFT_FLOOR, rung
+from txl_runtime.ladder import rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.state import RowState
 
@@ -423,12 +423,12 @@ def steady(segments: int) -> tuple[ChainErrors, TensorErrors]:
 
 @pytest.mark.parametrize(("share", "found"), [(0.5, set()), (3.0, {"drift of h"})])
 def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(share: float, found: set[str]):
-    random, spread = np.random.default_rng(0), rung("fp16", "cpu").deviation
-    assert spread is not None
+    random, burst = np.random.default_rng(0), rung("fp16", "cpu").burst
+    assert burst is not None
     chain, errors = steady(40)
     for segment in range(40):
         values = random.normal(size=(64, 8))
-        errors.add((values, values + (share * DRIFT_FLOOR * spread if segment >= 30 else 0)))
+        errors.add((values, values + (share * burst if segment >= 30 else 0)))
     gates = list(judge(MANIFEST, "fp16", "cpu", [chain], Bits(), real=False))
     assert {gate.name for gate in gates if gate.passed is False} == found
 

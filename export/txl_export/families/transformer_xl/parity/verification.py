@@ -28,6 +28,7 @@ NAMES: Mapping[str, str] = {
     OUTPUTS: "log-probs max abs",
     STATES: f"{MEMORY} max abs (relative)",
     "drift of logprobs": "drift (late mean abs)",
+    "state RMS error (of the standard deviation)": f"{MEMORY} RMS error (of the standard deviation)",
 }
 ADVICE = "see the table, and report the checkpoint's family and config"
 
