@@ -147,7 +147,8 @@ def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
     """Run chains, whose names say the update rule where there are several."""
     model, heard = trial.model, trial.listener
     rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
-    heard.stage(f"verify against PyTorch{rule}", sum(chain.segments for chain in chains))
+    said = f", {model.update} memory" if model.manifest.can.count_rows else ""
+    heard.stage(f"verify against PyTorch{said}", sum(chain.segments for chain in chains))
     return [run_chain(trial, replace(chain, name=chain.name + rule), seed) for seed, chain in enumerate(chains)]
 
 

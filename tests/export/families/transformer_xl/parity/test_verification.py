@@ -148,7 +148,7 @@ def test_a_good_bundle_passes_against_its_checkpoint_and_against_itself(bundle, 
         }
         assert [chain.chain.name for chain in parity.chains] == CHAINS
         stages = {title: total for title, total in heard.stages if title.startswith("verify against PyTorch")}
-        assert list(stages) == ["verify against PyTorch, ring", "verify against PyTorch, rolled"]
+        assert list(stages) == ["verify against PyTorch, ring memory", "verify against PyTorch, rolled memory"]
         looks = 2  # segments that are only looked into are run twice
         ran = [chain.chain.segments for chain in parity.chains]
         assert list(stages.values()) == [sum(ran[:4]) - looks, sum(ran[4:])]
