@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from resealing import BASES
 from support import FIXTURES
 from txl_report.schema.verification import (
+    LOGPROBS,
     Gate,
     Ranks,
     Spread,
@@ -75,13 +76,13 @@ def test_a_chain_of_a_transformer_xl_has_its_errors():
     text = printed(found)
     chains = rows_of(text, "chain")
     assert [row[0] for row in chains] == [chain.name for chain in found.chains]
-    mean = sum(found.chains[0].outputs["log-probabilities"].mean) / 66
+    mean = sum(found.chains[0].outputs[LOGPROBS].mean) / 66
     assert chains[0][1:] == ["2", "66", "6.94e-07", f"{mean:.3g}", "5.28e-08"]
     assert rows_of(text, "compared") == [
-        ["log-probabilities", "output", "8.07e-07", "nats"],
+        ["logprobs", "output", "8.07e-07", "nats"],
         ["memory", "state", "5.57e-08", "relative"],
     ]
-    assert "drift: log-probabilities max abs, segments of 2, ring" in text
+    assert "drift: logprobs max abs, segments of 2, ring" in text
 
 
 def test_a_chain_of_any_other_step_has_the_same_table():
@@ -106,7 +107,7 @@ def test_what_is_infinite_is_told():
     found = decode_verification((BASES / "transformer_xl" / "report.json").read_bytes())
     gate = Gate("log-probs max abs", math.inf, 1e-4, False)
     found.passed, found.gates = False, (gate,)
-    found.chains[0].outputs["log-probabilities"] = Tensor(nats=True, largest=None, mean=[None], most=[None])
+    found.chains[0].outputs[LOGPROBS] = Tensor(nats=True, largest=None, mean=[None], most=[None])
     text = printed(found)
     assert ["log-probs max abs", "inf", "0.0001", "FAILED"] in rows_of(text, "gate")
     assert rows_of(text, "chain")[0][3:5] == ["inf", "inf"]

@@ -23,7 +23,7 @@ Values = Annotated[list[Number | None], Meta(max_length=2_000_000)]
 """Of every segment."""
 Names = Annotated[tuple[Word, ...], Meta(max_length=100_000)]
 
-LOGPROBS, MEMORY = "log-probabilities", "memory"
+LOGPROBS, MEMORY = "logprobs", "memory"
 """The output and the state of a Transformer-XL's chain; version 0.8 wrote them without names."""
 
 

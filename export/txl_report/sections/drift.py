@@ -12,7 +12,7 @@ from txl_report.charts.lines import Series, line_chart
 from txl_report.charts.scales import exact_scale, log_scale
 from txl_report.facts.plain import some
 from txl_report.numbers import number, whole
-from txl_report.schema.verification import LOGPROBS, Chain, Gate, Tensor, Unit, Verification
+from txl_report.schema.verification import LOGPROBS, MEMORY, Chain, Gate, Tensor, Unit, Verification
 from txl_report.sections.common import table
 
 POINTS = 240
@@ -43,7 +43,7 @@ class Curve:
 
 def curves_of(chain: Chain) -> list[Curve]:
     """Of log-probabilities where a Transformer-XL ran; else of every output and of the state that is furthest off."""
-    if LOGPROBS in chain.outputs:
+    if LOGPROBS in chain.outputs and MEMORY in chain.states:
         return [_curve(LOGPROBS, chain.outputs[LOGPROBS])]
     outputs = [(f"output {name}", tensor) for name, tensor in chain.outputs.items() if not tensor.exact]
     states = [(f"state {name}", tensor) for name, tensor in chain.states.items() if not tensor.exact]
@@ -80,7 +80,7 @@ def drift(name: str, found: Verification) -> list[Block]:
             curves = [("largest of a segment", first.most), ("mean of a segment", first.mean)]
         for part, of in _charts(len(curves)):
             title = f"Drift: {longest.name}{of}"
-            level = _limit(found.gates) if first.name == LOGPROBS else None
+            level = _limit(found.gates) if first.unit == "nats" else None
             blocks.append(_curves(f"{name}-drift-{part.start}", title, longest, first, curves[part], level))
     beside = [(chain.name, curves[0]) for chain, curves in zip(chains, drawn, strict=True) if curves]
     if len(beside) > 1:

@@ -144,6 +144,7 @@ def test_long_curves_become_short_ones():
     many = 2 * POINTS + 1
     tensor = Tensor(nats=True, mean=[1.0, 3.0] * POINTS + [7.0], most=[*map(float, range(many))])
     (curve,) = curves_of(Chain("long", 1, many, many, outputs={LOGPROBS: tensor}))
+    assert curve.unit == "nats"
     assert curve.segments == 3
     assert len(curve.mean) == len(curve.most) == -(-many // 3) <= POINTS
     assert curve.most[:3] == (2, 5, 8)
