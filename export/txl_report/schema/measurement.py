@@ -21,7 +21,7 @@ BUSY = 0.05
 Positive = Annotated[float, Meta(gt=0, le=1e15)]
 Size = Annotated[float, Meta(ge=0, le=1e18)]
 Counted = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Names = Annotated[dict[Word, Word], Meta(max_length=100)]
+Texts = Annotated[dict[Word, Word], Meta(max_length=100)]
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     read_gb_per_second: Size | None
     read_measurements: tuple[float, ...] = ()
     read_method: Word
-    versions: Names
+    versions: Texts
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
@@ -252,7 +252,7 @@ class Measurement(Struct, kw_only=True):
     rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=1000)]
     floor: dict[Word, dict[Word, Amount]] = {}
     agreement: Annotated[dict[Word, Agreement], Meta(max_length=100)] = {}
-    left_out: Names = {}
+    left_out: Texts = {}
     overhead: Overhead | None = None
     load: LoadTime | None = None
     memory: Footprint | None = None
