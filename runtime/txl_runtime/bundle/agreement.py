@@ -130,8 +130,9 @@ def _interface(m: Tables) -> Iterator[str]:
 
 def _columns(output: Output, vocab_size: int) -> Iterator[str]:
     """The vocabulary of log-probabilities, and its clusters."""
-    if vocab_size and output.shape[-1] != vocab_size:
-        yield f"{output.name} has {output.shape[-1]} columns, expected the {vocab_size} of the vocabulary"
+    columns = output.shape[-1] if output.shape else "no"
+    if vocab_size and columns != vocab_size:
+        yield f"{output.name} has {columns} columns, expected the {vocab_size} of the vocabulary"
     edges = [0, *(last for _, last in output.clusters)]
     if output.clusters and (
         output.clusters != tuple(pairwise(edges))

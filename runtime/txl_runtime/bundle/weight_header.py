@@ -82,5 +82,6 @@ def decode_header(file: BinaryIO, size: int, most: int) -> tuple[dict[str, str],
     if size < 8 or length > min(size - 8, most):
         raise ValueError(f"it has {size} bytes, and its header would take {length} bytes")
     header = msgspec.json.decode(file.read(length), type=dict[str, Raw])
-    facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"{}")), type=dict[str, str])
+    # The library takes a null here for no metadata.
+    facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"null")), type=dict[str, str] | None) or {}
     return facts, {name: msgspec.json.decode(entry, type=Entry) for name, entry in header.items()}, 8 + length
