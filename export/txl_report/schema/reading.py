@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 from txl_runtime.bundle.folder import FLAGS
-from txl_runtime.errors import UsageError, one_line
+from txl_runtime.errors import one_line
 
 MOST_BYTES = 1 << 24
 """Of a document: a verification of 100,000 segments takes less."""
@@ -67,33 +67,10 @@ def read_plain(path: Path, most: int) -> bytes:
         return file.read(most) or b""  # None of a file of the system's that has nothing now, such as /proc/kmsg
 
 
-def read_document(path: Path, kind: type[T], expected: str, advice: str) -> T:
-    """A document from a file; `expected` names it, `advice` says how to make one.
+def read_document(path: Path) -> bytes:
+    """A document's bytes; of one that is too long as many as tell that it is.
 
     Raises:
-        UsageError: there is no such plain file, or it is not what is expected.
+        OSError: there is no such plain file.
     """
-    try:
-        return decode_document(read_plain(path, MOST_BYTES + 1), kind)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}, expected {expected}; {advice}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}, expected {expected}; {advice}") from None
-
-
-def check_same(path: Path, model_id: str | None, precision: str, wanted: tuple[str, str], advice: str) -> None:
-    """Refuse a document that is of another bundle; of a version that does not name the model, its precision counts.
-
-    Args:
-        path: of the file.
-        model_id, precision: what the document says.
-        wanted: the bundle's.
-        advice: what to do.
-
-    Raises:
-        UsageError: it is of another model, or of another precision.
-    """
-    if model_id and model_id != wanted[0]:
-        raise UsageError(f"{path}: is of model {model_id[:12]}, the bundle is of {wanted[0][:12]}; {advice}")
-    if precision != wanted[1]:
-        raise UsageError(f"{path}: is of {short(precision, 40)}, the bundle is {wanted[1]}; {advice}")
+    return read_plain(path, MOST_BYTES + 1)

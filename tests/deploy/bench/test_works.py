@@ -24,8 +24,9 @@ from txl_deploy.bench.competitors import own_module
 from txl_deploy.bench.competitors.own_module import CompiledSteps, TorchSteps, agree, make_competitors
 from txl_deploy.bench.driving import STEADY, random_inputs, until_full
 from txl_deploy.bench.floor import bytes_of_any_step
+from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.overhead import overhead
-from txl_deploy.bench.steps import bench_steps, shortest_steps
+from txl_deploy.bench.works import StepWorks, works_of
 
 LENGTHS = {"policy": (4, 1), "window": (2,), "ahead": (4,), "counted": (4, 1)}
 
@@ -48,18 +49,20 @@ def open_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]
 @pytest.mark.parametrize("name", EVERY)
 def test_a_module_agrees_with_its_bundle_and_is_timed(name: str, open_model: Callable[..., Model]) -> None:
     model = open_model(name)
-    ours, other = BundleSteps("bundle", model), TorchSteps(EVERY[name](), model)
-    agreed = agree(ours, other, model)
+    works, other = StepWorks(model), TorchSteps(EVERY[name](), model)
+    agreed = agree(works.ours, other, model)
     assert agreed.measure == "max_abs"
     assert max(agreed.found.values()) <= 1e-5 < agreed.limit
     assert agreed.segments > STEADY
-    report = bench_steps(model, ours, [other], {"torch": agreed}, threads=1, seconds=0.01, rounds=1, processes=False)
+    report = bench(works, [other], {"torch": agreed}, threads=1, seconds=0.01, rounds=1, processes=False)
     lengths = LENGTHS.get(name, (1,))
     assert [(row.segment_length, row.competitor) for row in report.rows] == [
         (length, who) for length in lengths for who in ("bundle", "torch")
     ]
     assert report.overhead is not None
     assert 0 < report.overhead.in_step < report.overhead.step
+    assert (report.family, report.memory_form) == (model.manifest.family_name, None)
+    assert report.conditions.state.keys() == {state.name for state in model.manifest.states}
 
 
 def test_a_module_in_half_precision_is_compared_by_its_deviation(open_model: Callable[..., Model]) -> None:
@@ -102,7 +105,7 @@ def test_the_state_is_filled_as_far_as_it_grows(open_model: Callable[..., Model]
         segments += 1
     assert stream.state()["rows"].shape == (6, 2, 4)
     assert segments == 3 + STEADY, "three until there are six rows"
-    assert overhead(model, steps=20, drive=shortest_steps) is not None
+    assert overhead(works_of(model), steps=20) is not None
 
 
 def test_random_inputs_are_of_every_kind(open_model: Callable[..., Model]) -> None:
@@ -121,7 +124,7 @@ def test_what_a_step_reads_is_its_weights_and_its_state(open_model: Callable[...
     parameters = sum(tensor.numel() for tensor in policy().module.parameters())
     assert floor.state == 2 * 2 * 2 * 8 * 4, "states, layers, sequences, width, bytes"
     assert 2 * parameters < floor.weights <= 4 * parameters
-    assert TorchSteps(policy(), model).step_bytes == 4 * parameters + floor.state
+    assert TorchSteps(policy(), model).step_bytes(4) == 4 * parameters + floor.state
 
 
 def test_load_time_and_memory_of_any_step(
@@ -147,12 +150,12 @@ def test_a_compiler_that_fails_leaves_its_competitor_out(
     model = open_model("policy")
     monkeypatch.setattr(torch, "compile", lambda step, **_: fails)
     others, agreement, left_out = make_competitors(
-        ("torch", "torch-compile"), f"{tmp_path}/mine.py:build", None, model, BundleSteps("bundle", model), 1, Silent()
+        ("torch", "torch-compile"), f"{tmp_path}/mine.py:build", None, StepWorks(model), 1, Silent()
     )
     assert [other.name for other in others] == list(agreement) == ["torch"]
     assert left_out == {"torch-compile": "it fails on this module: RuntimeError: no such operator"}
     monkeypatch.setattr(own_module, "no_compiler", lambda: "there is no compiler")
-    given = (f"{tmp_path}/mine.py:build", None, model, BundleSteps("bundle", model), 1, Silent())
+    given = (f"{tmp_path}/mine.py:build", None, StepWorks(model), 1, Silent())
     assert make_competitors(("torch-compile",), *given)[2] == {"torch-compile": "there is no compiler"}
 
 

@@ -9,20 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 from resealing import BASES, changed
-from txl_report.facts.measurement import speed_of_file
-from txl_report.facts.plain import Row
-from txl_report.facts.speed import Speed
+from txl_report.blocks import Figure, Pairs, Paragraph
+from txl_report.facts.results import measurement_of_file
+from txl_report.schema.measurement import (
+    Agreement,
+    Conditions,
+    Footprint,
+    LoadTime,
+    Machine,
+    Measurement,
+    Overhead,
+    Percentiles,
+    Row,
+)
+from txl_report.sections.speed import speed_section
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.errors import UsageError
 
-from txl_deploy.bench.floor import StepBytes, device_floor
-from txl_deploy.bench.measuring import Conditions, Machine, Report
-from txl_deploy.bench.measuring import Row as BenchRow
-from txl_deploy.bench.overhead import Overhead
-from txl_deploy.bench.processes import Footprint, LoadTime
-from txl_deploy.bench.steps import StepAgreement, StepConditions, StepReport, StepRow
-from txl_deploy.bench.timing import Percentiles
-from txl_deploy.bench_tables import report_document
+from txl_deploy.bench.floor import device_floor
+from txl_deploy.bench_tables import document_of
 
 MACHINE = Machine(
     cpu="A processor",
@@ -40,10 +45,10 @@ def timed(p50: float, **more: Any) -> dict[str, Any]:
     return {"description": "an engine", "ms": times, "rounds": (p50,), "restless": 0, "foreign": 0.01} | more
 
 
-def work(task: str, length: int, name: str, p50: float, **more: Any) -> BenchRow:
+def work(task: str, length: int, name: str, p50: float, **more: Any) -> Row:
     rates = {"tokens_per_second": 1e3 / p50, "ratio": 1.0, "bytes_per_token": 10.0, "gb_per_second": 1.0}
     known = timed(p50, of_bandwidth=0.5) | rates | more
-    return BenchRow(task=task, segment_length=length, competitor=name, **known)
+    return Row(task=task, segment_length=length, competitor=name, **known)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +57,9 @@ def opened() -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def report(opened: Bundle) -> Report:
+def report(opened: Bundle) -> Measurement:
     rows = [work("decode", 1, "torch", 4.0), work("decode", 1, "bundle", 0.5), work("score", 8, "bundle", 2.0)]
-    return Report(
+    return Measurement(
         model_id=opened.manifest.model_id,
         precision="fp32",
         memory_form="kv",
@@ -79,54 +84,74 @@ def report(opened: Bundle) -> Report:
     )
 
 
-def read(tmp_path: Path, bundle: Bundle, document: Any) -> Speed:
+def read(tmp_path: Path, bundle: Bundle, document: Any) -> Measurement:
     path = tmp_path / "bench.json"
     path.write_bytes(document if isinstance(document, bytes) else msgspec.json.encode(document))
-    return speed_of_file(path, bundle)
+    return measurement_of_file(path, bundle)
+
+
+def told(found: Measurement) -> dict[str, str]:
+    """What the page says beside its charts."""
+    blocks = speed_section("bundle", found, "bench.json").blocks
+    return {name: text for block in blocks if isinstance(block, Pairs) for name, text in block.rows}
+
+
+def charts(found: Measurement) -> list[Figure]:
+    return [block for block in speed_section("bundle", found, "bench.json").blocks if isinstance(block, Figure)]
+
+
+def cautions(found: Measurement) -> list[str]:
+    return [block.text for block in speed_section("bundle", found).blocks if isinstance(block, Paragraph)]
 
 
 def test_a_measurement_is_read_with_the_bundle_first_and_ratios_to_it(tmp_path, opened, report):
-    found = read(tmp_path, opened, report_document(report))
-    assert found.by == "bench.json"
-    assert [(work.task, work.segment_length, work.unit) for work in found.works] == [
+    found = read(tmp_path, opened, document_of(report))
+    assert [(rows[0].task, rows[0].segment_length, rows[0].unit) for rows in found.works] == [
         ("decode", 1, "tokens"),
         ("score", 8, "tokens"),
     ]
-    assert [(time.name, time.ratio, time.per_second) for time in found.works[0].times] == [
-        ("bundle", 1.0, 2000.0),
-        ("torch", 8.0, 250.0),
+    assert [(row.competitor, row.per_second) for row in found.works[0]] == [("bundle", 2000.0), ("torch", 250.0)]
+    (decode, score) = charts(found)
+    assert decode.title == "Decode, L 1: all log-probabilities after every token"
+    assert score.title == "Score, L 8: the nats of every token of a segment"
+    assert decode.table.columns[4].name == "Tokens/s"
+    assert [(row[0], row[4], row[5]) for row in decode.table.rows] == [
+        ("bundle", "2,000", "1.00 ×"),
+        ("torch", "250", "8.00 ×"),
     ]
-    assert found.left_out == (Row("torch-compile", "needs a compiler"),)
-    said = {row.name: row.text for row in (*found.machine, *found.conditions, *found.facts)}
-    assert said["processor"] == "A processor, 4 cores"
-    assert said["versions"] == "python 3.11.7, onnxruntime 1.31.1"
-    assert said["threads"] == "2"
-    assert said["memory"] == "full: 8 of 8 rows"
+    said = told(found)
+    assert said["Measured by"] == "txl-deploy bench, bench.json"
+    assert said["torch-compile"] == "needs a compiler"
+    assert said["Processor"] == "A processor, 4 cores"
+    assert said["Versions"] == "python 3.11.7, onnxruntime 1.31.1"
+    assert said["Threads"] == "2"
+    assert said["Memory"] == "full: 8 of 8 rows"
     assert said["Python per step"].startswith("20.0 µs of 500")
-    assert said["peak memory"].startswith("9.0 MB, 8.0 MB after loading")
-    assert found.cautions == ()
+    assert said["Peak memory"].startswith("9.0 MB, 8.0 MB after loading")
+    assert cautions(found) == []
 
 
 def test_the_floor_on_a_device_is_read_where_it_is_known(tmp_path, opened, report):
     floors = device_floor("copies", 100.0, 2 * 10**6, 5), device_floor("not known", None, 2 * 10**6, 5)
-    found = read(tmp_path, opened, report_document(msgspec.structs.replace(report, device_floors=floors)))
-    said = [row for row in found.facts if row.name.startswith("floor")]
-    assert said == [Row("floor of a step, computed", "20 µs for 2.0 MB (copies)")]
+    found = read(tmp_path, opened, document_of(msgspec.structs.replace(report, device_floors=floors)))
+    said = [text for name, text in told(found).items() if name.startswith("Floor")]
+    assert said == ["20 µs for 2.0 MB (copies)"]
 
 
 def test_a_busy_machine_is_told(tmp_path, opened, report):
     rows = (work("decode", 1, "bundle", 1.0, foreign=0.4, restless=2),)
-    found = read(tmp_path, opened, report_document(msgspec.structs.replace(report, rows=rows)))
-    assert [caution[:28] for caution in found.cautions] == [
-        "Other processes used up to 4",
-        "Thread pools of others were ",
+    found = read(tmp_path, opened, document_of(msgspec.structs.replace(report, rows=rows)))
+    assert [caution[:37] for caution in cautions(found)] == [
+        "Caution: Other processes used up to 4",
+        "Caution: Thread pools of others were ",
     ]
 
 
 def test_steps_of_any_other_model_are_read(tmp_path: Path):
     bundle = open_bundle(BASES / "step")
     rows = (
-        StepRow(
+        Row(
+            task="step",
             segment_length=1,
             competitor="bundle",
             positions_per_second=5.0,
@@ -137,18 +162,18 @@ def test_steps_of_any_other_model_are_read(tmp_path: Path):
             **timed(2.0),
         ),
     )
-    agreed = StepAgreement(segments=9, found={"values": 1e-7}, limit=1e-4, measure="max_abs", seconds=1.0)
-    document = report_document(
-        StepReport(
+    agreed = Agreement(segments=9, found={"values": 1e-7}, limit=1e-4, measure="max_abs", seconds=1.0)
+    document = document_of(
+        Measurement(
             model_id=bundle.manifest.model_id,
             family="own_module",
             precision="fp32",
             machine=msgspec.structs.replace(MACHINE, read_gb_per_second=None),
-            conditions=StepConditions(
+            conditions=Conditions(
                 threads=1, batch_size=2, state={"hidden": (2, 16)}, rounds=5, slice_seconds=0.4, warm_up_calls=3
             ),
             rows=rows,
-            floor=StepBytes(weights=1, state=2),
+            floor={"step": {"weights": 1, "state": 2}},
             agreement={"torch": agreed},
             left_out={},
             overhead=None,
@@ -157,11 +182,12 @@ def test_steps_of_any_other_model_are_read(tmp_path: Path):
         )
     )
     found = read(tmp_path, bundle, document)
-    first = found.works[0]
-    assert (first.task, first.unit, first.title) == ("step", "positions", "all outputs of a segment")
-    said = {row.name: row.text for row in (*found.machine, *found.facts)}
-    assert said["memory reads"] == "reading"
-    assert said["torch agrees"] == "values 1e-07, 9 segments (max_abs limit 0.0001)"
+    (chart,) = charts(found)
+    assert chart.title == "Step, L 1: all outputs of a segment"
+    assert chart.table.columns[4].name == "Positions/s"
+    said = told(found)
+    assert said["Memory reads"] == "reading"
+    assert said["Torch agrees"] == "values 1e-07, 9 segments (max_abs limit 0.0001)"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +213,7 @@ def test_steps_of_any_other_model_are_read(tmp_path: Path):
     ],
 )
 def test_measurements_that_lie_are_refused(tmp_path, opened, report, place: str, value: Any, said: str):
-    document = json.loads(msgspec.json.encode(report_document(report)))
+    document = json.loads(msgspec.json.encode(document_of(report)))
     with pytest.raises(UsageError, match=rf"bench\.json: .*{said}") as refused:
         read(tmp_path, opened, changed(document, place, value))
     assert len(str(refused.value)) < 500

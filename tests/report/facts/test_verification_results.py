@@ -1,4 +1,4 @@
-"""Verifications as facts: of every version, of every kind of model, failed ones, and files that lie or are damaged."""
+"""Verifications that are read: of every version and kind of model, failed ones, and files that lie or are damaged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import msgspec
 import pytest
 from resealing import BASES, changed, copied, reseal
 from support import FIXTURES
-from txl_report.facts import verification
-from txl_report.facts.evidence import Evidence
 from txl_report.facts.plain import Missing
-from txl_report.facts.verification import POINTS, evidence_of_bundle, evidence_of_file
+from txl_report.facts.results import verification_of_bundle, verification_of_file
 from txl_report.schema.reading import MOST_TEXT
+from txl_report.schema.verification import LOGPROBS, Ranks, Verification
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.errors import UsageError
 
@@ -43,10 +42,10 @@ def written(opened: Bundle) -> dict[str, Any]:
     return document | {"model_id": opened.manifest.model_id, "spread": spread, "text": text}
 
 
-def read(tmp_path: Path, bundle: Bundle, document: Any) -> Evidence:
+def read(tmp_path: Path, bundle: Bundle, document: Any) -> Verification:
     path = tmp_path / "verify.json"
     path.write_bytes(document if isinstance(document, bytes) else json.dumps(document).encode())
-    return evidence_of_file(path, bundle)
+    return verification_of_file(path, bundle)
 
 
 # ---- what bundles hold
@@ -54,53 +53,47 @@ def read(tmp_path: Path, bundle: Bundle, document: Any) -> Evidence:
 
 @pytest.mark.parametrize("name", ["adaptive", "half", "hidden", "kv", "plain10", "zeros"])
 def test_reports_of_the_first_format_are_read(name: str):
-    found = evidence_of_bundle(open_bundle(FIXTURES / "format1" / name))
-    assert isinstance(found, Evidence)
-    assert found.by == "export"
-    assert (found.histograms, found.ranks, found.ran_on) == ((), None, None), "older versions wrote none"
+    found = verification_of_bundle(open_bundle(FIXTURES / "format1" / name))
+    assert isinstance(found, Verification)
+    assert found.spread is None, "older versions wrote none"
     assert found.gates
-    assert all(chain.curves[0].name == "log-probabilities" for chain in found.chains)
-    assert {one.name: one.unit for one in found.chains[0].reached} == {
-        "log-probabilities": "nats",
-        "memory": "relative",
-    }
 
 
-def test_of_any_other_step_every_output_and_the_worst_state_are_told():
-    found = evidence_of_bundle(open_bundle(BASES / "step"))
-    assert isinstance(found, Evidence)
+def test_of_any_other_step_every_output_and_state_is_told():
+    found = verification_of_bundle(open_bundle(BASES / "step"))
+    assert isinstance(found, Verification)
     assert found.passed
-    assert found.divergence is None
+    assert found.kl is None
     longest = found.chains[0]
-    assert [one.name for one in longest.reached] == ["output values", "state hidden", "state count"]
-    assert [one.unit for one in longest.reached] == ["relative", "relative", "values"]
-    assert [curve.name for curve in longest.curves] == ["output values", "state hidden"]
+    assert ([*longest.outputs], [*longest.states]) == (["values"], ["hidden", "count"])
+    assert [tensor.unit for tensor in longest.tensors] == ["relative", "relative", "values"]
 
 
 def test_what_an_export_of_this_version_writes_is_read(make_bundle):
     bundle = open_bundle(make_bundle(batch_size=3, config={}))
-    found = evidence_of_bundle(bundle)
-    assert isinstance(found, Evidence)
+    found = verification_of_bundle(bundle)
+    assert isinstance(found, Verification)
     assert found.passed
     reached = {gate.name: gate.value for gate in found.gates if gate.value is not None}
     assert reached == bundle.manifest.parity
     positions = sum(chain.positions for chain in found.chains)
-    errors, kl = found.histograms
-    assert (sum(errors.counts), sum(kl.counts)) == (60 * positions, positions)
-    assert (errors.labels[0], errors.labels[1], errors.labels[-1]) == ("< 1e-9", "1e-9 … 1e-8", "≥ 1")
-    assert len(kl.labels) == len(kl.counts)
-    assert found.ranks is not None
-    assert found.ranks.positions == positions
-    assert [number for number, _ in found.ranks.within] == [1, 2, 5, 10]
-    assert 0.9 < found.ranks.within[0][1] <= found.ranks.within[-1][1] <= 1
-    assert found.ran_on == "random tokens"
+    spread = found.spread
+    assert spread is not None
+    assert spread.ran_on == "random tokens"
+    (errors,) = spread.errors.values()
+    assert spread.kl is not None
+    assert (sum(errors.counts), sum(spread.kl)) == (60 * positions, positions)
+    assert spread.ranks is not None
+    assert spread.ranks.positions == positions
+    assert [*spread.ranks.within] == ["1", "2", "5", "10"]
+    assert 0.9 * positions < spread.ranks.within["1"] <= spread.ranks.within["10"] <= positions
     assert found.text is None
 
 
 def test_a_bundle_without_a_verification_says_so(tmp_path: Path):
     path = copied(BASES / "step", tmp_path / "a.txl")
     (path / "report.json").unlink()
-    found = evidence_of_bundle(open_bundle(reseal(path, parity={})))
+    found = verification_of_bundle(open_bundle(reseal(path, parity={})))
     assert found == Missing("The bundle was exported without a verification (--no-verify).")
 
 
@@ -110,7 +103,7 @@ def test_a_bundle_without_a_verification_says_so(tmp_path: Path):
 def test_a_damaged_report_is_a_reason_and_no_crash(tmp_path: Path, damage: bytes):
     path = copied(BASES / "transformer_xl", tmp_path / "a.txl")
     (path / "report.json").write_bytes(damage)
-    found = evidence_of_bundle(open_bundle(reseal(path)))
+    found = verification_of_bundle(open_bundle(reseal(path)))
     assert isinstance(found, Missing)
     assert found.reason.startswith("report.json cannot be read: ")
     assert len(found.reason) <= MOST_TEXT
@@ -122,14 +115,14 @@ def test_a_report_of_another_bundle_proves_nothing(tmp_path: Path, other: dict[s
     path = copied(BASES / "transformer_xl", tmp_path / "b.txl")
     report = path / "report.json"
     report.write_bytes(json.dumps(json.loads(report.read_bytes()) | other).encode())
-    found = evidence_of_bundle(open_bundle(reseal(path)))
+    found = verification_of_bundle(open_bundle(reseal(path)))
     assert isinstance(found, Missing)
     assert "of another model or another precision" in found.reason
 
 
 def test_a_report_that_is_too_long_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("txl_report.schema.reading.MOST_BYTES", 100)
-    found = evidence_of_bundle(open_bundle(BASES / "transformer_xl"))
+    found = verification_of_bundle(open_bundle(BASES / "transformer_xl"))
     assert isinstance(found, Missing)
     assert "more than 100 bytes" in found.reason
 
@@ -139,18 +132,11 @@ def test_a_report_that_is_too_long_is_a_reason(tmp_path: Path, monkeypatch: pyte
 
 def test_a_later_verification_is_read(tmp_path: Path, opened: Bundle, written: dict[str, Any]):
     found = read(tmp_path, opened, written)
-    assert found.by == "verify.json"
-    assert [histogram.name for histogram in found.histograms] == [
-        "log-probabilities",
-        "KL divergence",
-        "tokens of the text",
-    ]
-    assert found.histograms[0].counts == tuple(range(11))
-    assert found.ranks is not None
-    assert found.ranks.within == ((1, 0.95), (2, 0.975), (5, 1.0), (10, 1.0))
-    assert found.ranks.overlap == pytest.approx(399 / 400)
+    assert found.spread is not None
+    assert found.spread.errors["log-probabilities"].counts == tuple(range(11))
+    assert found.spread.ranks == Ranks(40, {"1": 38, "2": 39, "5": 40, "10": 40}, 10, 399)
     assert found.text is not None
-    assert found.text.bundle_nll == 2.1
+    assert found.text.runtime_nll == 2.1
 
 
 def test_a_file_of_an_older_version_does_not_name_its_model(tmp_path: Path, opened: Bundle, written: dict[str, Any]):
@@ -166,20 +152,10 @@ def test_a_failed_verification_is_shown_as_such(tmp_path: Path, opened: Bundle, 
     failed["chains"][0]["max_per_segment"][1] = None
     found = read(tmp_path, opened, failed)
     assert not found.passed
-    assert [(gate.value, gate.verdict) for gate in found.gates[:2]] == [(None, "failed"), (5.0, "failed")]
-    assert found.chains[0].reached[0].largest is None
-    assert found.chains[0].curves[0].most[1] is None
-
-
-def test_long_curves_become_short_ones(tmp_path: Path, opened: Bundle, written: dict[str, Any]):
-    long = copy.deepcopy(written)
-    many = 2 * POINTS + 1
-    long["chains"][0] |= {"mean_logprobs": [1.0, 3.0] * POINTS + [7.0], "max_per_segment": [*range(many)]}
-    curve = read(tmp_path, opened, long).chains[0].curves[0]
-    assert curve.segments == 3
-    assert len(curve.mean) == len(curve.most) == -(-many // 3) <= POINTS
-    assert curve.most[:3] == (2, 5, 8)
-    assert curve.mean[0] == pytest.approx(5 / 3)
+    assert [(gate.value, gate.verdict) for gate in found.gates[:2]] == [(None, "FAILED"), (5.0, "FAILED")]
+    logprobs = found.chains[0].outputs[LOGPROBS]
+    assert logprobs.largest is None
+    assert logprobs.most[1] is None
 
 
 @pytest.mark.parametrize(
@@ -228,21 +204,13 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path, opened: Bundle, monkey
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", ".", "nothing", "nothing\0at all"):
         with pytest.raises(UsageError, match="expected what `txl-deploy verify --json` writes"):
-            evidence_of_file(tmp_path / name, opened)
+            verification_of_file(tmp_path / name, opened)
     (tmp_path / "long").write_bytes(b" " * 1000)
     monkeypatch.setattr("txl_report.schema.reading.MOST_BYTES", 999)
     with pytest.raises(UsageError, match="more than 999 bytes"):
-        evidence_of_file(tmp_path / "long", opened)
+        verification_of_file(tmp_path / "long", opened)
 
 
 def test_texts_of_strangers_are_kept_as_they_are(tmp_path: Path, opened: Bundle, written: dict[str, Any]):
     odd = "<script>alert(1)</script>\x1b[31m‮مرحبا😀"
     assert read(tmp_path, opened, changed(written, "backend", odd)).backend == odd
-
-
-def test_tables_of_any_length_are_cut(tmp_path: Path, opened: Bundle, written: dict[str, Any]):
-    many = written | {"sensitivity": {f"layers.{index:04d}": float(index) for index in range(3000)}}
-    found = read(tmp_path, opened, many)
-    assert found.sensitivity[0] == ("layers.2999", 2999.0)
-    assert len(found.sensitivity) == 400
-    assert verification.CURVES == 8
