@@ -68,11 +68,12 @@ def or_infinite(value: float) -> float:
 
 
 class TensorErrors:
-    """Compares one output or state along one chain. Values from `ladder.MASK` on are compared relative to themselves.
+    """Compares one output or state along one chain (see `ladder.MASK`).
 
     Args:
         exact: whether its values are whole numbers or truths, which have to be equal.
         nats: whether they are log-probabilities.
+        mask: from which size on values are compared relative to themselves.
 
     Attributes:
         tensor: what was found.
@@ -80,7 +81,8 @@ class TensorErrors:
         usual: of the values below `ladder.MASK`.
     """
 
-    def __init__(self, exact: bool = False, nats: bool = False) -> None:
+    def __init__(self, exact: bool = False, nats: bool = False, mask: float = MASK) -> None:
+        self.mask = mask
         self.tensor = Tensor(exact=exact, nats=nats, largest=0.0, mean=[], most=[])
         self.decades, self.usual, self._large = Decades(), Sums(), Sums()
         self._large_relative = 0.0
@@ -154,17 +156,17 @@ class TensorErrors:
     def _compare_floats(self, pairs: Sequence[tuple[Array, Array]]) -> None:
         for expected, _ in () if self.tensor.nats else pairs:
             sizes = np.abs(expected)
-            self.tensor.scale = max(self._scale, float(sizes.max(initial=0, where=sizes < MASK)))
+            self.tensor.scale = max(self._scale, float(sizes.max(initial=0, where=sizes < self.mask)))
         for expected, found in _pieces(pairs):
             exact = expected.astype(np.float64)
             sizes = np.abs(exact)
             with np.errstate(all="ignore"):  # NaN and infinities are judged below
-                if float(sizes.max(initial=0)) < MASK:
+                if float(sizes.max(initial=0)) < self.mask:
                     difference = np.abs(found - exact)
                     self._note(difference / self._scale)
                     self.usual.add_finite(exact, difference)
                     continue
-                usual = ~(sizes >= MASK)
+                usual = ~(sizes >= self.mask)
                 difference = np.where(exact == found, 0, np.abs(found - exact))
                 apart = np.where(difference == 0, 0, difference / np.where(usual, self._scale, sizes))
                 self._note(apart)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from txl_runtime.ladder import MASK, NEAR_TIE
+from txl_runtime.ladder import NEAR_TIE
 
 from txl_export.proof.comparing import ChainErrors, TensorErrors, or_infinite
 
@@ -49,7 +49,11 @@ class Distributions:
             np.exp(other, out=other)
             divergence = np.log(other.sum(axis=1)) - np.log(size) - first_order
             np.abs(difference, out=difference)
-            usual = expected if float(expected.min()) > -MASK else _relative(expected, found, difference)
+            usual = (
+                expected
+                if float(expected.min()) > -errors.mask
+                else _relative(expected, found, difference, errors.mask)
+            )
             largest, total = or_infinite(float(difference.max())), or_infinite(float(difference.sum()))
         errors.decades.add(difference, largest)
         errors.take(total, largest, difference.size)
@@ -67,9 +71,9 @@ class Distributions:
         self._chain.ranks.add(best, expected, found)
 
 
-def _relative(expected: Logprobs, found: Logprobs, difference: Logprobs) -> Logprobs:
+def _relative(expected: Logprobs, found: Logprobs, difference: Logprobs, mask: float) -> Logprobs:
     """Make differences of what stands for "never" relative to it (`ladder.MASK`); all other expected values."""
-    never = np.abs(expected) >= MASK
+    never = np.abs(expected) >= mask
     exact = expected[never]
     difference[never] = np.where(exact == found[never], 0, difference[never] / np.abs(exact))
     return expected[np.isfinite(expected) & ~never]

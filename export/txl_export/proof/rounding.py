@@ -44,7 +44,9 @@ class OwnRounding:
         largest = 0.0
         for name, some in pairs.items():
             if np.issubdtype(some[0][0].dtype, np.floating):
-                errors = self.errors.setdefault(name, TensorErrors(nats=name in self._nats))
+                nats = name in self._nats
+                made = TensorErrors(nats=nats, mask=self._sides[0].reference.mask(nats))
+                errors = self.errors.setdefault(name, made)
                 errors.add(*some)
                 largest = max(largest, errors.tensor.most[-1] or 0.0)
         return largest

@@ -62,7 +62,8 @@ class SideBySide:
         self._rows_full_from = None if manifest.can.count_rows else 0
         exact = {"int32", "bool"}
         errors.outputs = {
-            entry.name: TensorErrors(entry.dtype in exact, entry.role == "logprobs") for entry in manifest.outputs
+            entry.name: TensorErrors(entry.dtype in exact, nats, reference.mask(nats))
+            for entry, nats in ((entry, entry.role == "logprobs") for entry in manifest.outputs)
         }
         errors.states = {name: TensorErrors(state.dtype in exact) for name, state in states.items()}
         if len(states) < len(manifest.states):

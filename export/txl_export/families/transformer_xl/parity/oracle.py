@@ -31,7 +31,7 @@ class Oracle(Reference):
         form: of the bundle's memory, "kv" or "hidden".
     """
 
-    together, resumes = True, False
+    together, masks, resumes = True, False, False
 
     def __init__(self, network: Network, form: str) -> None:
         self.network, self._form = network, form
