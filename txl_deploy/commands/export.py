@@ -69,7 +69,7 @@ def run(
 
     check_destination(target, options["force"])
     import txl_export
-    from txl_export.parity.report import ParityError
+    from txl_export.proof.parity import ParityError
 
     try:
         with Display() as display, own_frames():

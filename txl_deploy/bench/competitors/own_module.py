@@ -18,7 +18,7 @@ from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
-from txl_export.parity.steps.results import TensorErrors
+from txl_export.proof.comparing import TensorErrors
 from txl_report.schema.measurement import Agreement
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import CheckError, TxlError, UsageError, one_line
