@@ -62,7 +62,8 @@ def judge(
 
 
 def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
-    return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit))
+    """What is infinitely far has not passed, even where an early error as large makes the limit of drift infinite."""
+    return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit < math.inf))
 
 
 def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainErrors) -> bool:

@@ -654,6 +654,17 @@ def test_half_precision_is_judged_by_the_deviation_and_whole_numbers_stay_exact(
     assert verified(MiscountedOnce, precision="bf16").passed is False
 
 
+def test_nan_from_the_first_segment_on_is_found_in_half_precision_without_a_text():
+    class Lost(ArrayStream):
+        """Log-probabilities that are no numbers, which only a text would judge by their distribution."""
+
+        def compute(self, x, states):
+            outputs, after = super().compute(x, states)
+            return outputs | {"words": outputs["words"] * np.float32(np.nan)}, after
+
+    assert "drift of words" in failing(verified(Lost, precision="fp16"))
+
+
 def test_too_coarse_an_arithmetic_fails_by_the_deviation():
     class Coarse(Rounded):
         bits = 0.1
