@@ -29,7 +29,7 @@ from txl_export.families.own_module.trial import Example, TrialError, try_graph
 from txl_export.families.own_module.value_reads import Reads, value_reads
 from txl_export.graphs.settling import OPSET, UnsettledError, settle
 from txl_export.graphs.stable import stable
-from txl_export.graphs.tracing import quiet
+from txl_export.graphs.tracing import quick, quiet
 
 Route = Literal["export", "decomposed", "tracer"]
 ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
@@ -203,7 +203,7 @@ def silence() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with quiet(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with quiet(), quick(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         logging.disable(before)
