@@ -17,7 +17,8 @@ from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.any_batch import Found, leave_open, may_be_open
-from txl_export.families.own_module.capture import ROUTES, Route, capture
+from txl_export.families.own_module.capture import capture
+from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, Route
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork, reads_valid
 from txl_export.families.own_module.plan import Plan
@@ -101,7 +102,7 @@ class _Graphs:
         self.routes[name] = found.captured.route
 
 
-def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener, fixed: str = "") -> Written:
+def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
     """Capture a step's graphs and write them, with their weights, into a folder.
 
     Args:
@@ -110,7 +111,6 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
         precision: fp32, fp16 or bf16.
         growth: one of `GROWTHS`.
         heard: hears of each graph.
-        fixed: why the graphs have to be of B sequences alone; "" to leave B open where that can be.
 
     Raises:
         UsageError: a graph cannot be captured, or the precision or the growth is none of these.
@@ -124,7 +124,7 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     for entry in plan.spec.states:
         if entry.dtype == "int64":
             heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
-    graphs, chosen, note = _captured(plan, growth, heard, fixed)
+    graphs, chosen, note = _captured(plan, growth, heard)
     inputs, outputs = input_table(plan), output_table(plan)
     identity = model_id(plan.spec, inputs, outputs, [model.graph for model in graphs.models])
     for model in graphs.models:  # behind the identity, which bundles of older versions have without it
@@ -207,9 +207,7 @@ def _initial_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
             yield f"initial.{entry.name}", value.clone().contiguous()
 
 
-def _captured(
-    plan: Plan, growth: str, heard: Listener, fixed: str
-) -> tuple[_Graphs, Literal["none", "symbolic", "stages"], str]:
+def _captured(plan: Plan, growth: str, heard: Listener) -> tuple[_Graphs, Literal["none", "symbolic", "stages"], str]:
     """The graphs, with rows open where that is asked for and possible; how states grow, and why not otherwise."""
     note = ""
     growing = any(entry.grows is not None for entry in plan.spec.states)
@@ -223,10 +221,10 @@ def _captured(
                 )
             return _symbolic(plan, heard), "symbolic", ""
         except UsageError as error:
-            if growth == "symbolic":
+            if growth == "symbolic" or (isinstance(error, CaptureError) and error.final):
                 raise
             note = str(error)
-    return _staged(plan, heard, fixed), "stages" if growing or absent else "none", note
+    return _staged(plan, heard), "stages" if growing or absent else "none", note
 
 
 def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
@@ -244,13 +242,15 @@ def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
             if one.length == length
         }
         everywhere = [example for found in examples.values() for example in found]
-        errors: list[UsageError] = []
+        errors: list[CaptureError] = []
         for number in _to_trace_at(plan, length):
             try:
                 traced = [examples[number][0], *everywhere]
                 captured = capture(networks[number], name, traced, OPEN_ROUTES)
                 graphs.add(Found(name, length, networks[number], captured, everywhere))
-            except UsageError as error:
+            except CaptureError as error:
+                if error.final:
+                    raise
                 errors.append(error)
             else:
                 break
@@ -270,7 +270,7 @@ def _fewest_rows(transition: Transition) -> int:
     return min((size for shape in transition.stage.shapes.values() for size in shape or ()), default=0)
 
 
-def _staged(plan: Plan, heard: Listener, fixed: str) -> _Graphs:
+def _staged(plan: Plan, heard: Listener) -> _Graphs:
     """A graph for each length and each set of shapes; of one set B may be open."""
     if plan.too_many:
         raise UsageError(plan.too_many)
@@ -286,7 +286,7 @@ def _staged(plan: Plan, heard: Listener, fixed: str) -> _Graphs:
         routes = (found.route, *(route for route in ROUTES if route != found.route))
         programs.append(Found(name, length, network, found, examples))
     if may_be_open(plan):
-        graphs.fixed = fixed or leave_open(plan, programs)
+        graphs.fixed = leave_open(plan, programs)
     for program in programs:
         graphs.add(program, open_batch=may_be_open(plan) and not graphs.fixed)
     return graphs

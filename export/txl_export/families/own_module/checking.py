@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -122,6 +123,8 @@ def _check_module(spec: StepSpec) -> None:
     for name, tensor in tensors:
         if tensor.device.type != "cpu":
             raise UsageError(f"{name} is on {tensor.device}, expected cpu; return module.cpu()")
+        if tensor.layout != torch.strided:
+            raise UsageError(f"{name} is {tensor.layout}, expected a dense tensor; keep {name}.to_dense()")
 
 
 def _check_vocabulary(spec: StepSpec) -> None:

@@ -23,7 +23,6 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
-from txl_export.families.own_module.any_batch import refused
 from txl_export.families.own_module.building import Written, write_step
 from txl_export.families.own_module.first_call import run_first_call
 from txl_export.families.own_module.identity import tensors_id
@@ -60,8 +59,6 @@ class PreparedStep:
         """See `Prepared`."""
         plan = self.plan
         written = write_step(folder, plan, self.precision, self.growth, heard)
-        if why := refused(folder, self._manifest(written)):
-            written = write_step(folder, plan, self.precision, self.growth, heard, why)
         if written.note:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
