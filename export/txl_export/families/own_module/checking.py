@@ -19,7 +19,7 @@ from txl_runtime.bundle.vocabulary import decode_vocabulary
 from txl_runtime.errors import TxlError, UsageError
 
 from txl_export.families.own_module.attributes import put, value_at
-from txl_export.families.own_module.sizes import has_length, initial_value, output_specs
+from txl_export.families.own_module.sizes import has_length, initial_value, output_specs, usual_lengths
 from txl_export.families.own_module.spec import (
     INPUT_DTYPES,
     STATE_DTYPES,
@@ -37,21 +37,26 @@ _NEARLY = 0.8
 """So similar a word is to another that it is taken for a slip: from 0 to 1."""
 
 
-def check_spec(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) -> None:
+def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[int, ...]:
     """Refuse what cannot be meant, whatever the module does.
 
     Args:
         spec: the user's.
         batch_size: B.
-        segment_lengths: every L.
+        asked: every L that was asked for; none for those of the specification.
+
+    Returns:
+        Every L that is wanted; none where the usual ones are to be tried.
 
     Raises:
         UsageError: with what was found and what was expected.
     """
     check_declared(spec)
-    _check_numbers(spec, batch_size, segment_lengths)
+    lengths = tuple(asked or spec.segment_lengths)
+    _check_numbers(spec, batch_size, tried := lengths or usual_lengths(spec))
     for given in spec.inputs:
-        _check_samples(spec, given, max(segment_lengths))
+        _check_samples(spec, given, max(tried))
+    return lengths
 
 
 def check_declared(spec: StepSpec) -> None:

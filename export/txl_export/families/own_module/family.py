@@ -24,8 +24,8 @@ from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import Written, write_step
-from txl_export.families.own_module.first_call import run_first_call
 from txl_export.families.own_module.identity import tensors_id
+from txl_export.families.own_module.keeping import run_first_call
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
@@ -77,7 +77,7 @@ class PreparedStep:
             inputs=written.inputs,
             outputs=written.outputs,
             states=written.states,
-            programs=written.programs,
+            programs=tuple(written.programs),
             streams=plan.streams,
             joint=plan.joint,
             lengths="valid" if plan.spec.lengths else "exact",

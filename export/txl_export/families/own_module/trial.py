@@ -26,7 +26,7 @@ from txl_runtime.errors import one_line
 from txl_runtime.ladder import rung
 from txl_runtime.selftest import relative_difference
 
-from txl_export.families.own_module.network import StepNetwork, reads_valid
+from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import own_code
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager
@@ -62,7 +62,7 @@ def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count
         states = _states_at(plan, transition.stage, eager, draws)
         inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
         given = [inputs[entry.name] for entry in plan.spec.inputs]
-        if reads_valid(plan):
+        if plan.reads_valid:
             given.append(_counts(plan, transition.length, number, draws))
         for name in network.read:
             state = states[name]
