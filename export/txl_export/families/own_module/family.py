@@ -23,7 +23,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
-from txl_export.families.own_module.building import Written, write_step
+from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.identity import tensors_id
 from txl_export.families.own_module.keeping import run_first_call
 from txl_export.families.own_module.loading import importable
@@ -63,10 +63,6 @@ class PreparedStep:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
             heard.warn(f"a segment costs {plan.batch_size} sequences however few of them run: {written.fixed}")
-        return self._manifest(written)
-
-    def _manifest(self, written: Written) -> Manifest:
-        plan = self.plan
         whole = plan.spec.lengths or 1 in plan.segment_lengths
         return Manifest(
             format=FORMAT,
