@@ -22,6 +22,7 @@ from txl_export.families.own_module.independence import dependence, influence
 from txl_export.families.own_module.keeping import leavings, run_first_call, without
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.probing import (
+    KeptError,
     check_first_calls,
     check_numbers,
     check_pure,
@@ -182,17 +183,20 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
             warnings += dropped
         outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
-    if left := leavings(Tries(Eager(spec), batch_size), lengths):
+    tries = Tries(Eager(spec), batch_size)
+    try:
+        with untouched(spec.module):
+            _check_calls(tries, lengths)
+    except KeptError:
+        left = leavings(Tries(Eager(spec), batch_size), lengths)
+        if not left:
+            raise
         spec = without(spec, left)
         warnings.append(
             f"a call leaves {_some(left)} in the module, which no later call reads; the bundle has none of it"
         )
-    tries = Tries(Eager(spec), batch_size)
-    check_first_calls(tries, lengths[0])
-    for length in lengths:
-        check_numbers(tries, length)
-    for length in lengths:
-        check_pure(tries, length)
+        tries = Tries(Eager(spec), batch_size)
+        _check_calls(tries, lengths)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
     constant, idle = constant_states(tries, lengths, to_fill), idle_states(tries, lengths[0], to_fill)
     for name in constant:
@@ -218,6 +222,15 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
         frozenset((*constant, *idle)),
         tuple(warnings),
     )
+
+
+def _check_calls(tries: Tries, lengths: Sequence[int]) -> None:
+    """Refuse a module that is no step, whatever its length."""
+    check_first_calls(tries, lengths[0])
+    for length in lengths:
+        check_numbers(tries, length)
+    for length in lengths:
+        check_pure(tries, length)
 
 
 def _some(paths: Sequence[str]) -> str:

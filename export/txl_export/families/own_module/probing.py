@@ -29,6 +29,10 @@ _LUCK = 32
 """So many calls of a module that draws random numbers have to agree: with few values, two can by chance."""
 
 
+class KeptError(UsageError):
+    """A call keeps what no state declares; the message names it."""
+
+
 def check_first_calls(tries: Tries, length: int) -> None:
     """Refuse a module that keeps something of its first calls, whatever that was.
 
@@ -137,7 +141,7 @@ def _refuse_kept(eager: Eager, paths: Sequence[str]) -> None:
     found = [path for path in paths if path not in declared]
     if found:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        raise UsageError(
+        raise KeptError(
             f"a call changes {', '.join(found[:_NAMED])}{more} of the module, which no state declares; declare it "
             f"(StateSpec(..., attribute={found[0]!r})), or do not keep it"
         )
