@@ -19,6 +19,7 @@ from typing import Any
 
 from txl_runtime.errors import UsageError
 
+from txl_export.families.own_module.checking import check_declared
 from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
@@ -55,6 +56,7 @@ def load_spec(target: str, weights: str | None) -> StepSpec:
             raise
     if not isinstance(spec, StepSpec):
         raise UsageError(f"{path.name}:{name} returned a {type(spec).__name__}, expected a txl_export.StepSpec")
+    check_declared(spec)
     return spec
 
 
