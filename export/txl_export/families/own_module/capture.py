@@ -20,7 +20,7 @@ import onnx_ir as ir
 import torch
 
 from txl_export.families.own_module.attributes import untouched
-from txl_export.families.own_module.diagnosis import READS, ROUTES, CaptureError, ReadError, Reason, Route, reason_of
+from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, ReadError, Reason, Route, reason_of
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import failure, own_code
 from txl_export.families.own_module.tracer_worker import trace
@@ -150,7 +150,7 @@ def _reads_a_value(node: Any) -> bool:
 def _traced(network: StepNetwork, example: Example, made: _Made) -> ir.Model:
     place = made.reads.anywhere
     if place is not None:
-        raise ReadError(f"{READS} {place}")
+        raise ReadError(f"what the step does next depends on a value that it reads at {place}")
     inputs, outputs = ([spec.name for spec in side] for side in (network.inputs, network.outputs))
     return trace(network, tuple(tensor.clone() for tensor in example.given), inputs, outputs, OPSET)
 

@@ -19,7 +19,6 @@ from txl_export.graphs.settling import UnsettledError
 
 Route = Literal["export", "decomposed", "tracer"]
 ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
-READS = "what the step does next depends on a value that it reads at"
 _FIRST, _LAST = 200, 100
 """So many characters of another library's longer error are shown: its cause stands first, a place often last."""
 _LACKS = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'[^>]*>(.*for the (real|complex)-valued)?")
@@ -76,14 +75,6 @@ def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads) -
         return Reason(route, 2, f"its graph {error}")
     if isinstance(error, TracerError | TrialError):
         return Reason(route, 2 if isinstance(error, TrialError) else 1, str(error))
-    if reads.gradients is not None:
-        text = f"it computes gradients at {reads.gradients}, and a graph computes none; write them as a formula"
-        return Reason(route, 4, text, ROUTES)
-    compiled = [path for path, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
-    if compiled:
-        what = f"the part {compiled[0]} of the module" if compiled[0] else "the module"
-        text = f"{what} is TorchScript, whose Python is gone; make it from its class, and load its state dict into that"
-        return Reason(route, 4, text, ROUTES)
     chain = _chain(error)
     said, place = " ".join(str(one) for one in chain), _place(chain)
     if lacking := _LACKS.search(said):
@@ -95,9 +86,15 @@ def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads) -
     if lacking := _TRACER_LACKS.search(said):
         return Reason(route, 4, f"ONNX lacks the operator {lacking[1]}{place}")
     if any("data-dependent" in str(one) or "DataDependent" in type(one).__name__ for one in chain):
-        if reads.anywhere is not None:
-            return Reason(route, 5, f"{READS} {reads.anywhere}", ("decomposed", "tracer"))
         return Reason(route, 3, f"what it does next depends on values{_at(chain)}")
+    if reads.gradients is not None:
+        text = f"it computes gradients at {reads.gradients}, and a graph computes none; write them as a formula"
+        return Reason(route, 4, text, ("decomposed",))
+    compiled = [path for path, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if compiled:
+        what = f"the part {compiled[0]} of the module" if compiled[0] else "the module"
+        text = f"{what} is TorchScript, whose Python is gone; make it from its class, and load its state dict into that"
+        return Reason(route, 4, text, ROUTES)
     if type(error).__module__.startswith("torch.onnx"):  # what it says is where to look for the cause: that is the last
         return Reason(route, 2, f"{_brief(chain[-1])}{place}")
     return Reason(route, 2, _brief(error, _at(chain)))
