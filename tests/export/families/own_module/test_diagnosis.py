@@ -242,3 +242,11 @@ def test_a_long_error_of_another_library_keeps_its_cause():
     assert reason.text.startswith("ValueError: the cause word")
     assert reason.text.endswith("the place")
     assert len(reason.text) < 400
+
+
+def test_what_the_exporter_could_not_convert_is_told_by_its_cause():
+    from torch.onnx.errors import OnnxExporterError
+
+    error = OnnxExporterError("Failed to convert; see the stack trace above")
+    error.__cause__ = ValueError("axis 3 is out of range")
+    assert capturing.reason_of("export", error, Adds(), capturing.Reads()).text == "ValueError: axis 3 is out of range"
