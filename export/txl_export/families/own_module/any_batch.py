@@ -7,7 +7,7 @@ that is run with few sequences, with many, and with some of them idle, and compa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 from txl_runtime.errors import one_line
@@ -18,7 +18,6 @@ from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.stages import Stage, Transition, shapes_of
 from txl_export.families.own_module.trial import (
-    Example,
     RulesError,
     TrialError,
     examples_for,
@@ -31,31 +30,12 @@ EVERY = 8
 """Up to so many sequences every number is tried, beyond them powers of two, B and the number before it."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A program whose graph was captured with B sequences.
-
-    Attributes:
-        name: of the program.
-        length: L.
-        network: that was captured.
-        captured: its graph.
-        examples: on which that was compared.
-    """
-
-    name: str
-    length: int
-    network: StepNetwork
-    captured: Captured
-    examples: Sequence[Example]
-
-
 def may_be_open(plan: Plan) -> bool:
     """Whether graphs may leave B open: not where the sequences run all or none, or where there is one."""
     return plan.batch_size > 1 and plan.streams == "independent"
 
 
-def leave_open(plan: Plan, found: Sequence[Found]) -> str:
+def leave_open(plan: Plan, found: Sequence[Captured]) -> str:
     """Leave B open in the graphs of all programs of a step; or in none, and say why one of them needs its B."""
     others = []
     for program in found:
@@ -66,18 +46,18 @@ def leave_open(plan: Plan, found: Sequence[Found]) -> str:
         except RulesError as error:
             return f"with B left open, a bundle's loader refuses {program.name}: {error}"
     for program, other in zip(found, others, strict=True):
-        open_batch(program.captured.model, other, plan.batch_size)
+        open_batch(program.model, other, plan.batch_size)
     return ""
 
 
-def _tried(plan: Plan, found: Found) -> ir.Model:
+def _tried(plan: Plan, found: Captured) -> ir.Model:
     """The graph of B + 1 sequences, with which a copy of the program's graph was opened and tried.
 
     Raises:
         FixedBatchError: the graph is of one number of sequences, or with fewer it computes something else.
         RulesError: who loads a bundle cannot bound the sizes of its values.
     """
-    model, network, other = found.captured.model.clone(), found.network, _of_one_more(plan, found)
+    model, network, other = found.model.clone(), found.network, _of_one_more(plan, found)
     open_batch(model, other, plan.batch_size)
     few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
     try:
@@ -89,15 +69,15 @@ def _tried(plan: Plan, found: Found) -> ir.Model:
     return other
 
 
-def _of_one_more(plan: Plan, found: Found) -> ir.Model:
+def _of_one_more(plan: Plan, found: Captured) -> ir.Model:
     """The graph of B + 1 sequences."""
     more = replace(plan, batch_size=plan.batch_size + 1)
     try:
         stage = Stage(0, shapes_of(fresh_states(more.spec, more.batch_size)))
-        transition = Transition(stage, found.length, stage)
+        transition = Transition(stage, found.network.length, stage)
         network = StepNetwork(replace(more, transitions=(transition,)), transition)
         (example,) = examples_for(more, transition, network, 1)
-        return capture_again(network, found.name, example, found.captured.route)
+        return capture_again(found, network, example)
     except Exception as error:  # the user's code may be of one B, and torch raises many kinds
         raise FixedBatchError(f"it cannot be captured with B + 1 = {more.batch_size}: {one_line(error)}") from error
 

@@ -14,8 +14,8 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
-from txl_export.families.own_module.any_batch import Found, leave_open, may_be_open
-from txl_export.families.own_module.capture import capture
+from txl_export.families.own_module.any_batch import leave_open, may_be_open
+from txl_export.families.own_module.capture import Captured, capture
 from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, Route
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork
@@ -63,14 +63,14 @@ class Written:
         self.growth, self.note, self.fixed, self.model_id = growth, "", "", ""
         self.parameters = parameter_count(plan.spec.module)
 
-    def add(self, found: Found, open_batch: bool = False) -> None:
+    def add(self, found: Captured, open_batch: bool = False) -> None:
         """Take a program, whose graph may leave B open; the graph's weights are then the shared ones."""
-        network, name, model = found.network, found.name, found.captured.model
+        network, name, model = found.network, found.name, found.model
         self.programs.append(
             Program(
                 name=name,
                 kind="step",
-                segment_length=found.length,
+                segment_length=network.length,
                 update="replace",
                 file=f"{name}.onnx",
                 inputs=network.inputs,
@@ -81,7 +81,7 @@ class Written:
         self.axes.append(network.batch_axes)
         self.weights.adopt(model.graph)
         self.models.append(model)
-        self.routes[name] = found.captured.route
+        self.routes[name] = found.route
 
 
 def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
@@ -160,8 +160,7 @@ def _symbolic(plan: Plan, heard: Listener) -> Written:
         for number in _to_trace_at(plan, length):
             try:
                 traced = [examples[number][0], *everywhere]
-                captured = capture(networks[number], name, traced, OPEN_ROUTES)
-                graphs.add(Found(name, length, networks[number], captured, everywhere))
+                graphs.add(capture(networks[number], name, traced, OPEN_ROUTES))
             except CaptureError as error:
                 if error.final:
                     raise
@@ -189,7 +188,7 @@ def _staged(plan: Plan, heard: Listener) -> Written:
     if plan.too_many:
         raise UsageError(plan.too_many)
     fixed_sizes = all(state.row_axis is None and not state.absent for state in plan.states)
-    graphs, programs = Written(plan, "none" if fixed_sizes else "stages"), list[Found]()
+    graphs, programs = Written(plan, "none" if fixed_sizes else "stages"), list[Captured]()
     routes: Sequence[Route] = ROUTES
     for transition in plan.transitions:
         length, alone = transition.length, all(one.stage.number == 0 for one in plan.transitions)
@@ -199,7 +198,7 @@ def _staged(plan: Plan, heard: Listener) -> Written:
         examples = examples_for(plan, transition, network)
         found = capture(network, name, examples, routes)
         routes = (found.route, *(route for route in ROUTES if route != found.route))
-        programs.append(Found(name, length, network, found, examples))
+        programs.append(found)
     if may_be_open(plan):
         graphs.fixed = leave_open(plan, programs)
     for program in programs:

@@ -36,8 +36,19 @@ _READING = ("_local_scalar_dense", "item", "_assert_async", "_assert_scalar")
 
 @dataclass(frozen=True)
 class Captured:
-    """A program's graph in float32, its weights inside, and the route by which it was found."""
+    """A program's graph in float32, its weights inside.
 
+    Attributes:
+        name: of the program.
+        network: that was captured.
+        examples: on which the graph was compared.
+        model: the graph.
+        route: by which it was found.
+    """
+
+    name: str
+    network: StepNetwork
+    examples: Sequence[Example]
     model: ir.Model
     route: Route
 
@@ -78,7 +89,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
         except BaseException as error:  # such as sys.exit
             raise failure(error, "the module failed while it was captured") from error
         else:
-            return Captured(model, route)
+            return Captured(name, network, examples, model, route)
     best = max(reasons, key=lambda reason: reason.weight)
     raise CaptureError(
         f"{name} cannot be captured as a graph (tried {', '.join(routes)}): {best.text}; expected a step whose "
@@ -87,16 +98,16 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
     )
 
 
-def capture_again(network: StepNetwork, name: str, example: Example, route: Route) -> ir.Model:
-    """The graph of a network, by the route by which that of another number of sequences was captured; not compared.
+def capture_again(found: Captured, network: StepNetwork, example: Example) -> ir.Model:
+    """The graph of a network of another number of sequences, by the route of the first; not compared.
 
     Raises:
         Exception: whatever stands in the way.
     """
     network.eval()
     with untouched(network.module), silence(), torch.no_grad():
-        model = _ROUTES[route](network, example, _Made(Reads()))
-        settle(model, name, network.inputs, network.outputs)
+        model = _ROUTES[found.route](network, example, _Made(Reads()))
+        settle(model, found.name, network.inputs, network.outputs)
     return model
 
 

@@ -35,12 +35,14 @@ class StepNetwork(nn.Module):
         inputs, outputs: of the program.
         read: the states that are inputs.
         module: the user's, so that its parameters are this one's.
+        length: L.
     """
 
     def __init__(self, plan: Plan, transition: Transition, open_rows: bool = False) -> None:
         super().__init__()
         self.module = plan.spec.module
         self._plan, self._transition, self._eager = plan, transition, Eager(plan.spec)
+        self.length = transition.length
         self._states = {state.name: state for state in plan.states}
         before, after = transition.stage.shapes, transition.after.shapes
         self._axes = {name: state.row_axis for name, state in self._states.items()} if open_rows else {}
@@ -103,7 +105,7 @@ class StepNetwork(nn.Module):
         return torch.where(live.reshape([-1 if one == axis else 1 for one in range(old.ndim)]), new, old)
 
     def _spec(self, entry: Input | Output) -> TensorSpec:
-        sizes = entry.sizes(self._plan.batch_size, self._transition.length)
+        sizes = entry.sizes(self._plan.batch_size, self.length)
         return TensorSpec(name=entry.name, dtype=entry.dtype, shape=sizes)
 
     def _state_spec(self, name: str, value: str, shape: tuple[int, ...] | None) -> TensorSpec:

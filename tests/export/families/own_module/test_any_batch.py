@@ -158,7 +158,7 @@ def test_one_program_of_one_b_keeps_it_for_all(tmp_path, monkeypatch):
     real = any_batch._tried
 
     def tried(plan: Any, found: Any) -> Any:
-        if found.length == 1:
+        if found.network.length == 1:
             raise FixedBatchError("for a reason")
         return real(plan, found)
 
