@@ -16,12 +16,15 @@ from pathlib import Path
 
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
+from txl_report.schema.measurement import Measurement
 from txl_runtime.errors import TxlError
 from txl_runtime.listener import Silent
 
+from txl_deploy.bench.agreement import compared
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor
 from txl_deploy.bench.competitors import NAMES, competitors, weights_of, why_not
-from txl_deploy.bench.measuring import Report, bench
+from txl_deploy.bench.measuring import bench
+from txl_deploy.bench.works import TokenWorks
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 COLUMNS = (
@@ -49,7 +52,7 @@ class _Says(Silent):
 
 def measure(
     folder: Path, quick: bool, memory: int, names: tuple[str, ...], precisions: list[str], threads: int, seconds: float
-) -> Report:
+) -> Measurement:
     """One memory length: export, check that all agree, take turns."""
     values, longest = (TINY, 4) if quick else (MODEL, 64)
     path = random_bundle(folder / f"m{memory}.txl", values, (longest, 1), memory)
@@ -65,7 +68,9 @@ def measure(
             left_out[precision] = str(error)
             continue
         makers[precision] = _low(precision, low, threads)
-    return bench(model, makers, threads=threads, seconds=seconds, left_out=left_out, processes=False, listener=_Says())
+    works = TokenWorks(model)
+    pair = compared(works, makers, _Says())
+    return bench(works, *pair, threads=threads, seconds=seconds, left_out=left_out, processes=False, listener=_Says())
 
 
 def _low(precision: str, path: Path, threads: int) -> Callable[[], tuple[Competitor, str]]:
@@ -89,7 +94,7 @@ def main() -> int:
         Table(COLUMNS),
         Table(("M", "Python per decode step, µs", "share of the step", "without an engine, µs")),
     )
-    reports: dict[str, Report] = {}
+    reports: dict[str, Measurement] = {}
     with tempfile.TemporaryDirectory() as folder:
         for memory in memories:
             log(f"M {memory}")
@@ -104,7 +109,8 @@ def main() -> int:
                 share = None if row.of_bandwidth is None else f"{row.of_bandwidth:.0%}"
                 speed = (row.ms.p50, row.ms.p90, row.ms.p99, row.tokens_per_second, f"{row.ratio:.2f}×")
                 work = f"{row.task} L {row.segment_length}"
-                table.add(memory, work, row.competitor, *speed, row.bytes_per_token / 1e6, row.gb_per_second, share)
+                size = (row.bytes_per_token or 0) / 1e6
+                table.add(memory, work, row.competitor, *speed, size, row.gb_per_second, share)
             if report.overhead is not None:
                 found = report.overhead
                 python.add(memory, found.in_step, f"{found.share:.1%}", found.without_engine)

@@ -135,7 +135,7 @@ def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float
     from txl_export import export
 
     from txl_deploy.bench.competitor import BundleCompetitor
-    from txl_deploy.bench.timing import Percentiles
+    from txl_deploy.bench.timing import percentiles
 
     longest, rounds, seconds = (4, 2, 0.05) if quick else (64, 5, seconds)
     with tempfile.TemporaryDirectory() as made:
@@ -150,7 +150,7 @@ def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float
         times = {}
         for length in (1, longest):
             samples = turns(ours, other, length, rounds, seconds / rounds)
-            times[f"L {length}"] = {name: Percentiles.of(values) for name, values in samples.items()}
+            times[f"L {length}"] = {name: percentiles(values) for name, values in samples.items()}
         other.close()
     return {"agreement": agreement, "times": times, "versions": other.versions}
 

@@ -27,7 +27,7 @@ keeping state (update rule, placement) from another. Each of these counts once, 
   compared with None.
 * family: a comparison in which a name or attribute `family_name`, or "transformer_xl" or "own_module", takes part.
 * class: `isinstance`, `issubclass` or a comparison of `type(…)` with a class whose name says what kind it is of:
-  `KIND_OF_CLASS` (HostLoop, StepLoop, StepState, LoopState, RingMemory, StepReport, StepSpec, TransformerXL …).
+  `KIND_OF_CLASS` (HostLoop, StepLoop, StepState, LoopState, RingMemory, StepReport, StepWorks, StepSpec, …).
 * flag: a name, attribute or call that says it (`FLAGS`: `_counts_rows`, `is_transformer_xl(…)`, `transformer_xl`,
   `ring`, `rolled` …), used as a truth value or compared with None.
 * lookup: a call with an update rule's name among its arguments (`states_of("rolled")`), used as a truth value.
@@ -70,7 +70,7 @@ FAMILIES = {"transformer_xl", "own_module"}
 FLAGS = re.compile(r"_*(is_)?(counts_rows|transformer_xl|own_module|ring|rolled|replaced_state|step_loop)$")
 KIND_OF_CLASS = re.compile(
     r"(Ring|Rolled|Replaced|TransformerXL)|^Step[A-Z]\w*|^(Host|OpenHost|Device|DeviceStep)Loop$|^LoopState$|^Memory$"
-    r"|^(Rows|Chain)Result$|^(Rows|Step)Report$|Placement$"
+    r"|^(Rows|Chain)Result$|^(Rows|Step)Report$|^(Token|Step)Works$|Placement$"
 )
 
 

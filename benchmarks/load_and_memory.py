@@ -14,10 +14,12 @@ from pathlib import Path
 
 import txl_runtime
 from common import TINY, Table, finish, log, parser, random_bundle, shape
+from txl_report.schema.measurement import Row
 
 from txl_deploy.bench.competitor import BundleCompetitor, fill
-from txl_deploy.bench.measuring import Row, tasks_of, time_tasks
+from txl_deploy.bench.measuring import time_tasks
 from txl_deploy.bench.processes import measure_footprint, measure_load
+from txl_deploy.bench.works import TokenWorks
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEGABYTE = 1e6
@@ -31,8 +33,9 @@ def speeds(path: Path, threads: int, seconds: float) -> tuple[Row, ...]:
         competitor = BundleCompetitor(name, model)
         fill(competitor, model)
         both.append(competitor)
-    tasks = tuple(task for task in tasks_of(model) if task.kind != "score")
-    return time_tasks(model, list(both), tasks, None, seconds, 5)
+    works = TokenWorks(model)
+    tasks = [task for task in works.tasks if task.kind != "score"]
+    return time_tasks(works, both, tasks, None, seconds, 5)
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ from common import TINY, finish, log, parser, random_bundle, random_state
 from numpy.typing import NDArray
 from txl_export import export
 from txl_export.bundle.placing import publishing
-from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
+from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_export.families.transformer_xl.reference import Reference
 from txl_runtime.ladder import no_drift_limit, rung
 from txl_runtime.model import Model
@@ -112,8 +112,8 @@ def judge(model: Model, held: Path) -> dict[str, Any]:
     m, found = model.manifest, np.load(held)
     count, probe = len(found["fill"]), found["tokens"]
     pasts = [np.split(found[f"past.{row}"], np.cumsum(found[f"cuts.{row}"])[:-1]) for row in range(count)]
-    reference = ReferenceStreams(
-        Reference(m.config, m.dialect, m.memory_length, weights_of(model), torch.float64), count
+    reference = OracleStreams(
+        m, Reference(m.config, m.dialect, m.memory_length, weights_of(model), torch.float64), count
     )
     fresh = model.stream(count)
     longest = max(map(len, pasts))
@@ -125,9 +125,8 @@ def judge(model: Model, held: Path) -> dict[str, Any]:
             tokens[row, : len(piece)] = piece
         if counts.any():
             fresh.step(tokens, counts)
-            reference.run(tokens, counts)
-    form = "hidden" if any(name.endswith("hidden") for name in found.files) else "kv"
-    expected = dict(reference.memory(form))
+            reference.step(tokens, counts)
+    expected = {name: rows for name, rows in reference.shown() if rows is not None}
     fill = [min(int(found[f"total.{row}"]), m.memory_length) for row in range(count)]
     errors = {
         "step": int(held.stem.removeprefix("held-")),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
+import msgspec
 import numpy as np
 from txl_report.measuring.results import (
     ContextGain,
@@ -28,23 +29,26 @@ from txl_report.measuring.results import (
 from txl_report.page import Measures
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
-KEPT = {"verdict", "unit"}
-"""Fields whose texts are one of a few words and never a stranger's."""
+KEPT = {"verdict", "unit", "within"}
+"""Fields whose texts are one of a few words or numbers and never a stranger's."""
 
 
 def replaced(value: Any, by: Callable[[str], str]) -> Any:
-    """A value made of data classes, with every text in it replaced."""
+    """A value made of data classes and structs, with every text in it replaced."""
     if isinstance(value, str):
         return by(value)
-    if isinstance(value, tuple):
-        return tuple(replaced(each, by) for each in value)
+    if isinstance(value, list | tuple):
+        return type(value)(replaced(each, by) for each in value)
     if isinstance(value, dict):
-        return {name: replaced(each, by) for name, each in value.items()}
+        return {replaced(name, by): replaced(each, by) for name, each in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return dataclasses.replace(
             value, **{name: each if name in KEPT else replaced(each, by) for name, each in fields.items()}
         )
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in KEPT}
+        return msgspec.structs.replace(value, **{name: replaced(each, by) for name, each in fields.items()})
     return value
 
 

@@ -2,66 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from txl_report.schema.measurement import BUNDLE, Conditions, DeviceFloor, Machine, Measurement, Row
 
-from txl_deploy.bench.floor import GOAL, DeviceFloor
-from txl_deploy.bench.measuring import BUNDLE, Conditions, Machine, Report, Row
-from txl_deploy.bench.steps import StepConditions, StepReport, StepRow
+from txl_deploy.bench.floor import GOAL
 from txl_deploy.console import facts_table, number, quantity, rows_table, stdout
 
 
-def report_document(report: Report | StepReport) -> dict[str, Any]:
-    """The report as plain data, with its verdict."""
-    document: dict[str, Any] = msgspec.to_builtins(report)
-    return document | {"verdict": verdict(report)}
+def document_of(found: Measurement) -> dict[str, Any]:
+    """The measurement as plain data, with its verdict."""
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    return document | {"verdict": verdict(found)}
 
 
-def verdict(report: Report | StepReport) -> str:
+def verdict(found: Measurement) -> str:
     """The result in one line."""
     parts = []
-    if isinstance(report, StepReport):
-        for found in (row for row in report.rows if row.competitor == BUNDLE):
-            beside = (other for other in report.rows if other.segment_length == found.segment_length)
-            ratios = [f"{other.ratio:.2g}× {other.competitor}" for other in beside if other.competitor != BUNDLE]
-            said = f"L {found.segment_length} {found.ms.p50:.3g} ms, {found.positions_per_second:,.0f} positions/s"
-            parts.append(said + (f" ({', '.join(ratios)})" if ratios else ""))
-        return "; ".join(parts)
-    for row in (row for row in report.rows if row.competitor == BUNDLE):
-        compared = (other for other in report.rows if other.task == row.task and other.competitor != BUNDLE)
-        others = [f"{other.ratio:.2g}× {other.competitor}" for other in compared]
-        said = f"{row.task} {row.ms.p50:.3g} ms, {row.tokens_per_second:,.0f} tokens/s"
-        if row.task == "decode" and row.of_bandwidth is not None:
-            others.insert(0, f"{row.of_bandwidth:.0%} of what memory delivers")
-        parts.append(said + (f" ({', '.join(others)})" if others else ""))
+    for ours, *others in found.works:
+        beside = [f"{other.ratio:.2g}× {other.competitor}" for other in others]
+        if ours.task == "decode" and ours.of_bandwidth is not None:
+            beside.insert(0, f"{ours.of_bandwidth:.0%} of what memory delivers")
+        what = f"L {ours.segment_length}" if ours.task == "step" else ours.task
+        said = f"{what} {ours.ms.p50:.3g} ms, {ours.per_second:,.0f} {ours.unit}/s"
+        parts.append(said + (f" ({', '.join(beside)})" if beside else ""))
     return "; ".join(parts)
 
 
-def show(report: Report | StepReport) -> None:
+def show(found: Measurement) -> None:
     """Tables on stdout."""
-    conditions, steps = report.conditions, isinstance(report, StepReport)
-    kind = report.family if isinstance(report, StepReport) else f"{report.memory_form} memory"
+    conditions = found.conditions
+    kind = found.family if found.memory_form is None else f"{found.memory_form} memory"
     held = (
-        f"memory full: {min(conditions.memory_rows)} of {conditions.memory_length} rows"
-        if isinstance(conditions, Conditions)
-        else f"state full: {_held(conditions)}"
+        f"state full: {_held(conditions)}"
+        if conditions.memory_length is None
+        else f"memory full: {min(conditions.memory_rows)} of {conditions.memory_length} rows"
     )
     stdout.print(
-        facts_table(_place(f"{report.model_id[:12]}, {report.precision}, {kind}", report.machine, held, conditions))
+        facts_table(_place(f"{found.model_id[:12]}, {found.precision}, {kind}", found.machine, held, conditions))
     )
-    for task, length in dict.fromkeys((row.task, row.segment_length) for row in report.rows):
+    for rows in found.works:
         stdout.print()
-        cells = [_cells(row) for row in report.rows if (row.task, row.segment_length) == (task, length)]
-        stdout.print(rows_table(_STEP_COLUMNS if steps else _COLUMNS, cells, _TITLES[task].format(length)))
+        columns = _STEP_COLUMNS if rows[0].task == "step" else _COLUMNS
+        title = _TITLES[rows[0].task].format(rows[0].segment_length)
+        stdout.print(rows_table(columns, [_cells(row) for row in rows], title))
     stdout.print()
-    stdout.print(facts_table(_other_facts(report)))
+    stdout.print(facts_table(_other_facts(found)))
     stdout.print()
-    stdout.print(verdict(report), soft_wrap=True)
+    stdout.print(verdict(found), soft_wrap=True)
 
 
-def _place(model: str, machine: Machine, held: str, conditions: Conditions | StepConditions) -> dict[str, object]:
+def _place(model: str, machine: Machine, held: str, conditions: Conditions) -> dict[str, object]:
     """What was measured, and where and how."""
     return {
         "model": model,
@@ -76,7 +69,7 @@ def _place(model: str, machine: Machine, held: str, conditions: Conditions | Ste
     }
 
 
-def _held(conditions: StepConditions) -> str:
+def _held(conditions: Conditions) -> str:
     """The shapes of the state; of many tensors how many there are."""
     shapes = [f"{name} {' × '.join(map(str, shape))}" for name, shape in conditions.state.items()]
     return ", ".join(shapes) if len(shapes) <= 4 else f"{len(shapes)} tensors"
@@ -92,61 +85,59 @@ _TITLES = {
 }
 
 
-def _cells(row: Row | StepRow) -> tuple[str, ...]:
-    rate, size = (
-        (row.tokens_per_second, row.bytes_per_token)
-        if isinstance(row, Row)
-        else (row.positions_per_second, row.bytes_per_step)
-    )
+def _cells(row: Row) -> tuple[str, ...]:
+    size = row.bytes_per_step if row.bytes_per_token is None else row.bytes_per_token
     return (
         row.competitor,
-        *(_short(value) for value in (row.ms.p50, row.ms.p90, row.ms.p99, rate)),
+        *(_short(value) for value in (row.ms.p50, row.ms.p90, row.ms.p99, row.per_second)),
         f"{row.ratio:.2f}×",
-        quantity(round(size)),
+        quantity(round(size or 0)),
         number(row.gb_per_second),
         "–" if row.of_bandwidth is None else f"{row.of_bandwidth:.0%}",
     )
 
 
-def _short(value: float) -> str:
-    return number(value) if value < 999.5 else f"{value:,.0f}"
+def _short(value: float | None) -> str:
+    return number(value) if value is None or value < 999.5 else f"{value:,.0f}"
 
 
-def _other_facts(report: Report | StepReport) -> dict[str, object]:
+def _other_facts(found: Measurement) -> dict[str, object]:
     """What is measured once (Python, loading, memory), and what tells a reader how far to trust the rest."""
-    if isinstance(report, StepReport):
-        shortest = min(row.segment_length for row in report.rows)
-        facts = _once(report, f"step of L {shortest}", "result", "long and short segments")
-        for name, other in report.agreement.items():
-            facts[f"{name} agrees"] = (
-                ", ".join(f"{output} {number(value)}" for output, value in other.found.items())
-                + f", {other.segments} segments ({other.measure} limit {other.limit:g}), after {other.seconds:.1f} s"
-            )
-        return facts | _trust(report.rows)
-    facts = _once(report, "decode step", "token", "decode and prefill")
-    for name, agreed in report.agreement.items():
+    if found.memory_form is None:
+        shortest = min(row.segment_length for row in found.rows)
+        facts = _once(found, f"step of L {shortest}", "result", "long and short segments")
+    else:
+        facts = _once(found, "decode step", "token", "decode and prefill")
+    for name, agreed in found.agreement.items():
+        reached = ", ".join(f"{what} {number(value)}" for what, value in agreed.reached.items())
+        after = "" if agreed.seconds is None else f", after {agreed.seconds:.1f} s"
         facts[f"{name} agrees"] = (
-            f"log-probs max abs {number(agreed.max_abs)}, KL {number(agreed.kl)}, "
-            f"{agreed.segments} segments ({agreed.measure} limit {agreed.limit:g})"
+            f"{reached}, {agreed.segments} segments ({agreed.measure} limit {agreed.limit:g}){after}"
         )
-    return facts | _trust(report.rows)
+    if found.busy is not None:
+        share = f"others used up to {found.busy:.0%} of the machine during a slice"
+        facts["not idle"] = f"{share}: measure again when it is idle"
+    if found.restless:
+        names = ", ".join(found.restless)
+        facts["not at rest"] = f"thread pools of others were still spinning when {names} began a slice"
+    return facts
 
 
-def _once(report: Report | StepReport, step: str, first: str, ran: str) -> dict[str, object]:
+def _once(found: Measurement, step: str, first: str, ran: str) -> dict[str, object]:
     facts: dict[str, object] = {}
-    if (python := report.overhead) is not None:
+    if (python := found.overhead) is not None:
         facts[f"{python.what} per {step}"] = (
             f"{python.in_step:.1f} µs of {python.step:.0f} ({python.share:.1%}); "
             f"{python.without_engine:.1f} with an engine that does nothing"
         )
-    for name, floor in zip(("measured", "stated"), report.device_floors, strict=False):  # neither on the CPU
+    for name, floor in zip(("measured", "stated"), found.device_floors, strict=False):  # neither on the CPU
         facts[f"floor by {name} speed, computed"] = _floor(floor)
-    if (load := report.load) is not None:
+    if (load := found.load) is not None:
         facts[f"load → first {first}"] = (
             f"{load.total:.2f} s, files cached ({load.without_hashes:.2f} without hashes, "
             f"{load.process:.2f} from starting Python)"
         )
-    if (memory := report.memory) is not None:
+    if (memory := found.memory) is not None:
         facts["peak memory"] = (
             "not measured: this system has no /proc/self/smaps"
             if memory.peak is None or memory.settled is None
@@ -165,24 +156,12 @@ def _floor(floor: DeviceFloor) -> str:
     return f"{number(floor.us)} µs a step, {speed}; {number(floor.goal_us)} at {GOAL:.0%} of it, {each}"
 
 
-def _trust(rows: Sequence[Row | StepRow]) -> dict[str, object]:
-    facts: dict[str, object] = {}
-    busy = max((row.foreign for row in rows if row.foreign is not None), default=None)
-    if busy is not None and busy > 0.05:
-        facts["not idle"] = f"others used up to {busy:.0%} of the machine during a slice: measure again when it is idle"
-    if any(row.restless for row in rows):
-        names = sorted({row.competitor for row in rows if row.restless})
-        facts["not at rest"] = f"thread pools of others were still spinning when {', '.join(names)} began a slice"
-    return facts
-
-
-def panels(report: Report | StepReport) -> list[Callable[[Any], None]]:
+def panels(found: Measurement) -> list[Callable[[Any], None]]:
     """One panel per kind of work: milliseconds per competitor, and the shortest time that reading memory allows."""
-    read, held = report.machine.read_gb_per_second, "state" if isinstance(report, StepReport) else "memory"
+    read, held = found.machine.read_gb_per_second, "state" if found.memory_form is None else "memory"
 
-    def panel(task: str, length: int) -> Callable[[Any], None]:
-        rows = [row for row in report.rows if (row.task, row.segment_length) == (task, length)][::-1]
-        floors = {"step": report.floor} if isinstance(report, StepReport) else {"decode": report.floor["decode"]}
+    def panel(rows: list[Row]) -> Callable[[Any], None]:
+        task, length = rows[-1].task, rows[-1].segment_length
 
         def paint(axes: Any) -> None:
             colors = ["tab:blue" if row.competitor == BUNDLE else "tab:gray" for row in rows]
@@ -193,14 +172,13 @@ def panels(report: Report | StepReport) -> list[Callable[[Any], None]]:
                 text = f" {row.ms.p50:.3g} ms" + ("" if row.competitor == BUNDLE else f", {row.ratio:.2g}×")
                 axes.text(min(row.ms.p90, end), row.competitor, text, va="center")
             axes.set_xlim(0, 1.2 * end)
-            if task in floors and read:
-                floor = floors[task].total / read / 1e6
+            if task in ("decode", "step") and read:
+                floor = sum(found.floor[task].values()) / read / 1e6
                 axes.axvline(floor, color="tab:red", linestyle="--", label=f"reading its bytes once: {floor:.3g} ms")
                 axes.legend(loc="lower right")
-            axes.set_title(f"{task}, L {length}, {held} full, {report.conditions.threads} threads", loc="left")
+            axes.set_title(f"{task}, L {length}, {held} full, {found.conditions.threads} threads", loc="left")
             axes.set_xlabel("ms per call, median; whisker to p90")
 
         return paint
 
-    tasks = dict.fromkeys((row.task, row.segment_length) for row in report.rows)
-    return [panel(task, length) for task, length in tasks]
+    return [panel(rows[::-1]) for rows in found.works]

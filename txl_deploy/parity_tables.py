@@ -1,95 +1,97 @@
-"""A verification, drawn: the gates, the chains and the drift curves."""
+"""A verification, drawn: the chains and their drift, how the order of tokens agrees, a text, the gates."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.text import Text
+from txl_report.schema.verification import Chain, Ranks, Tensor, Verification
 
 from txl_deploy.console import curve, number, rows_table, stdout
 
 COLOURS = {"passed": "green", "FAILED": "bold red", "not judged": "dim"}
 
 
-def print_parity(document: dict[str, Any]) -> None:
-    """Print what `Parity.document` holds."""
-    stdout.print(f"{document['precision']} on {document['backend']}, against {document['reference']}", soft_wrap=True)
-    chains = document["chains"]
-    if chains:
-        (_print_steps if "outputs" in chains[0] else _print_memory)(chains)
-    if kl := document["kl"]:
-        decided, agreeing = (sum(chain[key] for chain in chains) for key in ("decided", "agreeing"))
+def print_parity(found: Verification) -> None:
+    """Print what a verification found."""
+    stdout.print(f"{found.precision} on {found.backend}, against {found.reference}", soft_wrap=True)
+    if found.chains:
+        _print_chains(found.chains)
+    if (kl := found.kl) is not None:
+        decided, agreeing = (sum(getattr(chain, name) for chain in found.chains) for name in ("decided", "agreeing"))
         stdout.print(
-            f"\ntop-1 {agreeing}/{decided} off near-ties · KL mean {number(kl['mean'])}, "
-            f"99.9 % {number(kl['p99.9'])}, max {number(kl['max'])}",
+            f"\ntop-1 {agreeing}/{decided} off near-ties · KL mean {number(kl.mean)}, "
+            f"99.9 % {number(kl.late)}, max {number(kl.most)}",
             soft_wrap=True,
         )
-    if ranks := (document.get("spread") or {}).get("ranks"):
-        stdout.print(_order(ranks), soft_wrap=True)
-    if document["text"]:
-        text = document["text"]
+    if found.spread is not None and found.spread.ranks is not None:
+        stdout.print(_order(found.spread.ranks), soft_wrap=True)
+    if (text := found.text) is not None:
         stdout.print(
-            f"text of {text['tokens']} tokens: nll {text['runtime_nll']:.7f}, PyTorch {text['reference_nll']:.7f}",
+            f"text of {text.tokens} tokens: nll {text.runtime_nll:.7f}, PyTorch {text.reference_nll:.7f}",
             soft_wrap=True,
         )
-    if document.get("sensitivity"):
-        worst = sorted(document["sensitivity"].items(), key=lambda item: -item[1])
+    if found.sensitivity:
+        worst = sorted(found.sensitivity.items(), key=lambda item: -_size(item[1]))
         stdout.print(rows_table(("quantised alone", "KL mean"), [(name, number(kl)) for name, kl in worst[:6]]))
     gates = [
-        (
-            gate["name"],
-            number(gate["value"]),
-            number(gate["limit"]),
-            Text(gate["verdict"], COLOURS[gate["verdict"]]),
-        )
-        for gate in document["gates"]
+        (gate.name, number(gate.value), number(gate.limit), Text(gate.verdict, COLOURS[gate.verdict]))
+        for gate in found.gates
     ]
     stdout.print(rows_table(("\ngate", "\nreached", "\nlimit", "\n"), gates))
-    if any(gate["verdict"] == "not judged" for gate in document["gates"]) and kl and not document["text"]:
+    if any(gate.passed is None for gate in found.gates) and kl is not None and text is None:
         stdout.print("not judged without real text: give --text FILE or --tokens FILE.npy", style="dim")
 
 
-def _order(ranks: dict[str, Any]) -> str:
+def _order(ranks: Ranks) -> str:
     """Where PyTorch's best tokens stand, near-ties included, in one line; what is not all of them is no 100 %."""
 
     def share(part: int, whole: int) -> str:
         return f"{part * 10_000 // whole / 100:g} %"
 
-    count, most = ranks["positions"], list(ranks["within"])[-1]
-    first, among = (share(ranks["within"][number], count) for number in ("1", most))
-    shared = share(ranks["shared"], count * ranks["best"])
-    return f"best token first {first}, among the first {most} {among} · {ranks['best']} best shared {shared}"
+    count, most = ranks.positions, list(ranks.within)[-1]
+    first, among = (share(ranks.within[number], count) for number in ("1", most))
+    shared = share(ranks.shared, count * ranks.best)
+    return f"best token first {first}, among the first {most} {among} · {ranks.best} best shared {shared}"
 
 
-def _print_memory(chains: list[dict[str, Any]]) -> None:
-    """The chains of a Transformer-XL: log-probabilities and memory."""
-    columns = ("chain", "streams", "segments", "log-probs max", "mean", "memory max")
+def _print_chains(chains: Sequence[Chain]) -> None:
+    """Every chain, every output and state by name, and the drift of the outputs of the first chain."""
     rows = [
         (
-            chain["name"],
-            chain["streams"],
-            chain["segments"],
-            number(chain["max_logprobs"]),
-            number(sum(chain["mean_logprobs"]) / max(chain["segments"], 1)),
-            number(chain["max_memory"]),
+            chain.name,
+            chain.streams,
+            chain.segments,
+            _largest(outputs := _inexact(chain.outputs)),
+            number(max((sum(map(_size, one.mean)) / max(len(one.mean), 1) for one in outputs), default=None)),
+            _largest(_inexact(chain.states)),
         )
         for chain in chains
     ]
+    columns = ("chain", "sequences", "segments", "outputs max", "mean", "states max")
     stdout.print(rows_table(columns, rows))
     longest = chains[0]
-    stdout.print(curve(longest["max_per_segment"], f"\ndrift: log-probs max abs, {longest['name']}"), soft_wrap=True)
-
-
-def _print_steps(chains: list[dict[str, Any]]) -> None:
-    """The chains of any other step: every output and every state by name."""
-    rows = [(chain["name"], chain["streams"], chain["segments"]) for chain in chains]
-    stdout.print(rows_table(("chain", "sequences", "segments"), rows))
-    longest = chains[0]
-    found = [
-        (name, kind, number(max(chain[f"{kind}s"][name]["largest"] for chain in chains)))
-        for kind in ("output", "state")
-        for name in longest[f"{kind}s"]
+    compared = [
+        (name, kind, _largest(getattr(chain, f"{kind}s")[name] for chain in chains), tensor.unit)
+        for kind, tensors in (("output", longest.outputs), ("state", longest.states))
+        for name, tensor in tensors.items()
     ]
-    stdout.print(rows_table(("\ncompared", "\n", "\nmax abs, relative"), found))
-    for name, output in longest["outputs"].items():
-        stdout.print(curve(output["most"], f"\ndrift: {name} max abs, {longest['name']}"), soft_wrap=True)
+    stdout.print(rows_table(("\ncompared", "\n", "\nmax abs", "\n"), compared))
+    for name, output in longest.outputs.items():
+        most = list(map(_size, output.most))
+        stdout.print(curve(most, f"\ndrift: {name} max abs, {longest.name}"), soft_wrap=True)
+
+
+def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Those of which errors are measured; of exact ones differing values are counted."""
+    return [tensor for tensor in tensors.values() if not tensor.exact]
+
+
+def _largest(tensors: Iterable[Tensor]) -> str:
+    return number(max((_size(tensor.largest) for tensor in tensors), default=None))
+
+
+def _size(value: float | None) -> float:
+    """What a file has no number for was infinite or none."""
+    return math.inf if value is None else value

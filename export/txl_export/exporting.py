@@ -31,7 +31,7 @@ from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import Prepared, family_of_source
 from txl_export.graphs.emulation import runnable
 from txl_export.options import ExportOptions, flags_of_export
-from txl_export.parity.report import AMPLIFIES, Parity
+from txl_export.proof.parity import AMPLIFIES, Parity
 from txl_export.repeating import command_of
 from txl_export.reporting import add_page
 

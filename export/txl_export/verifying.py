@@ -18,7 +18,7 @@ from txl_export.families.registry import VerifyRequest, family_of_bundle
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.family import weights_of_bundle, weights_of_checkpoint
 from txl_export.families.transformer_xl.parity.bisecting import Bisection, bisect_against_reference, bisect_engine
-from txl_export.parity.report import Parity
+from txl_export.proof.parity import Parity
 
 
 def verify(

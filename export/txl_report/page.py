@@ -8,17 +8,17 @@ from txl_report.blocks import KeyFigure, Page, Section
 from txl_report.facts.gathering import Facts
 from txl_report.facts.model import Context
 from txl_report.facts.plain import Missing, quoted
-from txl_report.facts.speed import Speed
 from txl_report.measuring.results import ContextMeasure, HeadsLook, TextMeasures
-from txl_report.numbers import counted, number, quantity, share, size, whole
+from txl_report.numbers import counted, number, quantity, share, size
 from txl_report.rendering import render
+from txl_report.schema.measurement import Measurement
 from txl_report.sections.attention import attention_section
 from txl_report.sections.context import context_section, length_of, plain_length_of
 from txl_report.sections.making import commands_section, files_section, versions_section
 from txl_report.sections.memory import bits_of, memory_section
 from txl_report.sections.model import model_section
 from txl_report.sections.sameness import sameness_section, verdict_by, verdict_of
-from txl_report.sections.speed import engines_section, speed_section, title_of
+from txl_report.sections.speed import engines_section, rate, speed_section, title_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _sections(facts: Facts, measured: Measures) -> list[Section]:
             again if facts.model.memory_length is not None else None,
             option,
         ),
-        speed_section(name, facts.speed),
+        speed_section(name, facts.speed, facts.bench_file),
         engines_section(name, facts.engines),
         files_section(facts),
         versions_section(facts),
@@ -130,14 +130,11 @@ def _perplexity(facts: Facts, found: TextMeasures | None) -> KeyFigure:
     return KeyFigure("State", size(facts.model.state_bytes), "carried from step to step, per sequence")
 
 
-def _speed(found: Speed | Missing) -> KeyFigure:
-    if isinstance(found, Missing) or not found.works or not found.works[0].times:
+def _speed(found: Measurement | Missing) -> KeyFigure:
+    if isinstance(found, Missing):
         return KeyFigure("Speed", "not measured", "see the section on speed for the command")
-    work = found.works[0]
-    ours = work.times[0]
-    return KeyFigure(
-        "Speed", f"{whole(round(ours.per_second))} {work.unit}/s", f"{title_of(work)}, {number(ours.p50)} ms"
-    )
+    ours = found.works[0][0]
+    return KeyFigure("Speed", f"{rate(ours)} {ours.unit}/s", f"{title_of(ours)}, {number(ours.ms.p50)} ms")
 
 
 def _version() -> str:

@@ -15,10 +15,10 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.types import Ids
 
-from txl_report.facts.documents import read_plain
 from txl_report.facts.gathering import gather
 from txl_report.page import Measures, page_values
 from txl_report.rendering import render, require_jinja
+from txl_report.schema.reading import read_plain
 
 if TYPE_CHECKING:
     from txl_runtime.model import Model

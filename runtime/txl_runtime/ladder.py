@@ -27,35 +27,32 @@ ROWS = 3.0
 log-probabilities or of memory may be. Right results that round elsewhere reach 1.9, wrong ones 3.7 and more."""
 
 EXPLAINED = 2.0
-"""A bundle that failed and is at most this many times as far from its model as the model in float32 is from itself in
-float64, over the same segments, is not known to be at fault: the failure is told as the model's. It stays a failure."""
+"""A failed bundle is at some distance from its model. The model in float32 is at some distance from itself in float64.
+Where the first distance is at most twice the second, the message says that the model amplifies rounding. The check has
+failed all the same."""
 
 MASK = 1e3
 """A value of this size and more is compared relative to itself, and says nothing of how large the other values of its
 tensor are: one that stands for "never", such as -1e4 at a token that may not come, would hide any error beside it."""
 
 AMPLIFIED = 5e-5
-"""An output or state that is further than this from itself when the module computes in float32 in place of float64,
-relative to max(1, largest value), makes rounding larger with every segment: it is compared segment by segment."""
-
-DRIFT_FLOOR = 0.01
-"""In half precision the error of a tensor is no drift while it stays below this share of its limit: such errors come in
-bursts, of which one quarter of a chain may hold more than another."""
+"""Half of the limit of float32. An output or state whose float32 is further than this from its float64, relative to
+max(1, largest value), has no half left for the bundle's own rounding: it is compared segment by segment."""
 
 DRIFT_SLACK = 5e-7
-"""So much below the limit of drift, an output or state of such a module is taken for one that drifts by itself: a
-bundle rounds once more."""
+"""Half of the smallest drift that counts. Beside an amplified tensor, a tensor whose own drift between float32 and
+float64 comes this close to the limit drifts by itself, because a bundle rounds once more than the module does."""
 
 FAR_INPUTS = 1e-2
-"""Inputs that are a hundred times as large as usual may be rounded so differently, relative as `MASK` says, in float32;
-where a step does something else with them the difference is far larger."""
+"""Inputs a hundred times as large as usual round a hundred times as coarsely: 1e-4 becomes 1e-2. A graph that does
+something else with them, such as an overflow or a bound, differs by far more."""
 
 COMPARABLE = 1e-3
-"""Of such inputs nothing can be said where the module in float32 is further from its float64, relative to max(1,
-value)."""
+"""With such inputs a value is compared where the module's float32 and float64 agree to this, relative to max(1, value).
+Elsewhere the module itself does not say what is right."""
 
 HIDDEN_NAN = 0.0
-"""So many values of a bundle on the CPU may be numbers where its module shows NaN, after one NaN in what it reads."""
+"""A bundle on the CPU shows NaN wherever its module does: no value may be a number there."""
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
@@ -78,6 +75,8 @@ class Rung:
         kl: mean Kullback-Leibler divergence from the reference, in nats.
         top1: share of positions, near-ties aside, whose most probable token agrees.
         perplexity: relative difference of the perplexity on real text.
+        burst: the mean error that counts as drift at least, as a share of the standard deviation. Half precision errs
+            in bursts, of which one quarter of a chain may hold more than another. None: 1e-6 (`no_drift_limit`).
         deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
             standard deviation of its values.
         attention: largest |Δ| of an attention probability, where a bundle tells them. Only float32 on the CPU has a
@@ -91,14 +90,15 @@ class Rung:
     top1: float | None
     perplexity: float
     deviation: float | None = None
+    burst: float | None = None
     attention: float | None = None
 
 
 LADDER: dict[tuple[str, str], Rung] = {
     ("fp32", "cpu"): Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4, attention=1e-5),
     ("fp32", "device"): Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4),
-    ("fp16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=1e-2),
-    ("bf16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=5e-2),
+    ("fp16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=1e-2, burst=1e-4),
+    ("bf16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=5e-2, burst=5e-4),
     ("int8", "any"): Rung(logprobs=None, memory=None, kl=5e-3, top1=0.97, perplexity=5e-3),
     ("int4", "any"): Rung(logprobs=None, memory=None, kl=3e-2, top1=0.92, perplexity=3e-2),
 }

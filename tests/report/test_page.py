@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 import report_pages
 from hostile import HOSTILE
+from msgspec import structs
 from report_pages import Page, measures, replaced
 from resealing import BASES, copied, reseal
 from step_models import counting, recurrent
 from support import FIXTURES
 from txl_export.families.registry import facts_of_bundle
 from txl_report import page_of
-from txl_report.facts.evidence import Evidence
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.plain import Missing
 from txl_report.page import Measures, page_values
+from txl_report.schema.verification import Verification
 from txl_report.sections.model import model_section
 from txl_report.visible import MOST
 from txl_runtime.bundle.reading import open_bundle
@@ -158,10 +159,11 @@ def test_bundles_of_the_first_format_have_a_page(name: str):
 
 
 def test_a_failed_verification_is_what_a_reader_sees_first(verified: Facts):
-    assert isinstance(verified.exported, Evidence)
-    gates = tuple(dataclasses.replace(gate, value=None, verdict="failed") for gate in verified.exported.gates)
-    failed = dataclasses.replace(verified.exported, passed=False, by="again.json", gates=gates)
-    read = held(page_of(dataclasses.replace(verified, repeated=failed)))
+    assert isinstance(verified.exported, Verification)
+    gates = tuple(structs.replace(gate, value=None, passed=False) for gate in verified.exported.gates)
+    failed = structs.replace(verified.exported, passed=False, gates=gates)
+    read = held(page_of(dataclasses.replace(verified, repeated=failed, verify_file="again.json")))
+    assert "Verified again: again.json" in read.text
     first = read.text.partition("Contents")[0]
     assert "Verification failed" in first
     assert "0 gates passed" in first
@@ -265,7 +267,7 @@ def test_numbers_that_are_none_are_shown_as_such(verified: Facts):
     positions = tuple(dataclasses.replace(each, loss=loss) for each in infinite.by_position)
     text = dataclasses.replace(infinite, loss=loss, by_position=positions)
     assert "∞" in held(page_of(verified, dataclasses.replace(measured, text=text))).text
-    assert isinstance(verified.exported, Evidence)
+    assert isinstance(verified.exported, Verification)
     assert verified.exported.text is None
     assert np.isfinite(len(page_of(dataclasses.replace(verified, exported=Missing("Nobody did.", "do it")))))
 

@@ -20,19 +20,19 @@ def test_fp32_on_a_device_has_ten_times_the_error(backend):
 
 @pytest.mark.parametrize("backend", ["cpu", *DEVICES])
 @pytest.mark.parametrize(
-    ("precision", "kl", "top1", "perplexity", "deviation"),
+    ("precision", "kl", "top1", "perplexity", "deviation", "burst"),
     [
-        ("fp16", 1e-4, 0.995, 1e-3, 1e-2),
-        ("bf16", 1e-4, 0.995, 1e-3, 5e-2),
-        ("int8", 5e-3, 0.97, 5e-3, None),
-        ("int4", 3e-2, 0.92, 3e-2, None),
+        ("fp16", 1e-4, 0.995, 1e-3, 1e-2, 1e-4),
+        ("bf16", 1e-4, 0.995, 1e-3, 5e-2, 5e-4),
+        ("int8", 5e-3, 0.97, 5e-3, None, None),
+        ("int4", 3e-2, 0.92, 3e-2, None, None),
     ],
 )
 def test_lower_precisions_are_judged_by_their_distribution_and_deviation_wherever_they_run(
-    backend, precision, kl, top1, perplexity, deviation
+    backend, precision, kl, top1, perplexity, deviation, burst
 ):
     found = rung(precision, backend)
-    assert found == Rung(None, None, kl=kl, top1=top1, perplexity=perplexity, deviation=deviation)
+    assert found == Rung(None, None, kl=kl, top1=top1, perplexity=perplexity, deviation=deviation, burst=burst)
 
 
 def test_the_ladder_has_no_other_rungs():

@@ -122,4 +122,23 @@ def counted() -> StepSpec:
     return StepSpec(Counted(), [InputSpec("x", ("B", "L", 3))], [StateSpec("total", ("B", 3))], ["y"], lengths=True)
 
 
+class Chaotic(nn.Module):
+    """Untrained weights that are too large: every rounding grows with every step, in `h` and what is made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out, self.beside = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(3, 2)
+        self.inner.weight.data *= 8
+
+    def forward(self, x: Tensor, h: Tensor, mean: Tensor) -> tuple[Tensor, ...]:
+        h, mean = torch.tanh(self.inner(h) + x.sum(-1, keepdim=True)), 0.9 * mean + 0.1 * x
+        return self.out(h), self.beside(mean), h, mean
+
+
+def chaotic() -> StepSpec:
+    torch.manual_seed(6)
+    states = [StateSpec("h", ("B", 8)), StateSpec("mean", ("B", 3))]
+    return StepSpec(Chaotic(), [InputSpec("x", ("B", 3))], states, ["y", "calm"])
+
+
 EVERY = {"policy": policy, "cell": cell, "window": window, "absent": absent, "ahead": ahead, "counted": counted}

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from txl_export.proof.references import Reference
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
 from txl_runtime.streaming.snapshot import StreamState
@@ -102,8 +103,8 @@ def step(x: np.ndarray, states: Mapping[str, np.ndarray]) -> tuple[dict[str, np.
     return outputs, {"count": states["count"] + np.int32(x.shape[1]), "h": h[None], "rows": rows}
 
 
-class NumpyReference:
-    """See `parity.steps.truth.Reference`."""
+class NumpyReference(Reference):
+    """See `proof.references.Reference`."""
 
     described, small = "computed in float64", True
 

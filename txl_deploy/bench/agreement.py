@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-from msgspec import Struct
+from txl_report.schema.measurement import Agreement
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import competitor_limit
+from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
-from txl_deploy.bench.competitor import Competitor, filling
+from txl_deploy.bench.competitor import Competitor, Maker, filling
 from txl_deploy.bench.timing import random_tokens
+from txl_deploy.bench.works import TokenWorks
 
 
-class Agreement(Struct, frozen=True, kw_only=True):
-    """How far a competitor's log-probabilities are from the bundle's, over chained segments.
+def compared(
+    works: TokenWorks, makers: Mapping[str, Maker], heard: Listener
+) -> tuple[list[Competitor], dict[str, Agreement]]:
+    """Competitors that were compared with the bundle, the memories of all of them full, and how they agree.
 
-    Attributes:
-        segments: how many were compared; the first of them starts with an empty memory.
-        max_abs: the largest difference, in nats.
-        kl: the mean Kullback-Leibler divergence, in nats, computed in float64.
-        limit: the largest value that `measure` may have.
-        measure: "max_abs" where both compute in fp32, else "kl".
+    Each is made when its turn comes.
+
+    Raises:
+        CheckError: one does not compute what the bundle computes.
     """
-
-    segments: int
-    max_abs: float
-    kl: float
-    limit: float
-    measure: str
+    others: list[Competitor] = []
+    agreement: dict[str, Agreement] = {}
+    heard.stage("check that competitors agree", len(makers))
+    for name, make in makers.items():
+        other, precision = make()
+        agreement[name] = agree(works.ours, other, works.model, precision)
+        others.append(other)
+        heard.advance()
+    return others, agreement
 
 
 def agree(bundle: Competitor, other: Competitor, model: Model, precision: str = "fp32") -> Agreement:

@@ -62,15 +62,10 @@ class BundleCompetitor(Competitor):
 
 
 class StepCompetitor(Protocol):
-    """Something that does the steps of a bundle of any family, and carries its state along.
-
-    Attributes:
-        step_bytes: what a step has to read at least.
-    """
+    """Something that does the steps of a bundle of any family, and carries its state along."""
 
     name: str
     description: str
-    step_bytes: int
 
     def reset(self) -> None:
         """Start anew, with the state of streams that have seen nothing."""
@@ -78,19 +73,25 @@ class StepCompetitor(Protocol):
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
         """One segment of all sequences, by the bundle's names of inputs and outputs."""
 
+    def step_bytes(self, length: int) -> int:
+        """Bytes that one segment of `length` positions has to read at least when the state is full."""
+
 
 class BundleSteps(StepCompetitor):
     """A bundle in this runtime, used through the public interface."""
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.description = name, model.backend.description
-        self.stream, self.step_bytes = model.stream(), bytes_of_any_step(model.bundle).total
+        self.stream, self._bundle = model.stream(), model.bundle
 
     def reset(self) -> None:
         self.stream.reset()
 
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
         return self.stream.run(inputs)
+
+    def step_bytes(self, length: int) -> int:
+        return bytes_of_any_step(self._bundle).total
 
 
 def filling(model: Model, seed: int = 0) -> Iterator[Ids]:

@@ -45,3 +45,9 @@ def until_full(stream: Stream, manifest: Manifest, seed: int = 0) -> Iterator[di
         shapes = now
         if same >= STEADY:
             return
+
+
+def fill_steps(stream: Stream, manifest: Manifest) -> None:
+    """Fill a stream's state with random segments."""
+    for inputs in until_full(stream, manifest):
+        stream.run(inputs)

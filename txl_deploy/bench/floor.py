@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+from txl_report.schema.measurement import DeviceFloor
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES
@@ -117,29 +118,14 @@ def _position_bytes(m: Manifest, length: int) -> int:
     return item * rows * c.d_model * (c.n_layer if c.attn_type == 3 else 1)
 
 
-class DeviceFloor(Struct, frozen=True):
-    """How long a step on a device takes if it reads its bytes once, computed from the memory's speed.
-
-    Attributes:
-        by: how the speed is known, or why it is not; what follows from it is None then.
-        us, goal_us: microseconds of a step at that speed, and at `GOAL` of it; `us_per_kernel` shares out `goal_us`.
-        kernels: of the step, as its engine's sidecar counts them; None where nothing lists them.
-    """
-
-    by: str
-    gb_per_second: float | None
-    bytes: int
-    us: float | None
-    goal_us: float | None
-    kernels: int | None
-    us_per_kernel: float | None
-
-
 def device_floor(by: str, gb_per_second: float | None, size: int, kernels: int | None) -> DeviceFloor:
     """The floor of a step that reads `size` bytes."""
     us = size / gb_per_second / 1e3 if gb_per_second else None
     goal = us / GOAL if us else None
-    return DeviceFloor(by, gb_per_second, size, us, goal, kernels, goal / kernels if goal and kernels else None)
+    each = goal / kernels if goal and kernels else None
+    return DeviceFloor(
+        by=by, gb_per_second=gb_per_second, bytes=size, us=us, goal_us=goal, kernels=kernels, us_per_kernel=each
+    )
 
 
 class Bandwidth(ABC):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from importlib import import_module
 
+from txl_report.schema.measurement import DeviceFloor
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.choosing import PACKAGES
 from txl_runtime.device.engines.files import bundle_engines
@@ -15,7 +16,7 @@ from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 from txl_runtime.model import Model
 
-from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, DeviceFloor, HostBandwidth, device_floor
+from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, HostBandwidth, device_floor
 
 COPIED_BYTES = 256 * 2**20
 COPIES = 4

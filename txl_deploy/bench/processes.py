@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from txl_report.schema.measurement import Footprint, LoadTime
 from txl_runtime.errors import BackendError
 from txl_runtime.model import Model, load
 from txl_runtime.starting import APART, environment
 from txl_runtime.streaming.stream import Stream
 
-from txl_deploy.bench.driving import is_transformer_xl, random_inputs, until_full
+from txl_deploy.bench.driving import fill_steps, is_transformer_xl, random_inputs
 from txl_deploy.bench.floor import bytes_of_any_step
 from txl_deploy.bench.on_device import import_library
 
@@ -33,50 +33,6 @@ SAMPLE_SECONDS = 0.02
 DECODED = 20
 """Short segments that a process runs before its memory is looked at for the last time."""
 SMAPS = Path("/proc/self/smaps")
-
-
-class LoadTime(Struct, frozen=True, kw_only=True):
-    """Seconds to the first result: medians over fresh processes. The files were read before, so they are cached.
-
-    Attributes:
-        load: `txl_runtime.load`, which checks the SHA-256 of every file.
-        first_token: opening a stream, one prompt token, one greedy token; of other steps, one of the shortest segments.
-        total: load and first_token together.
-        process: from starting Python to the result, imports included.
-        without_hashes: as `total`, loaded with verify_files=False.
-        runs: how many processes of each kind were measured.
-    """
-
-    load: float
-    first_token: float
-    total: float
-    process: float
-    without_hashes: float
-    runs: int
-
-
-class Footprint(Struct, frozen=True, kw_only=True):
-    """Bytes of physical memory of a process that loads a bundle and runs segments; None where not measured.
-
-    From /proc/self/smaps. Private pages count, and so do shared pages of files (the mapped weights, libraries). A page
-    of a file counts once, however often it is mapped and whoever else maps it.
-
-    Attributes:
-        before: when Python, numpy and the engine are imported and nothing is loaded.
-        peak: the largest of samples taken every 20 ms from loading to the end.
-        settled: after decode and prefill; of another step, after its longest and its shortest segments.
-        private: the part of `settled` that belongs to no file or was written to.
-        high_water: the kernel's own mark (VmHWM). It misses no spike, but counts a page once per mapping.
-        weights, state: sizes of the weight file and of one stream's memory, to compare the others with.
-    """
-
-    before: int | None
-    peak: int | None
-    settled: int | None
-    private: int | None
-    high_water: int | None
-    weights: int
-    state: int
 
 
 def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False, backend: str = "auto") -> LoadTime:
@@ -190,8 +146,7 @@ def _tokens(model: Model) -> None:
 def _segments(model: Model) -> None:
     """What any step does: the longest segments until the state is full, then the shortest."""
     stream = model.stream()
-    for inputs in until_full(stream, model.manifest):
-        stream.run(inputs)
+    fill_steps(stream, model.manifest)
     inputs = random_inputs(model.manifest, model.segment_lengths[-1])
     for _ in range(DECODED):
         stream.run(inputs)

@@ -14,6 +14,7 @@ from itertools import count
 
 import numpy as np
 from msgspec import Struct
+from txl_report.schema.measurement import Percentiles
 from txl_runtime.types import Ids
 
 Work = Callable[[int], object]
@@ -30,21 +31,11 @@ AT_REST = 0.05
 PATIENCE = 2.0
 
 
-class Percentiles(Struct, frozen=True, kw_only=True):
-    """Times of single calls in milliseconds, over all rounds."""
-
-    calls: int
-    p50: float
-    p90: float
-    p99: float
-    best: float
-
-    @classmethod
-    def of(cls, nanoseconds: Sequence[int]) -> Percentiles:
-        """Percentiles of samples. Of fewer than 100 samples, p99 is close to the largest."""
-        samples = np.asarray(nanoseconds, np.float64) / 1e6
-        p50, p90, p99 = (float(value) for value in np.percentile(samples, (50, 90, 99)))
-        return cls(calls=len(samples), p50=p50, p90=p90, p99=p99, best=float(samples.min()))
+def percentiles(nanoseconds: Sequence[int]) -> Percentiles:
+    """Percentiles of samples. Of fewer than 100 samples, p99 is close to the largest."""
+    samples = np.asarray(nanoseconds, np.float64) / 1e6
+    p50, p90, p99 = (float(value) for value in np.percentile(samples, (50, 90, 99)))
+    return Percentiles(calls=len(samples), p50=p50, p90=p90, p99=p99, best=float(samples.min()))
 
 
 class Timed(Struct, frozen=True, kw_only=True):
@@ -122,7 +113,7 @@ def interleave(
                 advance(1)
     return {
         name: Timed(
-            times=Percentiles.of([sample for turn in samples[name] for sample in turn]),
+            times=percentiles([sample for turn in samples[name] for sample in turn]),
             rounds=tuple(float(np.median(turn)) / 1e6 for turn in samples[name]),
             restless=restless[name],
             foreign=max(foreign[name], default=None),

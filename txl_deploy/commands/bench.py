@@ -12,15 +12,16 @@ from typing import Annotated
 import txl_runtime
 import typer
 from txl_export.families.own_module.sources import Adapted, asked_module
+from txl_report.schema.measurement import Agreement, Measurement
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
-from txl_deploy.bench.competitor import BundleSteps, Maker, StepCompetitor
-from txl_deploy.bench.driving import is_transformer_xl
-from txl_deploy.bench.measuring import BUNDLE, Report, bench
-from txl_deploy.bench.steps import StepAgreement, StepReport, bench_steps
+from txl_deploy.bench.agreement import compared
+from txl_deploy.bench.competitor import Maker, StepCompetitor
+from txl_deploy.bench.measuring import bench, check_times
 from txl_deploy.bench.timing import available_cores
-from txl_deploy.bench_tables import panels, report_document, show
+from txl_deploy.bench.works import StepWorks, TokenWorks, works_of
+from txl_deploy.bench_tables import document_of, panels, show
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
 from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, print_json
@@ -69,44 +70,45 @@ def run(
         raise UsageError("--weights is given without --module; give --module FILE.py:FUNCTION or --adapter NAME too")
     if plot is not None:
         check_plot(plot)
+    check_times(seconds)
     cores = available_cores() if threads is None else threads
-    model = txl_runtime.load(bundle, backend=backend, threads=cores)
-    report: Report | StepReport
-    if is_transformer_xl(model.manifest):
+    works = works_of(txl_runtime.load(bundle, backend=backend, threads=cores))
+    if isinstance(works, TokenWorks):
         if source is not None:
             raise UsageError(
                 f"{bundle}: is a Transformer-XL's, which is compared by its own weights, "
                 f"{'--module' if adapter is None else '--adapter'} is for a model of your own; leave it out"
             )
-        report = _transformer_xl(model, asked, cores, seconds)
+        found = _transformer_xl(works, asked, cores, seconds)
     else:
-        report = _own_module(model, asked, source, None if adapter else weights, cores, seconds)
+        found = _own_module(works, asked, source, None if adapter else weights, cores, seconds)
     if json:
-        print_json(report_document(report))
+        print_json(document_of(found))
     else:
-        show(report)
+        show(found)
     if plot is not None:
-        draw(plot, panels(report))
+        draw(plot, panels(found))
 
 
-def _transformer_xl(model: Model, asked: tuple[str, ...] | None, threads: int, seconds: float) -> Report:
+def _transformer_xl(works: TokenWorks, asked: tuple[str, ...] | None, threads: int, seconds: float) -> Measurement:
     names = asked if asked is not None else () if find_spec("torch") is None else DEFAULT
     if names:
         require_export("bench --against")
     with tempfile.TemporaryDirectory(prefix="txl-bench-") as folder, Display() as display:
-        makers, left_out = _makers(names, model, threads, Path(folder), asked=asked is not None)
+        makers, left_out = _makers(names, works.model, threads, Path(folder), asked=asked is not None)
         _tell(display, left_out)
-        return bench(model, makers, threads=threads, seconds=seconds, left_out=left_out, listener=display)
+        pair = compared(works, makers, display)
+        return bench(works, *pair, threads=threads, seconds=seconds, left_out=left_out, listener=display)
 
 
 def _own_module(
-    model: Model,
+    works: StepWorks,
     asked: tuple[str, ...] | None,
     source: str | Adapted | None,
     weights: Path | None,
     threads: int,
     seconds: float,
-) -> StepReport:
+) -> Measurement:
     """The bundle alone without --module or --adapter. What the user's code prints goes to standard error."""
     names = asked if asked is not None else () if source is None else OWN_DEFAULT
     if names and source is None:
@@ -114,20 +116,16 @@ def _own_module(
             f"--against {names[0]} compares a model of your own with its module; give --module FILE.py:FUNCTION and "
             "--weights, or --against none"
         )
-    ours, others = BundleSteps(BUNDLE, model), list[StepCompetitor]()
-    agreement: dict[str, StepAgreement] = {}
-    left_out: dict[str, str] = {}
+    others, agreement, left_out = list[StepCompetitor](), dict[str, Agreement](), dict[str, str]()
     with Display() as display, own_frames(), redirect_stdout(sys.stderr):
         if names and source is not None:
             from txl_deploy.bench.competitors.own_module import make_competitors
 
             path = None if weights is None else str(weights)
-            others, agreement, left_out = make_competitors(names, source, path, model, ours, threads, display)
+            others, agreement, left_out = make_competitors(names, source, path, works, threads, display)
             _refuse_none(names, left_out, asked is not None)
             _tell(display, left_out)
-        return bench_steps(
-            model, ours, others, agreement, threads=threads, seconds=seconds, left_out=left_out, listener=display
-        )
+        return bench(works, others, agreement, threads=threads, seconds=seconds, left_out=left_out, listener=display)
 
 
 def _tell(display: Display, left_out: dict[str, str]) -> None:

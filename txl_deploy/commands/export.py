@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from txl_export.options import ExportOptions, flags_of_export
+from txl_report.schema.verification import verification_of
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, parse_aliases
@@ -68,14 +69,14 @@ def run(
 
     check_destination(target, options["force"])
     import txl_export
-    from txl_export.parity.report import ParityError
+    from txl_export.proof.parity import ParityError
 
     try:
         with Display() as display, own_frames():
             result = txl_export.export(source, target, listener=display, **given)
     except ParityError as error:
         if not json:
-            print_parity(error.parity.document())
+            print_parity(verification_of(error.parity.document()))
         raise
     size = sum(record.size for record in result.manifest.files.values())
     parity = None if result.parity is None else result.parity.document()
@@ -83,7 +84,7 @@ def run(
         print_json({"bundle": str(result.path), "bytes": size, "model_id": result.manifest.model_id, "parity": parity})
         return
     if parity is not None:
-        print_parity(parity)
+        print_parity(verification_of(parity))
     verified = "NOT verified" if parity is None else "verified"
     stdout.print(f"{result.path}: {quantity(size)}, {verified}", soft_wrap=True)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from txl_report.schema.verification import verification_of
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
@@ -81,7 +82,7 @@ def run(
     if json:
         print_json(document)
     else:
-        print_parity(document)
+        print_parity(verification_of(document))
     if not parity.passed:
         stderr.print(parity.told)
         raise typer.Exit(1)

@@ -20,7 +20,7 @@ from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
 from txl_export.options import ExportOptions
-from txl_export.parity.report import Parity
+from txl_export.proof.parity import Parity
 
 FAMILIES = {
     "own_module": "txl_export.families.own_module",

@@ -16,7 +16,8 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import ENGINES
 from txl_runtime.errors import BundleError
 
-from txl_report.facts.plain import Missing, as_path, short, some
+from txl_report.facts.plain import Missing, as_path, some
+from txl_report.schema.reading import short
 
 WORDS = 200
 """Of a command, at most; a stranger's manifest may have any number of them."""

@@ -9,7 +9,8 @@ from typing import Any
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST
 
-from txl_report.facts.plain import Missing, Row, short, some
+from txl_report.facts.plain import Missing, Row, some
+from txl_report.schema.reading import short
 
 
 @dataclass(frozen=True)

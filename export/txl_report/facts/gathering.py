@@ -10,14 +10,13 @@ from txl_runtime.bundle.reading import Bundle
 
 from txl_report.facts.commands import Commands, commands_of
 from txl_report.facts.engines import Engines, read_engines
-from txl_report.facts.evidence import Evidence
 from txl_report.facts.files import FileFacts, Source, files_of, source_of, versions_of
-from txl_report.facts.measurement import speed_of_file
 from txl_report.facts.model import ModelFacts, model_facts
 from txl_report.facts.parts import Parts, read_parts
 from txl_report.facts.plain import Missing, Row
-from txl_report.facts.speed import Speed
-from txl_report.facts.verification import evidence_of_bundle, evidence_of_file
+from txl_report.facts.results import measurement_of_file, verification_of_bundle, verification_of_file
+from txl_report.schema.measurement import Measurement
+from txl_report.schema.verification import Verification
 
 NOT_REPEATED = Missing("No later verification was given.", "txl-deploy verify BUNDLE --json > verify.json")
 NOT_MEASURED = Missing("No measurement of speed was given.", "txl-deploy bench BUNDLE --json > bench.json")
@@ -39,19 +38,22 @@ class Facts:
         versions: with which.
         files: with their hashes.
         commands: to repeat everything.
+        verify_file, bench_file: the names of the files that `repeated` and `speed` were read from.
     """
 
     name: str
     model: ModelFacts
     parts: Parts | Missing
-    exported: Evidence | Missing
-    repeated: Evidence | Missing
+    exported: Verification | Missing
+    repeated: Verification | Missing
     engines: Engines | Missing
-    speed: Speed | Missing
+    speed: Measurement | Missing
     source: Source | Missing
     versions: tuple[Row, ...]
     files: tuple[FileFacts, ...]
     commands: Commands
+    verify_file: str = ""
+    bench_file: str = ""
 
 
 def gather(
@@ -80,12 +82,14 @@ def gather(
         name=called,
         model=model_facts(manifest, described or {}),
         parts=read_parts(bundle),
-        exported=evidence_of_bundle(bundle),
-        repeated=NOT_REPEATED if verify is None else evidence_of_file(verify, bundle),
+        exported=verification_of_bundle(bundle),
+        repeated=NOT_REPEATED if verify is None else verification_of_file(verify, bundle),
         engines=read_engines(bundle),
-        speed=NOT_MEASURED if bench is None else speed_of_file(bench, bundle),
+        speed=NOT_MEASURED if bench is None else measurement_of_file(bench, bundle),
         source=source_of(manifest),
         versions=versions_of(manifest),
         files=files_of(manifest),
         commands=commands_of(manifest, called),
+        verify_file="" if verify is None else verify.name,
+        bench_file="" if bench is None else bench.name,
     )

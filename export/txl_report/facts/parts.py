@@ -10,7 +10,8 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.weight_header import StoredTensor, read_header
 from txl_runtime.errors import BundleError
 
-from txl_report.facts.plain import Missing, short
+from txl_report.facts.plain import Missing
+from txl_report.schema.reading import short
 
 NAMED = 12
 """Parts of an own module that are shown by name; the smallest are taken together."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-MOST_TEXT = 400
-"""Characters of a text that a terminal shows as well: names in a manifest may be of any length."""
 MOST_ROWS = 400
 """Rows of a table: a stranger's tables may have any number of them."""
 
@@ -35,12 +33,6 @@ class Row:
 
     name: str
     text: str
-
-
-def short(value: object, most: int = MOST_TEXT) -> str:
-    """A text as it is, or its beginning and an ellipsis where it has more than `most` characters."""
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def as_path(name: str) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from txl_runtime.bundle.manifest import Manifest
 
-from txl_report.facts.plain import short, some
+from txl_report.facts.plain import some
+from txl_report.schema.reading import short
 
 
 @dataclass(frozen=True)

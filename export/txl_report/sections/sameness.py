@@ -1,37 +1,44 @@
-"""Is it the same model: gates with their limits, chains, drift, how errors are spread, ranks, a text."""
+"""Is it the same model: gates with their limits, chains, how errors are spread, ranks, a text."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
 
 from txl_report.blocks import Badge, Block, Figure, Heading, Pairs, Section, State
 from txl_report.charts.bars import Bar, histogram, named_bars
-from txl_report.charts.figure import STYLES
-from txl_report.charts.lines import Series, line_chart
-from txl_report.charts.scales import exact_scale, linear_scale, log_scale
-from txl_report.facts.evidence import Chain, Curve, Evidence, Gate, Histogram, Ranks, Text
+from txl_report.charts.scales import linear_scale
 from txl_report.facts.gathering import Facts
-from txl_report.facts.plain import Missing
+from txl_report.facts.plain import Missing, some
 from txl_report.numbers import counted, fixed, number, power_of_ten, share, whole
+from txl_report.schema.verification import Chain, Counts, Edges, Gate, Ranks, Spread, Text, Unit, Verification
 from txl_report.sections.common import gap, table
+from txl_report.sections.drift import drift
 
 MOST_HISTOGRAMS = 8
-MOST_CHAINS = 4 * STYLES
-"""That are drawn, so many in a chart as can be told apart; a stranger's file may have any number of them."""
-STATES: dict[str, State] = {"passed": "passed", "failed": "failed", "not judged": "none"}
+STATES: dict[bool | None, tuple[State, str]] = {
+    True: ("passed", "passed"),
+    False: ("failed", "failed"),
+    None: ("none", "not judged"),
+}
+"""What became of a gate: how it is drawn, and in words."""
 
 
 def sameness_section(facts: Facts) -> Section:
     """What every verification found."""
     blocks: list[Block] = []
-    for name, found in (("export", facts.exported), ("again", facts.repeated)):
+    again = f"Verified again: {facts.verify_file}"
+    for name, found, title, missing in (
+        ("export", facts.exported, "Verified at export", "Verification at export"),
+        ("again", facts.repeated, again, "A later verification"),
+    ):
         if isinstance(found, Missing):
-            title = "Verification at export" if name == "export" else "A later verification"
-            blocks.append(gap(title, found, facts.name))
+            blocks.append(gap(missing, found, facts.name))
         else:
-            blocks += _verification(name, found)
+            blocks += [Heading(title), *_verification(name, found)]
     return Section(
         "same",
         "Is it the same model",
@@ -41,70 +48,70 @@ def sameness_section(facts: Facts) -> Section:
     )
 
 
-def verdict_of(evidence: Evidence | Missing) -> Badge:
+def verdict_of(found: Verification | Missing) -> Badge:
     """The answer in three words."""
-    if isinstance(evidence, Missing):
+    if isinstance(found, Missing):
         return Badge("none", "Not verified")
-    if not evidence.passed:
+    if not found.passed:
         return Badge("failed", "Verification failed")
     return Badge("passed", "Verified: the same model")
 
 
-def verdict_by(evidence: Evidence | Missing) -> str:
+def verdict_by(found: Verification | Missing) -> str:
     """By what, against what, and how many gates."""
-    if isinstance(evidence, Missing):
-        return evidence.reason
-    counts = {word: sum(gate.verdict == word for gate in evidence.gates) for word in STATES}
-    gates = f"{counts['passed']} gates passed, {counts['failed']} failed, {counts['not judged']} not judged"
-    return f"{evidence.backend} in {evidence.precision}, against {evidence.reference}: {gates}."
+    if isinstance(found, Missing):
+        return found.reason
+    counts = Counter(gate.passed for gate in found.gates)
+    gates = f"{counts[True]} gates passed, {counts[False]} failed, {counts[None]} not judged"
+    return f"{found.backend} in {found.precision}, against {found.reference}: {gates}."
 
 
-def _verification(name: str, found: Evidence) -> list[Block]:
+def _verification(name: str, found: Verification) -> list[Block]:
+    spread = found.spread
     blocks: list[Block] = [
-        Heading("Verified at export" if name == "export" else f"Verified again: {found.by}"),
         Pairs(
             [
                 ("Result", verdict_of(found)),
                 ("Ran on", f"{found.backend}, {found.precision}"),
                 ("Compared with", found.reference),
-                *([("The chains read", found.ran_on)] if found.ran_on else []),
+                *([("The chains read", spread.ran_on)] if spread and spread.ran_on else []),
             ]
         ),
         table(
             "Gates: what was judged, what was reached, and the largest value that passes",
             ("Gate", "Verdict", "Reached", "Limit"),
             (2, 3),
-            [(g.name, Badge(STATES[g.verdict], g.verdict), _reached(g), number(g.limit)) for g in found.gates],
+            [(g.name, Badge(*STATES[g.passed]), _reached(g), number(g.limit)) for g in some(found.gates)],
         ),
     ]
     if found.chains:
-        blocks += [_chains(found.chains), *_drift(name, found)]
-    for index, each in enumerate(found.histograms[:MOST_HISTOGRAMS]):
-        blocks.append(_histogram(f"{name}-errors-{index}", each))
-    if found.ranks is not None:
-        blocks.append(_ranks(found.ranks))
-    if found.divergence is not None:
-        spread = found.divergence
-        said = [("mean", spread.mean), ("99.9 % of positions are below", spread.late), ("largest", spread.most)]
+        blocks += [_chains(some(found.chains)), *drift(name, found)]
+    if spread is not None:
+        for index, (what, unit, edges, counts) in enumerate(islice(_spread(spread, found.text), MOST_HISTOGRAMS)):
+            blocks.append(_histogram(f"{name}-errors-{index}", what, unit, _labels(edges), counts))
+        if spread.ranks is not None:
+            blocks.append(_ranks(spread.ranks))
+    if (kl := found.kl) is not None:
+        said = [("mean", kl.mean), ("99.9 % of positions are below", kl.late), ("largest", kl.most)]
         rows = [(what, number(value)) for what, value in said]
         blocks.append(table("KL divergence from the reference, nats", ("Over all positions", "KL"), (1,), rows))
     if found.text is not None:
         blocks.append(_text(found.text))
     if found.sensitivity:
-        blocks.append(_sensitivity(name, found.sensitivity))
+        worst = sorted(found.sensitivity.items(), key=lambda item: -(math.inf if item[1] is None else item[1]))
+        blocks.append(_sensitivity(name, some(worst)))
     return blocks
 
 
 def _reached(gate: Gate) -> str:
     """What a gate was judged on; a failed one without a number was infinite or none."""
-    return "∞ or no number" if gate.value is None and gate.verdict == "failed" else number(gate.value)
+    return "∞ or no number" if gate.value is None and gate.passed is False else number(gate.value)
 
 
 def _largest(chain: Chain) -> str:
     """The largest error of a chain: of log-probabilities where there are any, else of everything relative."""
-    units = {each.unit for each in chain.reached}
-    unit = "nats" if "nats" in units else "relative"
-    values = [each.largest for each in chain.reached if each.unit == unit]
+    unit = "nats" if any(tensor.unit == "nats" for tensor in chain.tensors) else "relative"
+    values = [tensor.largest for tensor in chain.tensors if tensor.unit == unit]
     if any(value is None for value in values):
         return "∞ or no number"
     return number(max((value for value in values if value is not None), default=None))
@@ -126,138 +133,45 @@ def _chains(chains: Sequence[Chain]) -> Block:
     return table("Chains: which segments ran, and how far apart the two sides were", names, (1, 2, 3, 4, 5), rows)
 
 
-def _drift(name: str, found: Evidence) -> list[Block]:
-    """The first chain curve by curve, and every chain beside it."""
-    longest = found.chains[0]
-    blocks: list[Block] = []
-    if longest.curves:
-        first = longest.curves[0]
-        several = len(longest.curves) > 1
-        curves = (
-            [(f"{curve.name}, largest", curve.most) for curve in longest.curves]
-            if several
-            else [("largest of a segment", first.most), ("mean of a segment", first.mean)]
-        )
-        for some, of in _charts(len(curves)):
-            part, title = f"{name}-drift-{some.start}", f"Drift: {longest.name}{of}"
-            blocks.append(_curves(part, title, longest, first, curves[some], _limit(found.gates)))
-    others = [chain for chain in found.chains if chain.curves]
-    if len(others) > 1:
-        for some, of in _charts(min(len(others), MOST_CHAINS)):
-            blocks.append(_chains_beside(f"{name}-chains-{some.start}", others[some], others, of))
-    return blocks
+def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edges, Counts]]:
+    """Of everything that was compared: its name, the unit of its errors, the edges between their sizes, how many."""
+    for name, errors in spread.errors.items():
+        yield name, errors.unit, spread.edges, errors.counts
+    if spread.kl is not None:
+        yield "KL divergence", "nats", spread.kl_edges, spread.kl
+    if text is not None and text.errors:
+        yield "tokens of the text", "nats", spread.edges, text.errors
 
 
-def _charts(curves: int) -> list[tuple[slice, str]]:
-    """Which curves stand in each chart, in as few as can tell them apart, and what tells the charts' titles apart."""
-    charts = -(-curves // STYLES)
-    size = -(-curves // charts)
-    said = [f", chart {index + 1} of {charts}" if charts > 1 else "" for index in range(charts)]
-    return [(slice(index * size, min((index + 1) * size, curves)), of) for index, of in enumerate(said)]
+def _labels(edges: Edges) -> list[str]:
+    """Of every bin: "< 1e-9", "1e-9 … 1e-8", …, "≥ 1"."""
+    shown = [f"{edge:.0e}".replace("e-0", "e-").replace("1e+00", "1") for edge in edges]
+    between = [f"{first} … {last}" for first, last in pairwise(shown)]
+    return [f"< {shown[0]}", *between, f"≥ {shown[-1]}"] if shown else ["all"]
 
 
-def _limit(gates: Sequence[Gate]) -> tuple[float, str] | None:
-    """The gate on single errors, which a drift curve is drawn below."""
-    named = (gate for gate in gates if gate.limit and "log-probs max abs" in gate.name)
-    return next(((gate.limit, f"limit {number(gate.limit)}") for gate in named if gate.limit), None)
-
-
-def _curves(
-    name: str,
-    title: str,
-    chain: Chain,
-    first: Curve,
-    curves: Sequence[tuple[str, Sequence[float | None]]],
-    level: tuple[float, str] | None,
-) -> Figure:
-    step = first.segments
-    values = [value for _, curve in curves for value in curve if value is not None]
-    series = [Series(said, [(1 + i * step, _placed(y)) for i, y in enumerate(curve)]) for said, curve in curves]
-    count = max((len(curve) for _, curve in curves), default=0)
-    level = level if first.name == "log-probabilities" else None
-    rows = [(whole(1 + i * step), *(number(_at(curve, i)) for _, curve in curves)) for i in range(count)]
-    most = max(values, default=0.0)
-    full = "" if not chain.full_from else f" Memory is full from segment {chain.full_from + 1} on."
-    thinned = "" if step == 1 else f" A point stands for {step} segments."
-    seen = f"Errors of {chain.segments} segments, the largest {number(most)} {first.unit}."
-    return Figure(
-        title,
-        line_chart(
-            name,
-            title,
-            seen,
-            series,
-            exact_scale(1, max(1 + (count - 1) * step, 2)),
-            log_scale([*values, *([level[0]] if level else [])]),
-            across_label="segment",
-            up_label=f"|Δ|, {first.unit}, logarithmic",
-            level=level,
-        ),
-        table(f"{title}, |Δ| by segment", ("Segment", *(said for said, _ in curves)), range(count and 9), rows),
-        f"Does the error grow from segment to segment? A line that stays level says no.{full}{thinned}",
-    )
-
-
-def _chains_beside(name: str, chains: Sequence[Chain], every: Sequence[Chain], of: str) -> Figure:
-    """Some chains in one chart, with the axes that all of them have; `of` tells the chart from the others."""
-    curves = [chain.curves[0] for chain in chains]
-    unit = every[0].curves[0].unit
-    series = [
-        Series(chain.name, [(1 + i * curve.segments, _placed(y)) for i, y in enumerate(curve.most)])
-        for chain, curve in zip(chains, curves, strict=True)
-    ]
-    last = max(1 + (len(chain.curves[0].most) - 1) * chain.curves[0].segments for chain in every)
-    largest = max((value for curve in curves for value in curve.most if value is not None), default=0.0)
-    points = range(max(len(curve.most) for curve in curves))
-    rows = [(whole(i + 1), *(number(_at(curve.most, i), 2) for curve in curves)) for i in points]
-    names = [chain.name for chain in chains]
-    title = f"Chains side by side{of}"
-    return Figure(
-        title,
-        line_chart(
-            name,
-            f"Largest error by segment. {title}",
-            f"{len(chains)} of {len(every)} chains: {'; '.join(names)}. The largest error {number(largest)} {unit}.",
-            series,
-            exact_scale(1, max(last, 2)),
-            log_scale(value for chain in every for value in chain.curves[0].most if value is not None),
-            across_label="segment",
-            up_label=f"largest |Δ|, {unit}, logarithmic",
-        ),
-        table(f"Largest |Δ| by point of each curve{of}", ("Point", *names), range(9), rows),
-    )
-
-
-def _at(curve: Sequence[float | None], index: int) -> float | None:
-    return curve[index] if index < len(curve) else None
-
-
-def _placed(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _histogram(name: str, found: Histogram) -> Figure:
-    total = sum(found.counts)
-    bars = [Bar(_bin(label), count, whole(count)) for label, count in zip(found.labels, found.counts, strict=False)]
-    filled = [label for label, count in zip(found.labels, found.counts, strict=False) if count]
+def _histogram(name: str, what: str, unit: Unit, labels: Sequence[str], counts: Counts) -> Figure:
+    total = sum(counts)
+    bars = [Bar(_bin(label), count, whole(count)) for label, count in zip(labels, counts, strict=True)]
+    filled = [label for label, count in zip(labels, counts, strict=True) if count]
     seen = f"{whole(total)} values, from {_powers(filled[0])} to {_powers(filled[-1])}." if filled else "No value."
     rows = [
         (_powers(label), whole(count), share(count / total if total else 0.0))
-        for label, count in zip(found.labels, found.counts, strict=False)
+        for label, count in zip(labels, counts, strict=True)
     ]
     return Figure(
-        f"How errors are spread: {found.name}",
+        f"How errors are spread: {what}",
         histogram(
             name,
-            f"Histogram of errors of {found.name}",
+            f"Histogram of errors of {what}",
             seen,
             bars,
             linear_scale([bar.value for bar in bars], zero=True),
-            across_label=f"size of the error, {found.unit}",
+            across_label=f"size of the error, {unit}",
             up_label="how many",
             labels=6,
         ),
-        table(f"Errors of {found.name} by decades", ("Size", "How many", "Share"), (1, 2), rows),
+        table(f"Errors of {what} by decades", ("Size", "How many", "Share"), (1, 2), rows),
         "Each bar between the first and the last is a decade; further left is closer.",
     )
 
@@ -273,8 +187,10 @@ def _powers(label: str) -> str:
 
 
 def _ranks(ranks: Ranks) -> Block:
-    rows = [(f"the first {most}" if most > 1 else "the first", share(part)) for most, part in ranks.within]
-    rows.append((f"the {ranks.best} best of both sides have in common, on average", share(ranks.overlap)))
+    within = sorted((int(most), count / ranks.positions) for most, count in ranks.within.items())
+    rows = [(f"the first {most}" if most > 1 else "the first", share(part)) for most, part in within]
+    overlap = ranks.shared / (ranks.positions * ranks.best)
+    rows.append((f"the {ranks.best} best of both sides have in common, on average", share(overlap)))
     caption = f"The reference's best token is among the bundle's best, {whole(ranks.positions)} positions"
     return table(caption, ("Among", "Share of positions"), (1,), rows)
 
@@ -286,7 +202,7 @@ def _text(text: Text) -> Pairs:
     return Pairs(
         [
             ("Text", f"{counted(text.tokens, 'token')} from its start; other perplexities on this page are of others"),
-            ("Loss of the bundle", f"{fixed(text.bundle_nll, 7)} nats, perplexity {perplexity(text.bundle_nll)}"),
+            ("Loss of the bundle", f"{fixed(text.runtime_nll, 7)} nats, perplexity {perplexity(text.runtime_nll)}"),
             ("Loss of the reference", f"{fixed(text.reference_nll, 7)} nats"),
             ("Perplexity differs by", share(text.relative)),
         ]

@@ -2,65 +2,130 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
 from txl_report.charts.bars import Bar, named_bars
 from txl_report.facts.engines import EngineFacts, Engines
-from txl_report.facts.plain import Missing, quoted
-from txl_report.facts.speed import Speed, Work
+from txl_report.facts.plain import Missing, quoted, some
 from txl_report.numbers import NONE, fixed, number, share, size, whole
+from txl_report.schema.measurement import Conditions, Machine, Measurement, Row
 from txl_report.sections.common import gap, report_command, table, titled
 
+TITLES = {
+    "decode": "all log-probabilities after every token",
+    "prefill": "the next token after a segment",
+    "score": "the nats of every token of a segment",
+    "step": "all outputs of a segment",
+}
 
-def speed_section(name: str, found: Speed | Missing) -> Section:
+
+def speed_section(name: str, found: Measurement | Missing, file: str = "") -> Section:
     """What a file of `bench --json` says."""
     blocks: list[Block]
     if isinstance(found, Missing):
         bench = f"txl-deploy bench {quoted(name)} --json > bench.json"
         blocks = [Gap("Speed", found.reason, (bench, report_command(name, "--bench bench.json")))]
     else:
-        rows = [("Measured by", f"txl-deploy bench, {found.by}")]
-        rows += [(titled(row.name), row.text) for row in (*found.machine, *found.conditions)]
-        blocks = [Pairs(rows), *(Paragraph(f"Caution: {each}") for each in found.cautions)]
-        for index, work in enumerate(found.works):
-            blocks.append(_work(index, work))
-        if found.facts:
-            blocks += [Heading("Measured once"), Pairs([(titled(row.name), row.text) for row in found.facts])]
+        measured = ("Measured by", f"txl-deploy bench, {file}")
+        blocks = [Pairs([measured, *_machine(found.machine), *_conditions(found.conditions)])]
+        blocks += [Paragraph(f"Caution: {each}") for each in _cautions(found)]
+        blocks += [_work(index, rows) for index, rows in enumerate(some(found.works))]
+        if once := list(_once(found)):
+            blocks += [Heading("Measured once"), Pairs([(titled(what), said) for what, said in once])]
         if found.left_out:
-            blocks += [Heading("Left out"), Pairs([(row.name, row.text) for row in found.left_out])]
+            blocks += [Heading("Left out"), Pairs(list(found.left_out.items()))]
     return Section("speed", "Speed", "The bundle and its competitors did the same work in turns.", blocks)
 
 
-def title_of(work: Work) -> str:
+def title_of(row: Row) -> str:
     """What was done, and in segments of how many positions."""
-    return f"{titled(work.task)}, L {work.segment_length}: {work.title}"
+    return f"{titled(row.task)}, L {row.segment_length}: {TITLES.get(row.task, '')}"
 
 
-def _work(index: int, work: Work) -> Figure:
-    title = title_of(work)
-    bars = [
-        Bar(time.name, time.p50, f"{number(time.p50)} ms", 1 if time.name == "bundle" else 2) for time in work.times
-    ]
-    ours = work.times[0] if work.times else None
-    seen = f"{ours.name} takes {number(ours.p50)} ms." if ours else "Nothing was measured."
-    rows = [
-        (
-            time.name,
-            number(time.p50),
-            number(time.p90),
-            number(time.p99),
-            whole(round(time.per_second)),
-            f"{fixed(time.ratio)} ×",
-            NONE if time.of_bandwidth is None else share(time.of_bandwidth),
-            time.description,
+def rate(row: Row) -> str:
+    """Tokens or positions per second."""
+    return NONE if row.per_second is None else whole(round(row.per_second))
+
+
+def _machine(found: Machine) -> Iterator[tuple[str, str]]:
+    yield "Processor", f"{found.cpu}, {found.cores} cores"
+    yield "System", found.system
+    yield "Versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    speed = "" if found.read_gb_per_second is None else f"{found.read_gb_per_second:.3g} GB/s "
+    yield "Memory reads", f"{speed}({found.read_method})" if speed else found.read_method
+
+
+def _conditions(found: Conditions) -> Iterator[tuple[str, str]]:
+    yield "Threads", str(found.threads)
+    yield "Sequences", str(found.batch_size)
+    if found.memory_length is not None and found.memory_rows:
+        yield "Memory", f"full: {min(found.memory_rows)} of {found.memory_length} rows"
+    turns = f"{found.rounds} rounds of {found.slice_seconds:.2g} s each, in turns"
+    yield "Timing", f"{turns}, {found.warm_up_calls} calls to warm up"
+    if read := found.tokens or found.inputs:
+        yield "Inputs", read
+
+
+def _cautions(found: Measurement) -> Iterator[str]:
+    if found.busy is not None:
+        used = f"Other processes used up to {found.busy:.0%} of the machine during a slice"
+        yield f"{used}; measure again when it is idle."
+    if found.restless:
+        yield f"Thread pools of others were still spinning when {', '.join(found.restless)} began a slice."
+
+
+def _once(found: Measurement) -> Iterator[tuple[str, str]]:
+    """What is measured once, and whether competitors compute the same."""
+    if (python := found.overhead) is not None:
+        yield (
+            f"{python.what} per step",
+            f"{python.in_step:.1f} µs of {python.step:.0f}, {python.without_engine:.1f} with an engine that does "
+            "nothing",
         )
-        for time in work.times
+    for floor in (each for each in found.device_floors if each.us is not None):
+        yield "floor of a step, computed", f"{floor.us:.3g} µs for {floor.bytes / 1e6:.1f} MB ({floor.by})"
+    if (load := found.load) is not None:
+        yield (
+            "from loading to the first result",
+            f"{load.total:.2f} s, files cached ({load.without_hashes:.2f} without hashes, {load.process:.2f} from "
+            "starting Python)",
+        )
+    if (memory := found.memory) is not None and memory.peak is not None and memory.settled is not None:
+        yield (
+            "peak memory",
+            f"{memory.peak / 1e6:.1f} MB, {memory.settled / 1e6:.1f} MB after loading; weights "
+            f"{memory.weights / 1e6:.1f} MB, state {memory.state / 1e6:.1f} MB",
+        )
+    for name, agreed in found.agreement.items():
+        reached = ", ".join(f"{what} {value:.3g}" for what, value in agreed.reached.items())
+        yield f"{name} agrees", f"{reached}, {agreed.segments} segments ({agreed.measure} limit {agreed.limit:g})"
+
+
+def _work(index: int, rows: Sequence[Row]) -> Figure:
+    """One kind of work, the bundle first; ratios are computed, whatever the file says of them."""
+    ours, title = rows[0], title_of(rows[0])
+    bars = [Bar(row.competitor, row.ms.p50, f"{number(row.ms.p50)} ms", 1 if row is ours else 2) for row in some(rows)]
+    seen = f"{ours.competitor} takes {number(ours.ms.p50)} ms."
+    cells = [
+        (
+            row.competitor,
+            number(row.ms.p50),
+            number(row.ms.p90),
+            number(row.ms.p99),
+            rate(row),
+            f"{fixed(row.ms.p50 / ours.ms.p50)} ×",
+            NONE if row.of_bandwidth is None else share(row.of_bandwidth),
+            row.description,
+        )
+        for row in some(rows)
     ]
     names = (
         "Competitor",
         "Median, ms",
         "90 %",
         "99 %",
-        f"{work.unit.capitalize()}/s",
+        f"{ours.unit.capitalize()}/s",
         "Times the bundle's",
         "Of memory's speed",
         "What ran",
@@ -68,7 +133,7 @@ def _work(index: int, work: Work) -> Figure:
     return Figure(
         title,
         named_bars(f"speed-{index}", title, seen, bars),
-        table(f"{title}; milliseconds of a call", names, range(1, 7), rows),
+        table(f"{title}; milliseconds of a call", names, range(1, 7), cells),
         "Median time of a call; shorter is faster.",
     )
 

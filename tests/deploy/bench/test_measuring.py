@@ -19,6 +19,7 @@ from txl_deploy.bench.competitor import BundleCompetitor, fill
 from txl_deploy.bench.floor import HostBandwidth
 from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.overhead import overhead
+from txl_deploy.bench.works import works_of
 
 SMAPS = """\
 00400000-00500000 r-xp 00000000 fd:00 11 /usr/bin/thing
@@ -104,7 +105,7 @@ def test_rest_is_looked_up() -> None:
 
 
 def test_percentiles_are_in_milliseconds() -> None:
-    found = timing.Percentiles.of([1_000_000 * value for value in range(1, 101)])
+    found = timing.percentiles([1_000_000 * value for value in range(1, 101)])
     assert (found.calls, found.best, found.p50) == (100, 1.0, 50.5)
     assert found.p90 == pytest.approx(90.1)
 
@@ -119,7 +120,7 @@ def test_bandwidth_is_a_rate() -> None:
 def test_python_is_timed_without_changing_the_model(make_bundle: Callable[..., Path]) -> None:
     model = txl_runtime.load(make_bundle(), threads=1)
     engine = model.backend
-    found = overhead(model, steps=20)
+    found = overhead(works_of(model), steps=20)
     assert model.backend is engine
     assert 0 < found.in_step < found.step
     assert found.share == pytest.approx(found.in_step / found.step)
@@ -134,12 +135,13 @@ def test_filling_fills_every_stream(make_bundle: Callable[..., Path]) -> None:
 
 
 def test_a_bundle_is_measured_without_competitors_and_processes(make_bundle: Callable[..., Path]) -> None:
-    report = bench(txl_runtime.load(make_bundle(), threads=1), threads=1, seconds=0.01, rounds=1, processes=False)
-    assert [row.task for row in report.rows] == ["decode", "prefill", "score"]
-    assert report.load is None
-    assert report.memory is None
+    works = works_of(txl_runtime.load(make_bundle(), threads=1))
+    found = bench(works, threads=1, seconds=0.01, rounds=1, processes=False)
+    assert [row.task for row in found.rows] == ["decode", "prefill", "score"]
+    assert found.load is None
+    assert found.memory is None
     with pytest.raises(UsageError, match=r"--seconds is 1e\+06, expected"):
-        bench(txl_runtime.load(make_bundle(), threads=1), threads=1, seconds=1e6)
+        bench(works, threads=1, seconds=1e6)
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:

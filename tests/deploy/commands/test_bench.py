@@ -16,10 +16,9 @@ import msgspec
 import pytest
 import txl_export
 from support import cli
+from txl_report.schema.measurement import BUNDLE, Measurement
 
-from txl_deploy.bench.measuring import BUNDLE, Report
-from txl_deploy.bench.steps import StepReport
-from txl_deploy.bench_tables import panels, report_document, verdict
+from txl_deploy.bench_tables import document_of, panels, verdict
 
 FAST = ("--seconds", 0.02, "--threads", 1)
 
@@ -109,7 +108,7 @@ def test_a_person_reads_tables_and_a_verdict(bundle: Path) -> None:
 
 
 def test_the_verdict_names_every_competitor(document: dict[str, Any]) -> None:
-    assert document["verdict"] == verdict(msgspec.convert(document, Report))
+    assert document["verdict"] == verdict(msgspec.convert(document, Measurement))
     assert document["verdict"].count("× torch-kv") == 3
 
 
@@ -121,11 +120,9 @@ def test_the_picture_has_a_panel_per_kind_of_work(document: dict[str, Any]) -> N
 
     names = ("barh", "text", "axvline", "legend", "set_title", "set_xlabel", "set_xlim")
     axes = SimpleNamespace(**{name: note(name) for name in names})
-    report = msgspec.convert(document, Report)
-    assert msgspec.to_builtins(report) == {
-        key: value for key, value in report_document(report).items() if key != "verdict"
-    }
-    for panel in panels(report):
+    found = msgspec.convert(document, Measurement)
+    assert document_of(found) == msgspec.to_builtins(found) | {"verdict": document["verdict"]}
+    for panel in panels(found):
         panel(axes)
     assert sum(line.startswith("barh") for line in drawn) == 3
     assert sum(line.startswith("axvline") for line in drawn) == 1, "the floor belongs to decoding"
@@ -211,9 +208,10 @@ def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
     assert "the user's own words" in done.stderr
     document = json.loads(done.stdout)
     assert set(document) == {
-        *("model_id", "family", "precision", "machine", "conditions", "rows", "floor", "agreement", "left_out"),
-        *("overhead", "load", "memory", "device_floors", "verdict"),
+        *("model_id", "family", "precision", "memory_form", "machine", "conditions", "rows", "floor", "agreement"),
+        *("left_out", "overhead", "load", "memory", "device_floors", "verdict"),
     }
+    assert (document["family"], document["memory_form"]) == ("own_module", None)
     assert [(row["task"], row["segment_length"], row["competitor"]) for row in document["rows"]] == [
         ("step", 1, BUNDLE),
         ("step", 1, "torch"),
@@ -224,7 +222,7 @@ def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
         assert row["positions_per_second"] == pytest.approx(2 / ms["p50"] * 1e3)
         assert row["gb_per_second"] == pytest.approx(row["bytes_per_step"] / ms["p50"] / 1e6)
         assert row["of_bandwidth"] > 0
-    assert document["rows"][0]["bytes_per_step"] == sum(document["floor"].values())
+    assert document["rows"][0]["bytes_per_step"] == sum(document["floor"]["step"].values())
     assert document["agreement"]["torch"]["found"]["action"] <= document["agreement"]["torch"]["limit"] == 1e-3
     assert document["conditions"]["state"] == {"hidden": [1, 2, 8], "cell": [1, 2, 8]}
     assert 0 < document["load"]["total"] <= document["load"]["process"]
@@ -247,8 +245,9 @@ def test_the_picture_of_steps_has_a_floor_in_every_panel() -> None:
     drawn: list[str] = []
     axes = SimpleNamespace(**{name: (lambda *_, name=name, **__: drawn.append(name)) for name in names})
     times = {"calls": 9, "p50": 1.0, "p90": 2.0, "p99": 3.0, "best": 0.5}
-    row = {"competitor": BUNDLE, "description": "", "ms": times, "rounds": [1.0], "positions_per_second": 1e3}
+    row = {"competitor": BUNDLE, "task": "step", "description": "", "ms": times, "rounds": [1.0]}
     row |= {
+        "positions_per_second": 1e3,
         "ratio": 1.0,
         "bytes_per_step": 8,
         "gb_per_second": 1.0,
@@ -258,11 +257,17 @@ def test_the_picture_of_steps_has_a_floor_in_every_panel() -> None:
     }
     machine = {"cpu": "", "cores": 1, "system": "", "read_gb_per_second": 2.0, "read_measurements": [2.0]}
     conditions = {"threads": 1, "batch_size": 1, "state": {}, "rounds": 1, "slice_seconds": 1.0, "warm_up_calls": 3}
-    report = {"model_id": "", "family": "own_module", "precision": "fp32", "conditions": conditions, "agreement": {}}
-    report |= {"machine": machine | {"read_method": "", "versions": {}}, "floor": {"weights": 4, "state": 4}}
+    report = {
+        "model_id": "0" * 64,
+        "family": "own_module",
+        "precision": "fp32",
+        "conditions": conditions,
+        "agreement": {},
+    }
+    report |= {"machine": machine | {"read_method": "", "versions": {}}, "floor": {"step": {"weights": 4, "state": 4}}}
     report |= {"rows": [row | {"segment_length": length} for length in (4, 1)], "left_out": {}}
     report |= {"overhead": None, "load": None, "memory": None}
-    found = panels(msgspec.convert(report, StepReport))
+    found = panels(msgspec.convert(report, Measurement))
     for panel in found:
         panel(axes)
     assert (len(found), drawn.count("barh"), drawn.count("axvline")) == (2, 2, 2)

@@ -16,7 +16,7 @@ from support import random_state, save_checkpoint, small_config
 from txl_export.graphs import quantising
 from txl_export.graphs.quantised_matmul import multiply_quantised
 from txl_export.graphs.quantising import dequantise, gain_error, quantise
-from txl_export.parity.report import ParityError
+from txl_export.proof.parity import ParityError
 from txl_runtime.errors import UsageError
 from txl_runtime.selftest import run_selftest
 

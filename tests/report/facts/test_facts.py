@@ -17,7 +17,8 @@ from txl_report.facts.files import Source
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.model import Context, context_of
 from txl_report.facts.parts import Part, Parts
-from txl_report.facts.plain import MOST_ROWS, MOST_TEXT, Missing, short, some
+from txl_report.facts.plain import MOST_ROWS, Missing, some
+from txl_report.schema.reading import MOST_TEXT, short
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle

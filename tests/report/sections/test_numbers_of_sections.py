@@ -9,24 +9,26 @@ from xml.etree.ElementTree import fromstring
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from resealing import BASES
 from txl_report.blocks import Figure, Pairs
-from txl_report.facts.evidence import Evidence, Text
-from txl_report.facts.verification import evidence_of_bundle
+from txl_report.facts.results import verification_of_bundle
 from txl_report.measuring.results import HeadPicture, Loss, MemoryLoss, PositionLoss, TextMeasures
+from txl_report.schema.verification import LOGPROBS, Chain, Errors, Ranks, Spread, Tensor, Text, Verification
 from txl_report.sections.attention import attention_section
+from txl_report.sections.drift import CURVES, MOST_CHAINS, POINTS, curves_of, drift
 from txl_report.sections.memory import memory_section
 from txl_report.sections.passage import level_of
-from txl_report.sections.sameness import MOST_CHAINS, _drift, _verification
+from txl_report.sections.sameness import _verification
 from txl_runtime.bundle.reading import open_bundle
 
 from tests.report_pages import measures
 
 
 @pytest.fixture
-def verified() -> Evidence:
-    found = evidence_of_bundle(open_bundle(BASES / "transformer_xl"))
-    assert isinstance(found, Evidence)
+def verified() -> Verification:
+    found = verification_of_bundle(open_bundle(BASES / "transformer_xl"))
+    assert isinstance(found, Verification)
     return found
 
 
@@ -88,12 +90,12 @@ def test_pieces_that_are_read_side_by_side_each_fill_their_own_memory():
     assert ", after 8 in each of 3 pieces to fill the memory" in str(memory_section("b", text, "t", None).blocks)
 
 
-def test_every_chain_is_drawn_and_named(verified: Evidence):
+def test_every_chain_is_drawn_and_named(verified: Verification):
     """Of 8 chains, 4 in each of two charts with the same axes; of 3, all in one."""
     for count, charts in ((3, [3]), (6, [6]), (8, [4, 4]), (13, [5, 5, 3])):
         names = [f"chain {index}" for index in range(count)]
-        chains = tuple(dataclasses.replace(verified.chains[0], name=name) for name in names)
-        figures = chains_of(dataclasses.replace(verified, chains=chains))
+        chains = tuple(replace(verified.chains[0], name=name) for name in names)
+        figures = chains_of(replace(verified, chains=chains))
         assert [len(figure.chart.legend) for figure in figures] == charts
         assert [name for figure in figures for _, name in figure.chart.legend] == names
         for figure in figures:
@@ -106,24 +108,83 @@ def test_every_chain_is_drawn_and_named(verified: Evidence):
         assert len(ticks) == 1
 
 
-def test_a_strangers_thousand_chains_are_not_all_drawn_and_that_is_told(verified: Evidence):
-    chains = tuple(dataclasses.replace(verified.chains[0], name=f"chain {index}") for index in range(400))
-    figures = chains_of(dataclasses.replace(verified, chains=chains))
+def test_a_strangers_thousand_chains_are_not_all_drawn_and_that_is_told(verified: Verification):
+    chains = tuple(replace(verified.chains[0], name=f"chain {index}") for index in range(500))
+    figures = chains_of(replace(verified, chains=chains))
     assert sum(len(figure.chart.legend) for figure in figures) == MOST_CHAINS
     assert "6 of 400 chains: " in figures[0].chart.drawing
 
 
-def test_every_output_of_a_chain_has_its_curve(verified: Evidence):
-    """Of a step with many outputs, more than one chart can tell apart."""
-    chain = verified.chains[0]
-    curves = tuple(dataclasses.replace(chain.curves[0], name=f"output {index}") for index in range(9))
-    blocks = _drift("export", dataclasses.replace(verified, chains=(dataclasses.replace(chain, curves=curves),)))
-    assert [name for block in blocks for _, name in block.chart.legend] == [f"output {n}, largest" for n in range(9)]
+def test_every_output_of_a_chain_has_its_curve_and_of_the_states_the_furthest(verified: Verification):
+    """Of a step with many outputs, more than one chart can tell apart; what is compared exactly has none."""
+    tensor = Tensor(largest=1.0, mean=[0.5, 1.0], most=[1.0, 1.0])
+    outputs = {f"y{index}": tensor for index in range(CURVES)} | {"count": Tensor(exact=True, most=[0.0, 0.0])}
+    states = {"a": tensor, "b": replace(tensor, largest=None), "c": Tensor(exact=True, largest=None)}
+    chain = replace(verified.chains[0], outputs=outputs, states=states)
+    said = [*(f"output y{index}" for index in range(CURVES)), "state b"]
+    assert [curve.name for curve in curves_of(chain)] == said
+    blocks = drift("export", replace(verified, chains=(chain,)))
+    assert [name for block in blocks for _, name in block.chart.legend] == [f"{name}, largest" for name in said]
+    assert len(curves_of(replace(chain, outputs=outputs | {f"z{index}": tensor for index in range(9)}))) == CURVES + 1
 
 
-def test_the_perplexity_of_a_verification_says_that_it_is_of_other_tokens(verified: Evidence):
+def test_a_transformer_xl_is_drawn_by_its_log_probabilities(verified: Verification):
+    """As they are in both forms of a chain; the memory has no limit in nats to be drawn below."""
+    older = verified.chains[0]
+    memory = Tensor(largest=1e-6, mean=[1e-7, 1e-6], most=[1e-6, 1e-6])
+    chains = [older, replace(older, states={"memory": memory})]
+    one, other = (drift("export", replace(verified, chains=(chain,))) for chain in chains)
+    assert one == other
+    (figure,) = one
+    assert [name for _, name in figure.chart.legend] == ["largest of a segment", "mean of a segment"]
+    assert "limit 1" in figure.chart.drawing
+
+
+def test_long_curves_become_short_ones():
+    many = 2 * POINTS + 1
+    tensor = Tensor(nats=True, mean=[1.0, 3.0] * POINTS + [7.0], most=[*map(float, range(many))])
+    (curve,) = curves_of(Chain("long", 1, many, many, outputs={LOGPROBS: tensor}))
+    assert curve.unit == "nats"
+    assert curve.segments == 3
+    assert len(curve.mean) == len(curve.most) == -(-many // 3) <= POINTS
+    assert curve.most[:3] == (2, 5, 8)
+    assert curve.mean[0] == pytest.approx(5 / 3)
+
+
+def test_what_a_segment_lacks_a_point_lacks():
+    tensor = Tensor(most=[1.0, None, 3.0], mean=[1.0, 2.0, 3.0])
+    (curve,) = curves_of(Chain("short", 1, 3, 3, outputs={"y": tensor}))
+    assert (curve.segments, curve.most, curve.mean) == (1, (1.0, None, 3.0), (1.0, 2.0, 3.0))
+
+
+def test_errors_are_labelled_by_their_decades_and_ranks_by_shares(verified: Verification):
+    edges, kl_edges = (tuple(10.0**power for power in range(first, 1)) for first in (-9, -15))
+    ranks = Ranks(40, {"10": 40, "1": 38, "2": 39}, 10, 399)
+    text = Text(tokens=9, reference_nll=2.0, runtime_nll=2.1, relative=0.1, errors=(8, *[0] * 10))
+    spread = Spread("random tokens", edges, {"y": Errors("nats", tuple(range(11)))}, kl_edges, (40, *[0] * 16), ranks)
+    blocks = _verification("export", replace(verified, spread=spread, text=text))
+    errors = [block for block in blocks if block.kind == "figure" and block.title.startswith("How errors")]
+    assert [block.title.partition(": ")[2] for block in errors] == ["y", "KL divergence", "tokens of the text"]
+    assert [row[0] for row in errors[0].table.rows][:2] == ["< 10⁻⁹", "10⁻⁹ … 10⁻⁸"]
+    assert [row[:2] for row in errors[0].table.rows][-1] == ("≥ 1", "10")
+    assert len(errors[1].table.rows) == 17
+    (ranked,) = (block for block in blocks if block.kind == "table" and "best token is among" in block.caption)
+    assert [row[0] for row in ranked.rows[:3]] == ["the first", "the first 2", "the first 10"]
+    assert [row[1] for row in ranked.rows] == ["95.0 %", "97.5 %", "100 %", "99.750 %"]
+
+
+def test_tables_of_any_length_are_cut(verified: Verification):
+    many = {f"layers.{index:04d}": float(index) for index in range(3000)}
+    figure = _verification("export", replace(verified, sensitivity=many))[-1]
+    assert isinstance(figure, Figure)
+    assert figure.table.rows[0] == ("layers.2999", "2,999")
+    assert len(figure.table.rows) == 400
+
+
+def test_the_perplexity_of_a_verification_says_that_it_is_of_other_tokens(verified: Verification):
     """It is read from the start of the text with an empty memory; nobody should hold it against the first screen's."""
-    found = dataclasses.replace(verified, text=Text(16_385, 1.5, 1.5, 0.0))
+    text = Text(tokens=16_385, reference_nll=1.5, runtime_nll=1.5, relative=0.0)
+    found = replace(verified, text=text)
     rows = [row for block in _verification("export", found) if isinstance(block, Pairs) for row in block.rows]
     assert ("Text", "16,385 tokens from its start; other perplexities on this page are of others") in rows
 
@@ -174,5 +235,5 @@ def charts_of(found: TextMeasures) -> list[Figure]:
     return [block for block in blocks if isinstance(block, Figure)]
 
 
-def chains_of(found: Evidence) -> list[Figure]:
-    return [block for block in _drift("export", found) if block.title.startswith("Chains side by side")]
+def chains_of(found: Verification) -> list[Figure]:
+    return [block for block in drift("export", found) if block.title.startswith("Chains side by side")]

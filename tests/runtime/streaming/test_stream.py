@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_state, small_config
 from txl_export.checkpoints.txl import TxlConfig
-from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
+from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_export.families.transformer_xl.reference import Reference
 from txl_runtime import Model, Stream, StreamState, TxlError, UsageError, load
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
@@ -92,7 +92,7 @@ def window(request):
     return request.param
 
 
-def reference_streams(kind: str, streams: int) -> ReferenceStreams:
+def reference_streams(model: Model, kind: str, streams: int) -> OracleStreams:
     values = small_config(**KINDS[kind]["config"])
     own = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(own, name) for name in ModelConfig.__struct_fields__})
@@ -101,7 +101,8 @@ def reference_streams(kind: str, streams: int) -> ReferenceStreams:
         window=own.memory_length if own.same_length else None,
         clamp_length=own.clamp_length,
     )
-    return ReferenceStreams(Reference(config, dialect, own.memory_length, random_state(values), torch.float64), streams)
+    reference = Reference(config, dialect, own.memory_length, random_state(values), torch.float64)
+    return OracleStreams(model.manifest, reference, streams)
 
 
 def random_tokens(rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -122,8 +123,8 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
-def assert_same_memory(stream: Stream, truth: ReferenceStreams, form: str) -> None:
-    found, expected = stream.memory(), dict(truth.memory(form))
+def assert_same_memory(stream: Stream, truth: OracleStreams) -> None:
+    found, expected = stream.memory(), dict(truth.shown())
     assert found.keys() == expected.keys()
     for name, rows in expected.items():
         assert found[name].dtype == np.float32
@@ -137,22 +138,22 @@ def assert_same_memory(stream: Stream, truth: ReferenceStreams, form: str) -> No
 @pytest.mark.parametrize("kind", WITH_MEMORY)
 def test_chained_steps_equal_the_reference_in_log_probabilities_and_memory(models, kind, streams):
     model = models(kind)
-    stream, truth = model.stream(streams), reference_streams(kind, streams)
-    form = model.manifest.transformer_xl.memory
-    assert_same_memory(stream, truth, form)
+    stream, truth = model.stream(streams), reference_streams(model, kind, streams)
+    assert_same_memory(stream, truth)
     for index, (columns, counts) in enumerate(CALLS):
         tokens, lengths = random_tokens(streams, columns, index), np.array(counts[:streams], np.int32)
         found = stream.step(tokens, lengths)
         assert found.dtype == np.float32
         assert_close(found, truth.step(tokens, lengths))
-        assert_same_memory(stream, truth, form)
-        assert stream.fill.tolist() == [memory[0].shape[1] for memory in truth.memories]
+        assert_same_memory(stream, truth)
+        assert stream.fill.tolist() == truth.rows
     assert stream.fill.min() == M
 
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_without_memory_every_step_starts_anew(models, streams):
-    stream, truth = models("no memory").stream(streams), reference_streams("no memory", streams)
+    model = models("no memory")
+    stream, truth = model.stream(streams), reference_streams(model, "no memory", streams)
     for index, (columns, counts) in enumerate(CALLS):
         tokens, lengths = random_tokens(streams, columns, index), np.array(counts[:streams], np.int32)
         assert_close(stream.step(tokens, lengths), truth.step(tokens, lengths))
@@ -335,7 +336,7 @@ def test_without_a_window_the_cutting_is_part_of_the_function(models, kv):
 @given(sizes=cuts(22, L), seed=st.integers(0, 1000))
 def test_without_a_window_steps_equal_the_reference_for_the_same_cuts(models, kv, sizes, seed):
     tokens = random_tokens(1, 22, seed)
-    stream, truth = models(kv).stream(1), reference_streams("kv", 1)
+    stream, truth = models(kv).stream(1), reference_streams(models(kv), "kv", 1)
     for end, size in zip(np.cumsum(sizes), sizes, strict=True):
         piece = tokens[:, end - size : end]
         assert_close(stream.step(piece), truth.step(piece, np.array([size], np.int32)))

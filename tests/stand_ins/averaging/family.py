@@ -12,7 +12,7 @@ from txl_export.families.own_module.family import PreparedStep
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.verifying import verify_step
 from txl_export.families.registry import VerifyRequest
-from txl_export.parity.report import Parity
+from txl_export.proof.parity import Parity
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.listener import Listener
 from txl_runtime.model import load

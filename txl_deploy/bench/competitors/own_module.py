@@ -18,7 +18,8 @@ from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
-from txl_export.parity.steps.results import TensorErrors
+from txl_export.proof.comparing import TensorErrors
+from txl_report.schema.measurement import Agreement
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import CheckError, TxlError, UsageError, one_line
 from txl_runtime.ladder import competitor_step_limit
@@ -30,7 +31,7 @@ from txl_deploy.bench.competitor import BundleSteps, StepCompetitor
 from txl_deploy.bench.competitors import no_compiler
 from txl_deploy.bench.driving import random_inputs, until_full
 from txl_deploy.bench.floor import bytes_of_any_step
-from txl_deploy.bench.steps import StepAgreement
+from txl_deploy.bench.works import StepWorks
 
 NAMES = ("torch", "torch-compile")
 
@@ -52,7 +53,7 @@ class TorchSteps(StepCompetitor):
         _check_same(spec, model.manifest)
         held = [*spec.module.parameters(), *spec.module.buffers()]
         weights = sum(tensor.numel() * tensor.element_size() for tensor in held)
-        self.step_bytes = weights + bytes_of_any_step(model.bundle).state
+        self._bytes: int = weights + bytes_of_any_step(model.bundle).state
         self._spec, self._batch_size = spec, model.batch_size
         self._logits = [entry.name for entry in output_specs(spec) if entry.role == "logits"]
         eager = Eager(spec)
@@ -77,6 +78,9 @@ class TorchSteps(StepCompetitor):
         for name in self._logits:
             outputs[name] = torch.log_softmax(outputs[name], dim=-1)
         return {name: tensor.numpy() for name, tensor in outputs.items()}
+
+    def step_bytes(self, length: int) -> int:
+        return self._bytes
 
     def _advance(
         self, inputs: dict[str, Tensor], states: States, valid: Tensor | None
@@ -118,11 +122,10 @@ def make_competitors(
     names: tuple[str, ...],
     source: str | Adapted,
     weights: str | None,
-    model: Model,
-    ours: BundleSteps,
+    works: StepWorks,
     threads: int,
     heard: Listener,
-) -> tuple[list[StepCompetitor], dict[str, StepAgreement], dict[str, str]]:
+) -> tuple[list[StepCompetitor], dict[str, Agreement], dict[str, str]]:
     """Some of `NAMES`, compared with the bundle, the states of all of them full; how they agree; why others cannot run.
 
     Torch is set to `threads` too.
@@ -139,8 +142,9 @@ def make_competitors(
     if whose := whose_code(source):
         heard.warn(f"{whose} is run on this machine")
     spec, _ = read_source(source, weights)
+    model = works.model
     others: list[StepCompetitor] = []
-    agreement: dict[str, StepAgreement] = {}
+    agreement: dict[str, Agreement] = {}
     left_out: dict[str, str] = {}
     for name in names:
         heard.stage(f"check that {name} agrees")
@@ -152,7 +156,7 @@ def make_competitors(
         else:
             others.append(CompiledSteps(spec, model))
         try:
-            agreement[name] = agree(ours, others[-1], model)
+            agreement[name] = agree(works.ours, others[-1], model)
         except TxlError:
             raise
         except Exception as error:  # each of a compiler's parts raises its own kinds
@@ -163,7 +167,7 @@ def make_competitors(
     return others, agreement, left_out
 
 
-def agree(ours: BundleSteps, other: StepCompetitor, model: Model) -> StepAgreement:
+def agree(ours: BundleSteps, other: StepCompetitor, model: Model) -> Agreement:
     """Compare a competitor with the bundle over chained segments: new streams, states that fill, full ones.
 
     Raises:
@@ -200,9 +204,8 @@ def agree(ours: BundleSteps, other: StepCompetitor, model: Model) -> StepAgreeme
                 f"at most {0 if tensor.exact else limit:g}; it computes something else, so it is not timed: give the "
                 "module and the weights that the bundle was exported from"
             )
-    return StepAgreement(
-        segments=segments, found=found, limit=limit, measure=measure, seconds=time.monotonic() - started
-    )
+    took = time.monotonic() - started
+    return Agreement(segments=segments, found={**found}, limit=limit, measure=measure, seconds=took)
 
 
 def _by_hand(spec: StepSpec) -> Step:

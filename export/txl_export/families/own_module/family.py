@@ -34,7 +34,7 @@ from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED
 from txl_export.options import ExportOptions
-from txl_export.parity.report import Parity
+from txl_export.proof.parity import Parity
 from txl_export.token_files import read_tokens
 
 FOR_CHECKPOINTS = (

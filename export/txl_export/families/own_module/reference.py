@@ -14,7 +14,7 @@ from txl_runtime.types import Array, Arrays, Ids
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager, in_float64
 from txl_export.families.own_module.sizes import fresh_states, random_inputs, state_specs
-from txl_export.parity.steps.truth import Reference, States
+from txl_export.proof.references import Reference, States
 
 SMALL = 10_000_000
 """A module of fewer parameters runs best in one thread."""

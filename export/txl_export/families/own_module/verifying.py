@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
+from txl_report.schema.verification import Gate
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import UsageError
@@ -20,9 +21,9 @@ from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.sizes import in_bundle, output_specs
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.graphs.shared_weights import read_weight_file
-from txl_export.parity.report import Gate, Parity
-from txl_export.parity.steps.vectors import selftest_vectors
-from txl_export.parity.steps.verification import verify_model
+from txl_export.proof.parity import Parity
+from txl_export.proof.selftest_vectors import selftest_vectors
+from txl_export.proof.verification import verify_model
 
 REPLAY_ADVICE = "do not use this bundle here; export it again, or verify it with --module or --adapter"
 
@@ -35,7 +36,7 @@ def verify_step(
     listener: Listener | None = None,
     stand_in_for: str | None = None,
 ) -> Parity:
-    """Compare a bundle with the module that it was made from: see `parity.steps.verification.verify_model`."""
+    """Compare a bundle with the module that it was made from: see `proof.verification.verify_model`."""
     heard, reference = listener or Silent(), ModuleReference(plan)
     if not reference.in_double:
         heard.warn(f"the reference is {reference.described}, so part of what differs may be its own rounding")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from txl_runtime.bundle.manifest import Manifest
@@ -28,17 +27,19 @@ from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.folding import HALF, fold, unfold
-from txl_export.families.transformer_xl.parity.rounding import own_rounding
-from txl_export.families.transformer_xl.parity.vectors import calls_of_vectors, selftest_vectors
-from txl_export.families.transformer_xl.parity.verification import openers, verify_models
+from txl_export.families.transformer_xl.parity.oracle import Oracle
+from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
+from txl_export.families.transformer_xl.parity.verification import verify_models
 from txl_export.families.transformer_xl.settings import memory_form, resolve
 from txl_export.families.transformer_xl.weights import Weights, check_weights, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import ExportOptions
-from txl_export.parity.report import Parity
-from txl_export.parity.threads import few_threads
+from txl_export.proof.parity import Parity
+from txl_export.proof.rounding import rounding_of
+from txl_export.proof.threads import few_threads
+from txl_export.proof.verification import openers
 from txl_export.token_files import read_tokens
 
 Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
@@ -67,9 +68,11 @@ class PreparedModel:
 
     def rounding(self, manifest: Manifest, vectors: Mapping[str, NDArray[Any]]) -> tuple[float, float] | None:
         """See `Prepared`."""
-        reference, form = self.builder.reference(), manifest.transformer_xl.memory
-        with few_threads(reference.dtype == torch.float64):
-            return own_rounding(reference, calls_of_vectors(vectors), form, alone=True)
+        oracle = Oracle(self.builder.reference(), manifest.transformer_xl.memory)
+        steps = zip(vectors["tokens"], vectors["counts"], vectors["length"].tolist(), strict=True)
+        with few_threads(oracle.small):
+            calls = (({"tokens": tokens[:, :length]}, counts) for tokens, counts, length in steps)
+            return rounding_of(manifest, oracle, calls)
 
     def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
         """See `Prepared`."""
@@ -79,7 +82,7 @@ class PreparedModel:
         with runnable(folder, manifest, "cpu") as runs:
             ways, stand_in = openers(runs, manifest, "cpu"), precision if precision == EMULATED else None
             reference = self.builder.reference()
-            parity = verify_models(ways, reference, "the checkpoint", self.text, None, heard, stand_in_for=stand_in)
+            parity = verify_models(manifest, ways, reference, "the checkpoint", self.text, None, heard, stand_in)
         if self.quantised:
             sensitivity, gain = self.builder.quantisation(self.quantised, self.text, heard)
             parity = replace(parity, sensitivity=sensitivity).with_gain(gain)
@@ -145,7 +148,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
     with runnable(opened.path, manifest, backend) as folder:
         runs = openers(folder, manifest, backend, request.threads)
         stand_in = manifest.precision if emulated else None
-        parity = verify_models(runs, reference, source, ids, request.segments, heard, stand_in_for=stand_in)
+        parity = verify_models(manifest, runs, reference, source, ids, request.segments, heard, stand_in)
     if request.checkpoint is not None and manifest.precision in QUANTISED:
         stored = read_weight_file(opened.file(manifest.weights))
         parity = parity.with_gain(gain_error(fold(model.config, weights), stored))

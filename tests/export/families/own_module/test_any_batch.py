@@ -17,9 +17,9 @@ from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.graphs.opening import FixedBatchError
-from txl_export.parity.steps.bits import Bits
-from txl_export.parity.steps.chains import Planned, Trial, run_chain
-from txl_export.parity.steps.judging import judge
+from txl_export.proof.bits import Bits
+from txl_export.proof.chains import Planned, Trial, run_chain
+from txl_export.proof.gates import judge
 from txl_runtime import load
 from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.bundle.reading import open_bundle
@@ -228,7 +228,7 @@ def test_the_chain_of_all_operations_computes_each_number_of_sequences(tmp_path)
     backend.engine.bind = noted
     reference = ModuleReference(make_plan(spec, 4, (2, 1), Silent()))
     trial = Trial(model, reference, None, Bits(), tmp_path, Silent())
-    found = run_chain(trial, Planned("all operations", 4, 0, 64, 64))
+    found = run_chain(trial, Planned("all operations", 4, (2,) * 64, mixed="operations"))
     assert {*computed} == {1, 2, 3, 4}
     assert min(computed.count(size) for size in range(1, 5)) >= 5
     gates = [*judge(model.manifest, "fp32", "cpu", [found], trial.bits, False)]

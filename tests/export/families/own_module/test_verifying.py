@@ -20,9 +20,9 @@ from torch import nn
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.verifying import check_same_module, replay_vectors, verify_step
-from txl_export.parity.report import Parity
-from txl_export.parity.steps.bits import IDLE, INDEPENDENT
-from txl_export.parity.steps.judging import OUTPUTS, STATES
+from txl_export.proof.bits import IDLE, INDEPENDENT
+from txl_export.proof.gates import OUTPUTS, STATES
+from txl_export.proof.parity import Parity
 from txl_runtime import load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle

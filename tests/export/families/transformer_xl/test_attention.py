@@ -15,12 +15,12 @@ from txl_engines.composing import compose, whole_programs
 from txl_engines.implicit import implicit_step
 from txl_export.checkpoints import read_checkpoint
 from txl_export.families.own_module.family import FOR_CHECKPOINTS
-from txl_export.families.transformer_xl.parity import looking
-from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
+from txl_export.families.transformer_xl.parity import comparing_attention
+from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.weights import check_weights
 from txl_export.graphs.emulation import runnable
-from txl_export.parity.report import ParityError
+from txl_export.proof.parity import ParityError
 from txl_runtime import UsageError
 from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.reading import open_bundle
@@ -52,8 +52,9 @@ def reference_of(values: dict[str, Any], manifest: Any) -> Reference:
 
 def farthest(place: Path, reference: Reference, update: str, seed: int = 0) -> float:
     """The largest |Δ| of a probability along a chain with partial segments and idle sequences; each row sums to 1."""
-    stream, draws, worst = txl_runtime.load(place, "cpu", update=update).stream(), np.random.default_rng(seed), 0.0
-    truth, b = ReferenceStreams(reference, stream.batch_size), stream.batch_size
+    model, draws, worst = txl_runtime.load(place, "cpu", update=update), np.random.default_rng(seed), 0.0
+    stream, b = model.stream(), model.batch_size
+    truth = OracleStreams(model.manifest, reference, b)
     for number in range(8):
         width = int(draws.integers(1, 5))
         tokens = draws.integers(0, 60, (b, width)).astype(np.int32)
@@ -66,7 +67,7 @@ def farthest(place: Path, reference: Reference, update: str, seed: int = 0) -> f
         assert np.abs(found.sum(-1) - sums).max() <= 1e-6
         worst = max(worst, float(np.abs(found - expected).max()))
         stream.step(tokens, counts)
-        truth.run(tokens, counts)
+        truth.step(tokens, counts)
     return worst
 
 
@@ -130,8 +131,8 @@ def test_engines_are_built_of_what_they_were_built_of(make_bundle):
 
 @pytest.mark.slow
 def test_an_export_whose_program_looks_elsewhere_fails(tmp_path, monkeypatch):
-    true = ReferenceStreams.attention
-    monkeypatch.setattr(ReferenceStreams, "attention", lambda self, *given: np.roll(true(self, *given), 1, axis=-1))
+    true = OracleStreams.attention
+    monkeypatch.setattr(OracleStreams, "attention", lambda self, *given: np.roll(true(self, *given), 1, axis=-1))
     values = small_config()
     with pytest.raises(ParityError, match=r"attention max abs is .*, limit 1e-05"):
         txl_export.export(random_state(values), tmp_path / "a.txl", config=values, segment_length=4, attention=True)
@@ -151,7 +152,7 @@ def test_verification_records_how_far_it_looks(make_bundle, precision, limit):
 def test_the_chain_of_looks_meets_every_fill_and_idle_sequences(make_bundle):
     model = txl_runtime.load(make_bundle(config=MODELS[FIRST][0], **MODELS[FIRST][1], **WITHOUT))
     stream, fills, idle, widths = model.stream(2), set(), 0, set()
-    for tokens, counts in looking._calls(model, 2):
+    for tokens, counts in comparing_attention._calls(model, 2):
         fills |= set(stream.fill.tolist())
         idle, widths = idle + int((counts == 0).any()), widths | {tokens.shape[1]}
         stream.step(tokens, counts)

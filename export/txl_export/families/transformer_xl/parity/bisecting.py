@@ -27,7 +27,7 @@ from txl_runtime.types import Array
 
 from txl_export.families.transformer_xl.points import mark, segment_of, traced
 from txl_export.families.transformer_xl.reference import Reference
-from txl_export.parity.steps.origin import session
+from txl_export.proof.lost_numbers import session
 
 SEGMENTS = 3
 

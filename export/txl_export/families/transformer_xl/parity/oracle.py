@@ -1,108 +1,114 @@
-"""The reference run as the runtime runs streams: each sequence has a memory and a length of its own."""
+"""The Transformer-XL as the reference of its bundle (see `proof.references`).
+
+Token ids go in, log-probabilities and hidden memory come out, and memory rows are shown as the bundle has them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from txl_runtime.types import Ids
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.types import Array, Arrays, Ids
 
-from txl_export.families.transformer_xl.reference import Memory, Reference
+from txl_export.families.transformer_xl.reference import Reference as Network
 from txl_export.families.transformer_xl.weights import layer_name
-from txl_export.parity.distributions import Logprobs
+from txl_export.proof.references import Reference, ReferenceStreams, Returned, States, whole
+
+MOST_PARAMETERS = 200_000_000
+"""A larger model is not computed in float64, which takes twice its memory once more."""
 
 
-class ReferenceStreams:
-    """Sequences that advance together through the reference.
+class Oracle(Reference):
+    """See `Reference`. A step's states are hidden memories, whatever the bundle remembers.
 
-    Attributes:
-        large: whether the model is so large that the reference computes in float32.
+    Args:
+        network: the model, in float64, or in float32 where it is too large for that.
+        form: of the bundle's memory, "kv" or "hidden".
     """
 
-    def __init__(self, reference: Reference, count: int) -> None:
-        self.reference = reference
-        self.memories: list[Memory] = [reference.initial_memory(1) for _ in range(count)]
-        self.large = reference.dtype != torch.float64
+    together, resumes = True, False
 
-    def run(self, tokens: Ids, counts: Ids) -> list[Tensor]:
-        """One segment [b, T] of which counts [b] rows count: per sequence, what the softmax reads, [count, D].
+    def __init__(self, network: Network, form: str) -> None:
+        self.network, self._form = network, form
+        self.small, self.large = network.dtype == torch.float64, network.dtype != torch.float64
+        self.described = f"computed in {str(network.dtype).removeprefix('torch.')}"
 
-        Sequences of the same length and with as many remembered rows are computed together.
-        """
-        hidden = [torch.empty(0)] * len(counts)
-        alike: dict[tuple[int, int], list[int]] = {}
-        for row, count in enumerate(counts.tolist()):
-            if count:
-                alike.setdefault((count, self.memories[row][0].shape[1]), []).append(row)
-        for (count, _), rows in alike.items():
-            memories = [self.memories[row] for row in rows]
-            alone = len(rows) == 1  # then nothing is copied: a long memory is larger than the model
-            joined = memories[0] if alone else [torch.cat(layer) for layer in zip(*memories, strict=True)]
-            for row in rows:
-                self.memories[row] = []
-            del memories
-            found, after = self.reference.hidden(torch.from_numpy(tokens[rows, :count]), _handed_over(joined))
-            for index, row in enumerate(rows):
-                hidden[row] = found[index]
-                self.memories[row] = [layer[index : index + 1] for layer in after]
-        return hidden
+    def fresh(self, count: int) -> States:
+        return {**self._named(self.network.initial_memory(count))}
 
-    def attention(self, tokens: Ids, counts: Ids) -> Logprobs:
+    def step(self, inputs: Arrays, states: States, valid: Ids | None) -> tuple[dict[str, Returned], Arrays]:
+        (tokens,) = inputs.values()
+        count = tokens.shape[1] if valid is None else int(valid[0])
+        hidden, after = self.network.hidden(torch.from_numpy(tokens[:, :count]), handed_over(states))
+        return {"logprobs": partial(self._logprobs, hidden)}, self._named(after)
+
+    def in_single(self) -> Oracle | None:
+        return Oracle(self.network.in_precision(torch.float32), self._form) if self.small else None
+
+    def precisions(self) -> tuple[Reference, Reference] | None:
+        if self.network.parameters > MOST_PARAMETERS:
+            return None
+        double, single = (self.network.in_precision(dtype) for dtype in (torch.float64, torch.float32))
+        return Oracle(double, self._form), Oracle(single, self._form)
+
+    def shown(self, states: States) -> Iterator[tuple[str, Array]]:
+        layers = [torch.from_numpy(layer) for layer in states.values()] if self.network.memory_length else []
+        if self._form == "hidden":
+            yield from ((name, layer.numpy()) for name, layer in zip(states, layers, strict=False))
+            return
+        for i, (key, value) in enumerate(self.network.keys_and_values(layers)):
+            yield f"{layer_name(i)}.key", key.numpy()
+            yield f"{layer_name(i)}.value", value.numpy()
+
+    def _named(self, memory: list[Tensor]) -> Arrays:
+        return {f"{layer_name(i)}.hidden": layer.numpy() for i, layer in enumerate(memory)}
+
+    def _logprobs(self, hidden: Tensor, row: int) -> Iterator[Array]:
+        for some in self.network.log_probabilities(hidden[row]) if hidden.shape[1] else ():
+            yield some.numpy()
+
+
+class OracleStreams(ReferenceStreams):
+    """Sequences that advance together through the reference, as `Stream` has them."""
+
+    def __init__(self, manifest: Manifest, network: Network, count: int) -> None:
+        self._network = network
+        super().__init__(manifest, Oracle(network, manifest.transformer_xl.memory), count)
+
+    def step(self, tokens: Ids, counts: Ids) -> NDArray[np.floating]:
+        """One segment's log-probabilities at once, [b, T, V]; rows beyond the counts are zero."""
+        dtype = np.float64 if self.reference.small else np.float32
+        result = np.zeros((*tokens.shape, self._network.config.vocab_size), dtype)
+        for rows, outputs in self.run({"tokens": tokens}, counts):
+            found = whole(outputs["logprobs"], len(rows))
+            result[rows, : found.shape[1]] = found
+        return result
+
+    def attention(self, tokens: Ids, counts: Ids) -> NDArray[np.floating]:
         """Where one segment [b, T] looks, of which counts [b] rows count: [layers, b, H, T, M + T], as
         `Stream.attention` has it. The sequences stay where they are.
         """
-        config, length = self.reference.config, tokens.shape[1]
-        most, dtype = self.reference.memory_length, np.float32 if self.large else np.float64
+        config, length, most = self._network.config, tokens.shape[1], self._network.memory_length
+        dtype = np.float64 if self.reference.small else np.float32
         result = np.zeros((config.n_layer, len(counts), config.n_head, length, most + length), dtype)
         for row in np.flatnonzero(counts).tolist():
-            count, memory = int(counts[row]), self.memories[row]
-            found = self.reference.attention(torch.from_numpy(tokens[row : row + 1, :count]), memory)
+            count, memory = int(counts[row]), list(handed_over(dict(self._held[row])))
+            found = self._network.attention(torch.from_numpy(tokens[row : row + 1, :count]), memory)
             result[:, row, :, :count, most - memory[0].shape[1] : most + count] = found[:, 0].numpy()
         return result
 
-    def logprobs(self, hidden: Tensor) -> Iterator[Logprobs]:
-        """Log-probabilities for rows [n, D], some rows [·, V] at a time, each good until the next is asked for."""
-        for some in self.reference.log_probabilities(hidden) if len(hidden) else ():
-            yield some.numpy()
-
-    def step(self, tokens: Ids, counts: Ids) -> Logprobs:
-        """One segment's log-probabilities at once, [b, T, V]; rows beyond the counts are zero."""
-        dtype = np.float32 if self.large else np.float64
-        result = np.zeros((*tokens.shape, self.reference.config.vocab_size), dtype)
-        for row, hidden in enumerate(self.run(tokens, counts)):
-            first = 0
-            for some in self.logprobs(hidden):
-                result[row, first : first + len(some)] = some
-                first += len(some)
-        return result
-
-    def memory(self, form: str) -> Iterator[tuple[str, Logprobs]]:
-        """Name and values as `Stream.memory()` has them, shorter sequences zero-padded on the left; one at a time,
-        because all of them together would be several times the model where the memory is long.
-        """
-        rows = max(memory[0].shape[1] for memory in self.memories)
-        streams = (_named(self.reference, memory, form) for memory in self.memories)
-        for tensors in zip(*streams, strict=True):
-            padded = []
-            for _, tensor in tensors:
-                plain = tensor[0].numpy()
-                padded.append(np.pad(plain, [(rows - plain.shape[0], 0), *[(0, 0)] * (plain.ndim - 1)]))
-            yield tensors[0][0], np.stack(padded)
+    @property
+    def rows(self) -> list[int]:
+        """Memory rows that each sequence has."""
+        return [next(layer.shape[1] for layer in held.values() if layer is not None) for held in self._held]
 
 
-def _handed_over(memory: Memory) -> Iterator[Tensor]:
-    """The layers of a memory, each gone as soon as the next is asked for."""
-    memory.reverse()
-    while memory:
-        yield memory.pop()
-
-
-def _named(reference: Reference, memory: Memory, form: str) -> Iterator[tuple[str, Tensor]]:
-    if form == "hidden":
-        yield from ((f"{layer_name(i)}.hidden", rows) for i, rows in enumerate(memory))
-        return
-    for i, (key, value) in enumerate(reference.keys_and_values(memory)):
-        yield f"{layer_name(i)}.key", key
-        yield f"{layer_name(i)}.value", value
+def handed_over(states: States) -> Iterator[Tensor]:
+    """The layers of a memory, each gone as soon as the next is asked for: a long memory is larger than the model."""
+    for name in list(states):
+        yield torch.from_numpy(states.pop(name))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import STATE_DTYPES
-from txl_runtime.types import Ids
 
-from txl_export.families.transformer_xl.parity.oracle import ReferenceStreams
+from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_export.families.transformer_xl.reference import Reference
 
 POSITIONS, COLUMNS, MOST_STEPS, ROWS, CHANNELS, SEQUENCES = 4, 64, 48, 256, 16, 2
@@ -34,7 +32,7 @@ def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDAr
         "columns": columns,
         "logprobs": np.zeros((*shape, POSITIONS, len(columns)), np.float32),
     }
-    truth = ReferenceStreams(reference, batch)
+    truth = OracleStreams(manifest, reference, batch)
     for step, length in enumerate(steps):
         tokens = draws.integers(0, manifest.config.vocab_size, (batch, length)).astype(np.int32)
         # Every third step has sequences of different lengths, some idle.
@@ -46,20 +44,15 @@ def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDAr
         vectors["tokens"][step, :, :length] = tokens
         vectors["counts"][step], vectors["positions"][step] = counts, positions
         vectors["logprobs"][step] = np.take_along_axis(expected, positions[..., None], axis=1)[..., columns]
-    for name, rows in truth.memory(manifest.transformer_xl.memory) if manifest.memory_length else ():
-        oldest = [rows[row, rows.shape[1] - memory[0].shape[1]] for row, memory in enumerate(truth.memories)]
+    for name, rows in truth.shown():
+        assert rows is not None, "memory rows are always there"
+        oldest = [rows[row, rows.shape[1] - count] for row, count in enumerate(truth.rows)]
         vectors[f"memory/{name}"] = np.stack([np.stack(oldest), rows[:, -1]], axis=1).astype(np.float32)
         if manifest.precision in STATE_DTYPES:
-            filled = min(memory[0].shape[1] for memory in truth.memories[:SEQUENCES])
+            filled = min(truth.rows[:SEQUENCES])
             width = math.prod(rows.shape[2:])
             vectors["rows"] = np.linspace(0, filled - 1, min(filled, ROWS)).astype(np.int32)
             vectors["channels"] = (np.arange(min(width, CHANNELS)) * width // min(width, CHANNELS)).astype(np.int32)
             some = rows[:SEQUENCES, rows.shape[1] - 1 - vectors["rows"]].reshape(-1, len(vectors["rows"]), width)
             vectors[f"row/{name}"] = some[..., vectors["channels"]].astype(np.float32)
     return vectors
-
-
-def calls_of_vectors(vectors: Mapping[str, NDArray[Any]]) -> list[tuple[Ids, Ids]]:
-    """Tokens [B, T] and lengths [B] of each step."""
-    steps = zip(vectors["tokens"], vectors["counts"], vectors["length"].tolist(), strict=True)
-    return [(tokens[:, :length], counts) for tokens, counts, length in steps]

@@ -1,0 +1,56 @@
+"""Bits that have to be the same, and how many values had others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.types import Array, Arrays
+
+REPEATED = "repeated call (bits)"
+KEPT = "commit=False keeps the state (bits)"
+IDLE = "idle rows (bits)"
+INDEPENDENT = "independent sequences (bits)"
+RESTORED = "restored snapshot (bits)"
+
+
+class Bits:
+    """Values that had other bits than they should, by what was tried.
+
+    Attributes:
+        found: how many, by what was tried.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {}
+
+    def compare(self, tried: str, expected: Mapping[str, Array], found: Mapping[str, Array]) -> None:
+        """Add the values that differ between arrays of the same names."""
+        differing = sum(
+            differing_values(expected[name], found[name]) if name in expected and name in found else 1
+            for name in {*expected, *found}
+        )
+        self.found[tried] = self.found.get(tried, 0) + differing
+
+
+def differing_values(expected: Array, found: Array) -> int:
+    """How many values have other bits; all where shape or dtype differ. NaN of the same bits is the same."""
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return max(expected.size, found.size, 1)
+    one, other = (np.ascontiguousarray(array).view(f"u{array.itemsize}") for array in (expected, found))
+    return int(np.count_nonzero(one != other))
+
+
+def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
+    """Results of a segment by "output" or "state" and their names."""
+    found = {f"output {name}": values for name, values in outputs.items()}
+    return found | {f"state {name}": values for name, values in states.items()}
+
+
+def rows_of(manifest: Manifest, results: Arrays, rows: Sequence[int] | NDArray[np.integer]) -> dict[str, Array]:
+    """Some sequences of every result that has an axis for them, by the names of `named`."""
+    axes = {f"output {one.name}": one.axes for one in manifest.outputs if one.axes.batch is not None}
+    axes |= {f"state {one.name}": one.axes for one in manifest.states if one.axes.batch is not None}
+    return {name: values[axes[name].at(rows)] for name, values in results.items() if name in axes}

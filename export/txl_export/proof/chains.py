@@ -1,0 +1,264 @@
+"""What a step is verified on: chains of segments, from the beginning until every state has long been full.
+
+The longest chain runs whole segments and is the one that drift is judged on. Others run every other length, and one of
+each operation of a stream in turn, at random rows and with whatever the bundle allows in between. Where the runtime
+counts memory rows it is known when they are full, and chains end soon after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain as iterate
+from itertools import cycle, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from txl_report.schema.verification import Chain
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.listener import Listener
+from txl_runtime.model import Model
+from txl_runtime.types import Array, Ids
+
+from txl_export.proof.bits import Bits
+from txl_export.proof.comparing import DRIFT_ROWS, ChainErrors
+from txl_export.proof.gates import drifting
+from txl_export.proof.input_source import InputSource
+from txl_export.proof.references import Reference
+from txl_export.proof.side_by_side import SideBySide
+
+SEGMENTS = 200
+"""So many segments are chained in all, at least, where nobody knows when a state is full."""
+
+LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
+"""Segments of the chain for drift, of every other length, of the chain with all operations, of one sequence alone."""
+
+PATIENCE = 4
+"""A chain becomes at most this many times as long where states are not full yet."""
+
+LONGER, TRIES = 4, 2
+"""In half precision a chain that shows drift is run again so many times as long, at most so often."""
+
+SAMPLED = 2000
+"""The longest chain becomes at most so long for every sample to be read, and no longer than `WORK` allows."""
+
+LIVE = 8
+"""As many sequences of a segment run through the reference at most: those that are independent run one by one."""
+
+TURNS = ("", "look", "save", "reset", "copy", "look", "restore", "select", "", "grow", "copy")
+"""What is done before the segments of the chain with all operations."""
+
+WORK = 2e12
+"""Multiplications that the reference may take in all; larger models have fewer sequences per segment."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A chain to run.
+
+    Attributes:
+        name: for people.
+        streams: sequences side by side.
+        lengths: of its segments, one after the other; a last one is repeated where states are not full by then.
+        most: segments that it may have then.
+        mixed: in place of whole segments partial ones: "counts", or "operations" where something is done to the stream
+            before each.
+    """
+
+    name: str
+    streams: int
+    lengths: tuple[int, ...]
+    most: int = 0
+    mixed: str = ""
+
+    @property
+    def segments(self) -> int:
+        """How many, at least."""
+        return len(self.lengths)
+
+
+def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: bool = False) -> list[Planned]:
+    """The chains of a bundle, which reads so many samples; the longest chain first.
+
+    Brief ones fill what a step carries and go on a little, but leave the judgement of drift to the others.
+    """
+    if manifest.can.count_rows:
+        return list(_planned_rows(manifest, segments, brief))
+    lengths, many = manifest.segment_lengths, live_sequences(manifest)
+    operations = MIXED if segments is None else max(8, min(MIXED, segments))
+    rest = [_operations_of(manifest, operations)]
+    rest += [Planned(f"segments of {length}", many, (length,) * SHORT, PATIENCE * SHORT) for length in lengths[1:]]
+    if manifest.batch_size > 1 and manifest.can.run_apart:
+        rest.append(Planned("one sequence alone", 1, (lengths[0],) * ALONE))
+    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
+    longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
+    sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
+    most = max(sampled, PATIENCE * longest)
+    first = (lengths[0],) * (segments or sampled)
+    return [Planned(f"segments of {lengths[0]}", many, first, segments or most), *rest]
+
+
+def _planned_rows(manifest: Manifest, segments: int | None, brief: bool) -> Iterator[Planned]:
+    """Of a bundle whose memory rows are counted: what fills them, and some segments more."""
+    longest, *others = manifest.segment_lengths
+    batch, to_fill = manifest.batch_size, math.ceil(manifest.memory_length / longest)
+    to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))
+    many = to_fill + 8
+    if not brief:
+        many = segments if segments is not None else to_fill + max(12, min(to_fill, 32), to_judge_drift)
+    yield Planned(f"segments of {longest}", batch, (longest,) * many)
+    for length in others:
+        yield Planned(f"segments of {length}", batch, (length,) * 4 + (longest,) * to_fill + (length,) * 16)
+    mixed = 16 if brief else max(16, many // 2)
+    yield Planned("mixed partial segments", batch, (longest,) * mixed, mixed="counts")
+    if batch > 1:
+        yield Planned("one sequence alone", 1, (longest,) * (to_fill + 4))
+    if not brief:
+        yield _operations_of(manifest, len(TURNS))
+
+
+def _operations_of(manifest: Manifest, segments: int) -> Planned:
+    lengths = (manifest.segment_lengths[0],) * segments
+    return Planned("all operations, lengths mixed", manifest.batch_size, lengths, mixed="operations")
+
+
+def live_sequences(manifest: Manifest) -> int:
+    """How many sequences of a segment run: all in lockstep."""
+    if not manifest.can.run_apart:
+        return manifest.batch_size
+    return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
+
+
+def _affordable(manifest: Manifest) -> float:
+    """How many segments the reference may take, of all sequences together."""
+    return WORK / (max(manifest.parameters, 1) * manifest.segment_lengths[0])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What chains are run on.
+
+    Attributes:
+        model: the bundle.
+        reference: what it should be equal to.
+        samples: real inputs by name, or None.
+        bits: what is found of bits.
+        folder: for snapshots.
+        listener: hears of progress.
+        handing_over: whether the bundle goes on from the reference's state after every segment.
+        begun: numbers of the samples that chains of whole segments read.
+    """
+
+    model: Model
+    reference: Reference
+    samples: Mapping[str, Any] | None
+    bits: Bits
+    folder: Path
+    listener: Listener
+    handing_over: bool = False
+    begun: set[int] = field(default_factory=set)
+
+
+def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> ChainErrors:
+    """Run one chain on both sides and compare them after every segment."""
+    manifest = trial.model.manifest
+    facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
+    errors, draws = ChainErrors(facts), np.random.default_rng(seed)
+    side = SideBySide(trial.model, trial.reference, errors, trial.bits, trial.folder, trial.handing_over)
+    source = InputSource(manifest, trial.samples, draws, chain.segments * chain.streams, trial.reference.large)
+    if chain.mixed == "operations":
+        _operations(trial, chain.segments, side, source, draws)
+        side.finish()
+    else:
+        calls = calls_of(chain, source, draws)
+        while facts.segments < chain.segments or (facts.segments < chain.most and side.filling()):
+            side.segment(*next(calls))
+            if facts.segments <= chain.segments:
+                trial.listener.advance()
+        side.finish()
+        trial.begun.update(source.begun)
+        facts.full_from, facts.filling, facts.counting = side.full_from(), side.filling(), side.counting()
+    return errors
+
+
+def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) -> Iterator[tuple[dict[str, Array], Ids]]:
+    """Inputs and rows that count of each segment of a chain without operations, without end."""
+    for length in iterate(chain.lengths, repeat(chain.lengths[-1])):
+        counts = np.full(chain.streams, length, np.int32)
+        if chain.mixed:
+            width = int(draws.integers(1, length + 1))
+            counts = draws.integers(0, width + 1, chain.streams).astype(np.int32)
+            counts[int(draws.integers(chain.streams))] = width
+        yield source.take(chain.streams, int(counts.max())), counts
+
+
+def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors, seed: int) -> ChainErrors:
+    """A chain as it is where its error does not drift. Else a chain `LONGER` times as long, whose drift is judged from
+    where this one ended.
+
+    Rounded weights take a slow state to another place, and the error grows until it is there. By then it grows no more;
+    one that a recurrence gathers still does. Where sequences are independent, fewer of them run, so that it takes no
+    longer than before.
+    """
+    manifest = trial.model.manifest
+    for _ in range(TRIES):
+        if not drifting(manifest, precision, trial.model.backend.name, ran):
+            break
+        trial.listener.stage("look at the drift in a longer chain")
+        before = ran.chain.segments
+        streams = max(1, chain.streams // LONGER) if manifest.can.run_apart else chain.streams
+        chain = replace(chain, streams=streams, lengths=chain.lengths[:1] * (LONGER * before), most=0)
+        ran = run_chain(trial, chain, seed)
+        if ran.chain.full_from is not None:
+            ran.chain.full_from = max(ran.chain.full_from, before)
+    return ran
+
+
+def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSource, draws: np.random.Generator) -> None:
+    """Segments of all lengths with an operation before each, every one of them in turn; after a look the segment is
+    also run without becoming part of the state.
+    """
+    manifest = trial.model.manifest
+    for turn in islice(cycle(TURNS), segments):
+        _operate(turn, manifest, side, draws)
+        for commit in (False, True) if turn == "look" else (True,):
+            length, counts = _drawn_counts(manifest, side.count, draws)
+            side.segment(source.take(side.count, length), counts, commit)
+        trial.listener.advance()
+
+
+def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.Generator) -> None:
+    independent, batch = manifest.can.run_apart, manifest.batch_size
+
+    def rows(count: int) -> list[int]:
+        return [int(row) for row in draws.integers(0, side.count, count)]
+
+    if turn == "save":
+        side.save()
+    elif turn == "restore":
+        side.restore()
+    elif turn == "reset":
+        side.reset(sorted(set(rows(max(1, side.count // 2)))) if independent else None)
+    elif turn == "select":
+        side.select(rows(int(draws.integers(1, batch + 1))) if independent else draws.permutation(side.count).tolist())
+    elif turn == "grow" and side.count < batch and independent:
+        side.select([row % side.count for row in range(batch)])
+    elif turn == "copy" and (independent or side.count == 1):
+        side.copy(*rows(2))
+
+
+def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:
+    """A segment's length, and the rows that count of each sequence: some idle, one at least runs."""
+    lengths, live = manifest.segment_lengths, live_sequences(manifest)
+    if not manifest.can.run_ragged:
+        length = int(draws.choice(lengths))
+        counts = np.full(count, length, np.int32)
+    else:
+        length = int(draws.integers(1, lengths[0] + 1))
+        counts = draws.integers(1, length + 1, count).astype(np.int32)
+    if manifest.can.run_apart:
+        running = int(draws.integers(1, min(count, live) + 1))
+        counts[draws.permutation(count)[running:]] = 0
+    return length, counts

@@ -1,0 +1,75 @@
+"""How far log-probabilities of many positions are from those of a reference.
+
+Each comparison of rows is one pass in float64 over arrays that are used again and again: with o the runtime's and t the
+reference's log-probabilities and p = softmax(t), KL(p ‖ softmax(o)) = lse(o) - lse(t) - Σ p·(o - t), so two
+exponentials per column do, and an unnormalised side is normalised on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.ladder import MASK, NEAR_TIE
+
+from txl_export.proof.comparing import ChainErrors, TensorErrors, or_infinite
+
+Logprobs: TypeAlias = NDArray[np.floating]
+
+CHUNK = 100_000
+"""Log-probabilities compared at a time: they and what is computed of them fit into a core's share of the cache."""
+
+
+class Distributions:
+    """Compares log-probabilities of many positions, and adds divergence and agreement to a chain."""
+
+    def __init__(self, chain: ChainErrors, errors: TensorErrors, vocab_size: int) -> None:
+        self._chain, self._errors = chain, errors
+        rows = max(1, CHUNK // vocab_size)
+        self._other, self._difference, self._weight = (np.empty((rows, vocab_size)) for _ in range(3))
+
+    def compare(self, expected: Logprobs, found: Logprobs) -> None:
+        """Some rows [n, V]; NaN counts as infinitely far."""
+        at_a_time = len(self._other)
+        for first in range(0, len(expected), at_a_time):
+            rows = slice(first, first + at_a_time)
+            self._some(expected[rows], found[rows])
+
+    def _some(self, expected: Logprobs, found: Logprobs) -> None:
+        count, every, errors = len(expected), np.arange(len(expected)), self._errors
+        other, difference, weight = (room[:count] for room in (self._other, self._difference, self._weight))
+        with np.errstate(all="ignore"):  # NaN and infinities are judged below
+            np.copyto(other, found)
+            np.subtract(other, expected, out=difference)
+            np.exp(expected, out=weight)
+            size = weight.sum(axis=1)
+            first_order = np.einsum("ij,ij->i", weight, difference) / size
+            np.exp(other, out=other)
+            divergence = np.log(other.sum(axis=1)) - np.log(size) - first_order
+            np.abs(difference, out=difference)
+            usual = expected if float(expected.min()) > -MASK else _relative(expected, found, difference)
+            largest, total = or_infinite(float(difference.max())), or_infinite(float(difference.sum()))
+        errors.decades.add(difference, largest)
+        errors.take(total, largest, difference.size)
+        errors.usual.count += usual.size
+        errors.usual.summed += float(usual.sum())
+        errors.usual.of_squares += float(np.einsum("...i,...i->...", usual, usual).sum())
+        self._chain.kl.extend(np.nan_to_num(divergence, nan=math.inf, posinf=math.inf).tolist())
+        best = expected.argmax(axis=1)
+        weight[every, best] = -1
+        second = weight.argmax(axis=1)
+        decided = expected[every, best] - expected[every, second] >= NEAR_TIE
+        decided |= expected.shape[1] == 1
+        self._chain.chain.decided += int(decided.sum())
+        self._chain.chain.agreeing += int((best == found.argmax(axis=1))[decided].sum())
+        self._chain.ranks.add(best, expected, found)
+
+
+def _relative(expected: Logprobs, found: Logprobs, difference: Logprobs) -> Logprobs:
+    """Make differences of what stands for "never" relative to it (`ladder.MASK`); all other expected values."""
+    never = np.abs(expected) >= MASK
+    exact = expected[never]
+    difference[never] = np.where(exact == found[never], 0, difference[never] / np.abs(exact))
+    return expected[np.isfinite(expected) & ~never]

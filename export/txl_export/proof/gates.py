@@ -1,0 +1,115 @@
+"""The gates of a step: its chains and its bits, held against the ladder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from txl_report.schema.verification import Gate, Text
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.ladder import Rung, no_drift_limit, rung
+
+from txl_export.proof.bits import Bits
+from txl_export.proof.comparing import ChainErrors
+
+OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
+
+
+def judge(
+    manifest: Manifest,
+    precision: str,
+    backend: str,
+    chains: Sequence[ChainErrors],
+    bits: Bits,
+    real: bool,
+    text: Text | None = None,
+) -> Iterator[Gate]:
+    """The gates of this precision and backend.
+
+    Args:
+        manifest: of the bundle.
+        precision: to judge by.
+        backend: that ran.
+        chains: that were run.
+        bits: that were compared.
+        real: whether the inputs were real ones; of random ones the distribution says nothing below float32.
+        text: one whose likelihood both sides computed; without it that of the chains' own tokens counts.
+    """
+    limits = rung(precision, backend)
+    logprobs = {output.name for output in manifest.outputs if output.role == "logprobs"}
+    outputs = [(name, errors) for chain in chains for name, errors in chain.outputs.items()]
+    states = [(name, errors) for chain in chains for name, errors in chain.states.items()]
+    for name, tensors, limit in ((OUTPUTS, outputs, limits.logprobs), (STATES, states, limits.memory)):
+        inexact = [errors.largest for _, errors in tensors if not errors.exact]
+        if limit is not None and inexact:
+            yield _gate(name, max(inexact), limit)
+    if limits.deviation is not None:
+        others = [(name, errors) for name, errors in outputs if name not in logprobs]
+        for name, tensors in (("outputs", others), ("state", states)):
+            inexact = [errors.deviation for _, errors in tensors if not errors.exact]
+            if inexact:
+                yield _gate(f"{name} RMS error (of the standard deviation)", max(inexact), limits.deviation)
+    exact = [errors.largest for _, errors in (*outputs, *states) if errors.exact]
+    if exact:
+        yield _gate("whole numbers differing", sum(exact), 0.0)
+    yield _gate("shapes differing", float(sum(errors.shapes for _, errors in (*outputs, *states))), 0.0)
+    yield from _drifts(limits, chains, manifest.reach)
+    if logprobs:
+        yield from _distribution(limits, chains, real, text)
+    for name, count in bits.found.items():
+        yield _gate(name, float(count), 0.0)
+
+
+def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
+    """What is infinitely far has not passed, even where an early error as large makes the limit of drift infinite."""
+    return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit < math.inf))
+
+
+def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainErrors) -> bool:
+    """Whether the error of a chain grows more than it may."""
+    ends = _late_errors(rung(precision, backend), chain, manifest.reach)
+    return any(pair is not None and pair[0] > pair[1] for _, pair in ends)
+
+
+def _late_errors(
+    limits: Rung, chain: ChainErrors, reach: int | None
+) -> Iterator[tuple[str, tuple[float, float] | None]]:
+    """The late mean error of every tensor and its limit; None where too little ran."""
+    for name, errors, ends in chain.drifts():
+        if ends is None:
+            yield name, None
+            continue
+        early, late = ends
+        if limits.burst is None or reach is not None:
+            yield name, (late, no_drift_limit(early))
+        else:
+            yield name, (late, no_drift_limit(early, limits.burst * errors.spread))
+
+
+def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:
+    """The worst chain of every tensor."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for chain in chains:
+        for name, ends in _late_errors(limits, chain, reach):
+            found.setdefault(name, []).extend([] if ends is None else [ends])
+    for name, pairs in found.items():
+        # A state that is always the same has no spread, and with it no limit.
+        worst = max(pairs, key=lambda pair: pair[0] / (pair[1] or 1e-300), default=None)
+        yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
+
+
+def _distribution(limits: Rung, chains: Sequence[ChainErrors], real: bool, text: Text | None) -> Iterator[Gate]:
+    kl, facts = [value for chain in chains for value in chain.kl], [chain.chain for chain in chains]
+    decided, agreeing = sum(chain.decided for chain in facts), sum(chain.agreeing for chain in facts)
+    judged = real or limits.top1 is None  # rounding of float32 is small whatever the inputs are
+    yield _gate("KL mean", float(np.mean(kl)) if kl else None, limits.kl, judged)
+    if limits.top1 is not None:
+        differing = (decided - agreeing) / decided if decided else None
+        yield _gate("top-1 differing", differing, 1 - limits.top1, real)
+    targets = sum(chain.targets for chain in facts)
+    if text is not None:
+        yield _gate("perplexity (relative)", text.relative, limits.perplexity)
+    elif targets:
+        apart = sum((chain.ours or 0.0) - (chain.theirs or 0.0) for chain in facts) / targets
+        yield _gate("perplexity (relative)", abs(math.expm1(apart)), limits.perplexity, real)

@@ -1,0 +1,123 @@
+"""What chains are run on: the user's samples, read on and on, or random values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Input
+from txl_runtime.types import Array, Arrays, Ids
+
+POISON = np.nan
+"""What stands in features that nobody may look at."""
+DISTINCT_IDS, RUN = 4096, 16
+"""How many ids are drawn from a large vocabulary where few are enough, and in runs of how many neighbours. Every id
+that is used brings a page of the embedding into memory, once per open program; neighbours share pages."""
+
+
+class InputSource:
+    """Inputs of one segment after the other. A sequence that reads samples goes on where it was, to the end of its
+    sample, and then with the next one.
+
+    Args:
+        manifest: of the bundle.
+        samples: real inputs by name; random ones without.
+        draws: draws those, or the order of the samples.
+        segments: so many of all sequences have to be enough to begin every sample; 0 where that does not matter.
+        few: whether `DISTINCT_IDS` of a larger vocabulary are enough.
+
+    Attributes:
+        begun: numbers of the samples that were read.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        samples: Mapping[str, Any] | None,
+        draws: np.random.Generator,
+        segments: int = 0,
+        few: bool = False,
+    ) -> None:
+        self._read = manifest.given
+        drawn = {entry.vocab for entry in self._read if few and (entry.vocab or 0) > DISTINCT_IDS}
+        self._ids = {size: _few_ids(size, draws) for size in drawn if size}
+        self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
+        self._draws = draws
+        self._held = extent(manifest, self._samples)
+        self._stay = max(1, segments // self._held[0]) if segments else self._held[1]
+        self._places: dict[int, tuple[int, int, int]] = {}
+        self._waiting: list[int] = []
+        self.begun: set[int] = set()
+
+    def take(self, count: int, length: int) -> dict[str, Array]:
+        """The next segment of `length` positions, and what lies ahead of it, for `count` sequences."""
+        if self._samples:
+            return self._sampled(count, length)
+        return {entry.name: self._random(entry, count, length) for entry in self._read}
+
+    def _random(self, entry: Input, count: int, length: int) -> Array:
+        sizes = entry.sizes(count, length)
+        if entry.dtype == "bool":
+            return self._draws.random(sizes) < 0.5
+        if entry.vocab in self._ids:
+            return self._draws.choice(self._ids[entry.vocab], sizes)
+        if entry.dtype == "int32":
+            return self._draws.integers(0, entry.vocab or 2, sizes).astype(np.int32)
+        return self._draws.standard_normal(sizes).astype(np.float32)
+
+    def _sampled(self, count: int, length: int) -> dict[str, Array]:
+        """Each sequence reads one row of the samples from a place of its own, around their end to the beginning."""
+        rows = [self._sequence(row, length) for row in range(count)]
+        found = {}
+        for entry in self._read:
+            joined = entry.axes.concatenated([row[entry.name] for row in rows])
+            found[entry.name] = joined.astype(entry.dtype)
+        return found
+
+    def _sequence(self, row: int, length: int) -> dict[str, Array]:
+        sample, place, left = self._places.get(row, (0, 0, 0))
+        if left <= 0:
+            self._waiting = self._waiting or self._draws.permutation(self._held[0]).tolist()
+            sample, place = self._waiting.pop(), int(self._draws.integers(self._held[1]))
+            left = min(self._held[1], self._stay * length)
+            self.begun.add(sample)
+        self._places[row] = sample, (place + length) % self._held[1], left - length
+        found = {}
+        for entry in self._read:
+            values, batch = self._samples[entry.name], entry.axes.batch
+            if batch is not None:
+                values = np.take(values, [sample % values.shape[batch]], batch)
+            for axis in entry.axes.positions:
+                positions = np.arange(place, place + length + entry.lookahead)
+                values = np.take(values, positions, axis, mode="wrap")
+            found[entry.name] = values
+        return found
+
+
+def _few_ids(vocab: int, draws: np.random.Generator) -> Ids:
+    """Runs of neighbours from all over a vocabulary."""
+    starts = draws.permutation(-(-vocab // RUN))[: DISTINCT_IDS // RUN] * RUN
+    ids = (starts[:, None] + np.arange(RUN)).ravel()
+    return ids[ids < vocab].astype(np.int32)
+
+
+def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:
+    """How many sequences and how many positions samples have: the fewest of any input."""
+    read = [(entry.axes, np.shape(samples[entry.name])) for entry in manifest.inputs if entry.name in samples]
+    sequences = min((shape[axes.batch] for axes, shape in read if axes.batch is not None), default=1)
+    return sequences, min((shape[axes.positions[0]] for axes, shape in read if axes.positions), default=1)
+
+
+def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
+    """Inputs with NaN wherever no sequence that runs may look: in idle ones, and behind the rows that count."""
+    found = {}
+    for entry in manifest.inputs:
+        if entry.name not in inputs:
+            continue
+        values = inputs[entry.name].copy()
+        if np.issubdtype(values.dtype, np.floating):
+            entry.axes.clear_uncounted(values, counts, POISON)
+        found[entry.name] = values
+    return found

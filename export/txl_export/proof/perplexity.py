@@ -1,0 +1,46 @@
+"""How likely a text is by the reference and by a bundle: one sequence, with the same cuts on both sides."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from txl_report.schema.verification import Text
+from txl_runtime.listener import Listener
+from txl_runtime.model import Model
+from txl_runtime.types import Ids
+
+from txl_export.proof.decades import Decades
+from txl_export.proof.references import Reference, ReferenceStreams, in_pieces
+
+TEXT_SEGMENTS, TEXT_TOKENS = 256, 2048
+"""Perplexity is compared on this many segments from the beginning of a text, or on this many tokens if that is more."""
+
+
+def compare_text(model: Model, reference: Reference, text: Ids, listener: Listener) -> Text:
+    """Mean negative log-likelihood of ids [T], of their beginning where there are many."""
+    tokens, logprobs = model.manifest.tokens, model.manifest.logprobs
+    assert tokens is not None, "a text is for a model that reads tokens"
+    assert logprobs is not None, "a text is for a model that returns log-probabilities"
+    longest = model.segment_lengths[0]
+    text = text[: max(TEXT_SEGMENTS * longest, TEXT_TOKENS) + 1]
+    listener.stage("perplexity of the text", math.ceil((len(text) - 1) / longest))
+    stream, truth = model.stream(1), ReferenceStreams(model.manifest, reference, 1)
+    theirs, ours, errors = 0.0, 0.0, Decades()
+    for first in range(0, len(text) - 1, longest):
+        piece = text[None, first : first + longest + 1]
+        counts = np.array([piece.shape[1] - 1], np.int32)
+        ((_, outputs),) = truth.run({tokens.name: piece[:, :-1]}, counts)
+        known = [
+            -some[np.arange(len(some)), piece[0, 1 + begin : 1 + end]].astype(np.float64)
+            for begin, end, some in in_pieces(logprobs, outputs[logprobs.name], 0, int(counts[0]))
+        ]
+        nll, found = np.concatenate(known), stream.score(piece)[0].astype(np.float64)
+        theirs, ours = theirs + float(nll.sum()), ours + float(found.sum())
+        with np.errstate(invalid="ignore"):  # between infinities
+            errors.add(np.abs(nll - found))
+        listener.advance()
+    positions = len(text) - 1
+    theirs, ours = theirs / positions, ours / positions
+    relative = abs(math.expm1(ours - theirs))
+    return Text(tokens=len(text), reference_nll=theirs, runtime_nll=ours, errors=errors.found(), relative=relative)

@@ -1,0 +1,128 @@
+"""Runs of the bundle alone, whose results have to be the same to the bit.
+
+A sequence computes the same whether its neighbours run, are idle, or hold nothing but NaN, in segments that compute
+equally many sequences; a stream that goes back to a snapshot computes the same as the first time; so does one that was
+only looked into. No reference is needed for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.model import Model
+from txl_runtime.streaming.state import RowState
+from txl_runtime.streaming.stream import Stream
+from txl_runtime.types import Array, Ids
+
+from txl_export.proof.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, named, rows_of
+from txl_export.proof.input_source import POISON, InputSource, poisoned
+
+SEGMENTS, FEW = 6, 2
+"""Segments of every run; and where sequences are independent by the model's making, so that only the bundle can err."""
+
+Call = tuple[dict[str, Array], Ids]
+"""Inputs of one segment, and the rows that count."""
+
+
+def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path, few: bool) -> None:
+    """All of them, where the bundle allows them; in `FEW` segments and for one sequence where few are enough."""
+    draws, manifest, segments = np.random.default_rng(7), model.manifest, FEW if few else SEGMENTS
+    source = InputSource(manifest, samples, draws, few=few)
+    calls = []
+    for number in range(2 * segments):
+        length = model.segment_lengths[0 if number % 3 else -1]
+        calls.append((source.take(model.batch_size, length), np.full(model.batch_size, length, np.int32)))
+    _repeated(model, calls[: segments // 2], bits)
+    _restored(model, calls[:segments], calls[segments:], bits, folder)
+    if manifest.can.run_apart and model.batch_size > 1:
+        some = {0, model.batch_size // 2, model.batch_size - 1}
+        for row in sorted(some) if not few else [model.batch_size - 1]:
+            _among_neighbours(model, row, calls[:segments], bits)
+
+
+def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
+    """The same segment twice without becoming part of the state, and once for good."""
+    stream = model.stream()
+    for inputs, counts in calls:
+        one, two = (stream.run(inputs, lengths=counts, commit=False) for _ in range(2))
+        bits.compare(REPEATED, one, two)
+        bits.compare(REPEATED, one, stream.run(inputs, lengths=counts))
+
+
+def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits: Bits, folder: Path) -> None:
+    """Back to a snapshot in the same stream, in a new one through a file, and row by row."""
+    stream = model.stream()
+    for inputs, counts in before:
+        stream.run(inputs, lengths=counts)
+    snapshot = stream.snapshot()
+    independent = model.manifest.can.run_apart or model.batch_size == 1
+    taken = [stream.take(row) for row in range(model.batch_size)] if independent else []
+    first = _run(stream, after)
+    stream.restore(snapshot)
+    _compare_runs(RESTORED, first, _run(stream, after), bits)
+    path = folder / "restored.safetensors"
+    snapshot.save(path)
+    other = model.stream()
+    other.restore(type(snapshot).load(path))
+    _compare_runs(RESTORED, first, _run(other, after), bits)
+    if independent:
+        third = model.stream()
+        for row, state in enumerate(taken):
+            third.put(row, state)
+        _compare_runs(RESTORED, first, _run(third, after), bits)
+
+
+def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits) -> None:
+    """One sequence with others running, with others idle, and with others NaN: in what they read and in their state.
+
+    Where graphs leave B open a segment is computed up to the last sequence that runs, and an engine may round otherwise
+    for another number of them. So runs are compared in which that number is the same.
+    """
+    manifest, numbers, together = model.manifest, np.arange(model.batch_size), _run(model.stream(), calls)
+    some = any(program.open_batch for program in manifest.programs)
+    first, alone = (numbers <= row) | (not some), numbers == row
+    among = together if first.all() else _run(model.stream(), _running(calls, first))
+    tries = [(IDLE, alone, among), (INDEPENDENT, first, among)]
+    if not first.all():
+        tries += [(IDLE, alone | (numbers == numbers[-1]), together), (INDEPENDENT, numbers >= 0, together)]
+    for tried, running, expected in tries:
+        stream = model.stream()
+        for other in np.flatnonzero(~alone) if tried == INDEPENDENT else ():
+            stream.put(int(other), poisoned_state(stream.take(int(other)), manifest))
+        for (inputs, counts), results in zip(_running(calls, running), expected, strict=True):
+            given = poisoned(manifest, inputs, np.where(alone, counts, 0).astype(np.int32))
+            found = named(stream.run(given, lengths=counts), stream.state())
+            wanted = rows_of(manifest, results, [row])
+            bits.compare(tried, wanted, rows_of(manifest, found, [row]))
+
+
+def _running(calls: Sequence[Call], running: NDArray[np.bool_]) -> list[Call]:
+    """Calls in which the other sequences are idle."""
+    return [(inputs, np.where(running, counts, 0).astype(np.int32)) for inputs, counts in calls]
+
+
+def poisoned_state(state: RowState, manifest: Manifest) -> RowState:
+    """One sequence's state with NaN for every number that can be one, and as many memory rows as there can be."""
+    rows = {one.name: (manifest.memory_length, *one.row_shape) for one in manifest.states if one.counted}
+    floats = {
+        name: np.full(rows.get(name, part.shape), POISON, part.dtype)
+        for name, part in state.tensors.items()
+        if part.dtype.kind == "f"
+    }
+    return replace(state, fill=manifest.memory_length, tensors={**state.tensors, **floats})
+
+
+def _run(stream: Stream, calls: Sequence[Call]) -> list[dict[str, Array]]:
+    """Outputs and states after every segment."""
+    return [named(stream.run(inputs, lengths=counts), stream.state()) for inputs, counts in calls]
+
+
+def _compare_runs(tried: str, first: Sequence[Any], second: Sequence[Any], bits: Bits) -> None:
+    for one, other in zip(first, second, strict=True):
+        bits.compare(tried, one, other)

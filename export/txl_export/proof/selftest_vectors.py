@@ -1,0 +1,167 @@
+"""The self-test's vectors of any step: what the reference computes in a short chain (see `txl_runtime.selftest`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.ladder import AMPLIFIED
+from txl_runtime.types import Array, Ids
+
+from txl_export.proof.input_source import InputSource
+from txl_export.proof.references import Indices, Reference, ReferenceStreams, Returned, whole
+from txl_export.proof.rounding import OwnRounding
+
+MOST_STEPS, FEW_STEPS, MOST_BYTES = 48, 6, 4_000_000
+"""Steps of the chain; fewer where inputs are large."""
+POSITIONS = 32
+"""Positions that each length runs at least, as far as the number of steps allows: short segments fill a state later."""
+PLACES, STATE_PLACES = 64, 1024
+"""Values of an output per sequence and step, and of a state per sequence."""
+SMALL = AMPLIFIED / 5
+"""The model's own rounding that leaves room for a bundle's."""
+TRIES = 4
+"""Inputs that are drawn for a first segment until rounding is small in it."""
+GRID = 32
+"""Random features are multiples of 1 / 32, which compress well."""
+
+
+def selftest_vectors(
+    manifest: Manifest, reference: Reference, samples: Mapping[str, Any] | None = None
+) -> dict[str, NDArray[Any]]:
+    """Steps through every length from the beginning, with idle sequences and resets where the bundle allows them.
+
+    Where rounding grows in the model itself, sequences begin anew before it says more than the bundle does. Where it is
+    large in a segment from the start, other inputs are drawn for it; `rounding` is the largest that is left, if any.
+    """
+    draws, batch = np.random.default_rng(0), manifest.batch_size
+    source, truth = InputSource(manifest, samples, draws), ReferenceStreams(manifest, reference, batch)
+    steps, resets = _steps(manifest)
+    shape, longest = (len(steps), batch), manifest.segment_lengths[0]
+    vectors: dict[str, NDArray[Any]] = {
+        "length": np.array(steps, np.int32),
+        "counts": np.zeros(shape, np.int32),
+        "reset": np.zeros(shape, np.bool_),
+    }
+    for entry in manifest.given:
+        vectors[f"input/{entry.name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
+    found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
+    single = reference.in_single()
+    beside = None if single is None else OwnRounding(manifest, (reference, single), batch)
+    rounding = 0.0
+    for step, length in enumerate(steps):
+        if step in resets:
+            again = np.arange(batch) % 2 == 0 if manifest.can.run_apart else np.ones(batch, np.bool_)
+            vectors["reset"][step] = again
+            for streams in (truth, beside):
+                if streams is not None:
+                    streams.reset(np.flatnonzero(again).tolist())
+        taken = (
+            {name: _rounded(values, samples) for name, values in source.take(batch, length).items()}
+            for _ in range(TRIES)
+        )
+        inputs, counts = next(taken), _counts(manifest, length, step, draws)
+        vectors["counts"][step] = counts
+        if beside is not None and beside.segment(inputs, counts) > SMALL:
+            vectors["reset"][step] = True
+            truth.reset()
+            inputs, left = _calmest(beside, chain([inputs], taken), counts)
+            rounding = max(rounding, left)
+        for name, values in inputs.items():
+            vectors[f"input/{name}"][step][tuple(slice(size) for size in values.shape)] = values
+        _note_outputs(manifest, truth.run(inputs, counts), counts, draws, found)
+    if rounding > SMALL:
+        vectors["rounding"] = np.array(rounding)
+    for name, pairs in found.items():
+        vectors[f"place/{name}"] = np.stack([places for places, _ in pairs])
+        vectors[f"output/{name}"] = np.stack([values for _, values in pairs])
+    return vectors | _states(manifest, truth, draws)
+
+
+def _calmest(beside: OwnRounding, taken: Iterable[dict[str, Array]], counts: Ids) -> tuple[dict[str, Array], float]:
+    """Inputs for a segment from the start, and the model's own rounding there: small, else the least of all tried."""
+    tried: list[tuple[dict[str, Array], float]] = []
+    for inputs in taken:
+        beside.reset()
+        tried.append((inputs, beside.segment(inputs, counts)))
+        if tried[-1][1] <= SMALL:
+            return tried[-1]
+    calmest = min(tried, key=itemgetter(1))
+    beside.reset()
+    beside.segment(calmest[0], counts)
+    return calmest
+
+
+def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
+    """The lengths of all steps, and before which of them sequences begin anew."""
+    lengths = manifest.segment_lengths
+    steps: list[int] = []
+    resets: set[int] = set()
+    for length in lengths:
+        stages = sum(program.segment_length == length for program in manifest.programs)
+        resets.add(len(steps))
+        steps += [length] * max(4, stages + 1, min(POSITIONS // length, MOST_STEPS // 3))
+    resets = (resets - {0}) | {len(steps)}
+    steps += [*lengths, *reversed(lengths), lengths[0]]
+    each = sum(
+        np.dtype(entry.dtype).itemsize * int(np.prod(entry.sizes(manifest.batch_size, lengths[0])))
+        for entry in manifest.inputs
+    )
+    most = max(FEW_STEPS, min(MOST_STEPS, MOST_BYTES // max(each, 1)))
+    kept = steps[:most]
+    return kept, {step for step in resets if step < len(kept)} or {len(kept) - 2}
+
+
+def _counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
+    """Every third step has idle sequences, or segments of different lengths where the bundle takes them."""
+    counts = np.full(manifest.batch_size, length, np.int32)
+    if step % 3 == 2 and manifest.can.run_apart:
+        if manifest.can.run_ragged:
+            return draws.integers(0, length + 1, manifest.batch_size).astype(np.int32)
+        if manifest.batch_size > 1:
+            counts[step % manifest.batch_size :: 2] = 0
+    return counts
+
+
+def _rounded(values: Array, samples: Mapping[str, Any] | None) -> Array:
+    return np.round(values * GRID) / np.float32(GRID) if values.dtype == np.float32 and not samples else values
+
+
+def _note_outputs(
+    manifest: Manifest,
+    returned: list[tuple[Indices, Mapping[str, Returned]]],
+    counts: Ids,
+    draws: np.random.Generator,
+    found: dict[str, list[tuple[Array, Array]]],
+) -> None:
+    """Some values of every output, of each sequence that ran."""
+    for output in manifest.outputs:
+        places, values = np.zeros((len(counts), PLACES), np.int32), np.zeros((len(counts), PLACES), output.dtype)
+        for rows, outputs in returned:
+            for index, row in enumerate(rows.tolist()):
+                own = output.axes.one(whole(outputs[output.name], len(rows)), index)
+                counted = output.axes.alone.filled(0, counts[row])
+                chosen = [draws.integers(0, size, PLACES) for size in counted]
+                values[row] = own[tuple(chosen)] if chosen else own
+                places[row] = np.ravel_multi_index(chosen, [int(size) for size in own.shape]) if chosen else 0
+        found[output.name].append((places, values))
+
+
+def _states(manifest: Manifest, truth: ReferenceStreams, draws: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """Some values of every state after the last step, of each sequence."""
+    found: dict[str, NDArray[Any]] = {}
+    tables = {state.name: state for state in manifest.states}
+    for name, values in truth.state().items():
+        assert values is not None, "every state is there after a step"
+        rows = tables[name].axes.sequences(values)
+        flat = rows.reshape(len(rows), -1)
+        places = np.sort(draws.permutation(flat.shape[1])[:STATE_PLACES]).astype(np.int64)
+        found[f"state_shape/{name}"] = np.array(rows.shape[1:], np.int64)
+        found[f"state_place/{name}"] = places
+        found[f"state/{name}"] = flat[:, places].astype(tables[name].dtype)
+    return found

@@ -1,0 +1,268 @@
+"""A bundle and its reference, side by side: what is done to one is done to the other, and then they are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from txl_runtime.bundle.tables import Output
+from txl_runtime.model import Model
+from txl_runtime.types import Array, Ids
+
+from txl_export.proof.bits import IDLE, KEPT, Bits, named, rows_of
+from txl_export.proof.comparing import MEMORY, ChainErrors, TensorErrors
+from txl_export.proof.distributions import Distributions
+from txl_export.proof.heap import trim
+from txl_export.proof.input_source import poisoned
+from txl_export.proof.references import Indices, Reference, ReferenceStreams, Returned, hand_over, in_pieces
+
+FULL = 0.99
+"""A state is full when this share has changed of all values that ever change."""
+
+CHEAP_STATE, CHEAP_ROWS, SPARSE = 64_000_000, 8_000_000, 8
+"""States of more bytes than the first number, or memory rows that the reference has to compute of more bytes per
+sequence than the second, are compared after every eighth segment and the last, not after each."""
+
+LAST, NEVER = 8, 1 << 40
+"""A whole number that grew in each of the last eight segments and never shrank is said to count. The place in a ring,
+which goes back to 0 once in a while, is not."""
+
+
+class SideBySide:
+    """One stream of the bundle and as many sequences of the reference.
+
+    Args:
+        model: the bundle.
+        reference: what it should be equal to.
+        errors: takes what is found.
+        bits: takes what is found of bits.
+        folder: for snapshots.
+        handing_over: whether the bundle goes on from the reference's state after every segment.
+
+    Attributes:
+        errors: what was found.
+        stream: the bundle's.
+    """
+
+    def __init__(
+        self, model: Model, reference: Reference, errors: ChainErrors, bits: Bits, folder: Path, handing_over: bool
+    ) -> None:
+        chain, manifest = errors.chain, model.manifest
+        self._model, self._handing_over, self._large = model, handing_over, reference.large
+        self._manifest, self.errors, self._bits, self._folder = manifest, errors, bits, folder
+        self.stream = model.stream(chain.streams)
+        self._truth = ReferenceStreams(manifest, reference, chain.streams)
+        states = {state.name: state for state in manifest.states if not state.counted}
+        self._fresh = self._truth.state() if states else {}
+        self._changed: dict[str, list[int]] = {name: [] for name in states}
+        self._numbers = {name: _Numbers() for name, state in states.items() if state.dtype == "int32"}
+        self._saved: tuple[Path, Any, int] | None = None
+        self._rows_full_from = None if manifest.can.count_rows else 0
+        exact = {"int32", "bool"}
+        errors.outputs = {
+            entry.name: TensorErrors(entry.dtype in exact, entry.role == "logprobs") for entry in manifest.outputs
+        }
+        errors.states = {name: TensorErrors(state.dtype in exact) for name, state in states.items()}
+        if len(states) < len(manifest.states):
+            errors.states[MEMORY] = TensorErrors()
+        cheap = manifest.state_bytes * chain.streams <= CHEAP_STATE
+        cheap &= reference.resumes or manifest.state_bytes <= CHEAP_ROWS
+        chain.every = 1 if cheap else SPARSE
+        self._distributions = {
+            entry.name: Distributions(errors, errors.outputs[entry.name], int(entry.shape[-1]))
+            for entry in manifest.outputs
+            if entry.role == "logprobs"
+        }
+
+    @property
+    def count(self) -> int:
+        """b, the number of sequences."""
+        return self._truth.count
+
+    def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
+        """One segment on both sides. Whatever does not count is NaN for the bundle."""
+        chain, manifest = self.errors.chain, self._manifest
+        if manifest.can.count_rows and self._rows_full_from is None:
+            full = self.stream.fill.min() == manifest.memory_length
+            self._rows_full_from = chain.segments if full else None
+        idle = [] if commit and counts.all() else np.flatnonzero(counts == 0).tolist()
+        before = self.stream.state() if idle or not commit else {}
+        self._run(inputs, counts, commit)
+        chain.segments += 1
+        chain.positions += int(counts.sum())
+        chain.rows.append(int(counts.sum()))
+        after: dict[str, Array] | None = None
+        if idle or not commit:
+            after = self.stream.state()
+            if commit:
+                before, now = (rows_of(manifest, named({}, state), idle) for state in (before, after))
+                self._bits.compare(IDLE, before, now)
+            else:
+                self._bits.compare(KEPT, before, after)
+        if chain.segments % chain.every == 0:
+            self._compare_state(after)
+        if self._handing_over and commit:
+            hand_over(self.stream, manifest, self._truth.state())
+
+    def finish(self) -> None:
+        """Compare the states that the last segment left, where that was not done yet."""
+        if self.errors.chain.segments % self.errors.chain.every:
+            self._compare_state()
+
+    def _run(self, inputs: dict[str, Array], counts: Ids, commit: bool) -> None:
+        """The outputs of both sides; a function of its own so that large arrays are gone before the next segment."""
+        length = self._truth.length_of(inputs)
+        if self._large:
+            self._model.backend.release_pages()  # the reference needs the room
+        expected = self._truth.run(inputs, counts, commit)
+        if self._large:
+            trim()  # else the runtime's memory would come on top of what the reference has freed
+        given = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
+        found = self.stream.run(given, lengths=counts, commit=commit)
+        for output in self._manifest.outputs:
+            self._compare(output, expected, found.get(output.name), inputs, counts)
+        if self._large:
+            trim()
+
+    def _compare_state(self, held: dict[str, Array] | None = None) -> None:
+        """Every state tensor, one at a time, and how much of each has changed since the beginning."""
+        rows = self.stream.iter_memory() if MEMORY in self.errors.states else iter(())
+        replaced = (self.stream.state() if held is None else held) if self._changed else {}
+        for name, expected in self._truth.shown():
+            if name in self._changed:
+                self._compare_replaced(name, expected, replaced.get(name))
+                continue
+            known, found = next(rows)
+            assert known == name, "both sides have the same tensors of memory"
+            assert expected is not None, "memory rows are always there"
+            self.errors.states[MEMORY].compare((expected, found))
+        if MEMORY in self.errors.states:
+            self.errors.states[MEMORY].end_segment()
+
+    def _compare_replaced(self, name: str, expected: Array | None, values: Array | None) -> None:
+        if expected is None:
+            expected = values = np.zeros(0) if values is None or not values.size else values
+        self.errors.states[name].add((expected, np.zeros(0) if values is None else values))
+        fresh = self._fresh[name]
+        same = fresh is not None and fresh.shape == expected.shape
+        self._changed[name].append(int((expected != fresh).sum()) if same else expected.size)
+        if name in self._numbers:
+            self._numbers[name].add(expected)
+
+    def filling(self) -> tuple[str, ...]:
+        """States that are not full, or have not been for as long as they took."""
+        return tuple(name for name, counts in self._changed.items() if 2 * _full_after(counts) > len(counts))
+
+    def counting(self) -> tuple[str, ...]:
+        """States of whole numbers that were still changing in one direction when the chain ended."""
+        return tuple(name for name, numbers in self._numbers.items() if numbers.counting)
+
+    def full_from(self) -> int | None:
+        """The first segment that met states that were all full; None where memory rows never were."""
+        if self._rows_full_from is None:
+            return None
+        full = (_full_after(counts) * self.errors.chain.every for counts in self._changed.values())
+        return max(self._rows_full_from, *full, 0)
+
+    def reset(self, rows: Sequence[int] | None = None) -> None:
+        """Forget everything, or some sequences."""
+        self.stream.reset(rows)
+        self._truth.reset(rows)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Reorder, drop or duplicate sequences."""
+        self.stream.select(rows)
+        self._truth.select(rows)
+
+    def save(self) -> None:
+        """Write the bundle's state into a file, and keep the reference's."""
+        path = self._folder / "snapshot.safetensors"
+        self.stream.snapshot().save(path)
+        self._saved = path, self._truth.snapshot(), self.count
+
+    def restore(self) -> None:
+        """Go back to what was saved, with as many sequences as there were then."""
+        assert self._saved is not None, "something was saved"
+        path, snapshot, count = self._saved
+        if count != self.count:
+            self.select([row % self.count for row in range(count)])
+        state = self.stream.snapshot()
+        self.stream.restore(type(state).load(path))
+        self._truth.restore(snapshot)
+
+    def copy(self, source: int, target: int) -> None:
+        """Give one sequence the state of another."""
+        self.stream.put(target, self.stream.take(source))
+        self._truth.copy(source, target)
+
+    def _compare(
+        self,
+        output: Output,
+        expected: list[tuple[Indices, Mapping[str, Returned]]],
+        found: Array | None,
+        inputs: dict[str, Array],
+        counts: Ids,
+    ) -> None:
+        """One output of the sequences that ran, in the rows that count."""
+        errors, length = self.errors.outputs[output.name], self._truth.length_of(inputs)
+        ran = [(returned[output.name], index, row) for rows, returned in expected for index, row in enumerate(rows)]
+        wrong = found is None or found.shape != output.sizes(self.count, length)
+        if found is None or wrong:
+            errors.compare(*[(np.zeros(1), np.zeros(0))] * bool(ran))
+            ran = []
+        pairs = []
+        for returned, index, row in ran if output.axes.batch is not None else ran[:1]:
+            for first, end, theirs in in_pieces(output, returned, index, int(counts[row])):
+                assert found is not None
+                ours = found[output.axes.window(first, end, row)]
+                if output.name not in self._distributions or theirs.shape != ours.shape:
+                    pairs.append((theirs, ours))
+                    continue
+                flat = (side.reshape(-1, side.shape[-1]) for side in (theirs, ours))
+                self._distributions[output.name].compare(*flat)
+                if output is self._manifest.logprobs:
+                    self._score(inputs, int(row), first, int(counts[row]), theirs, ours)
+        errors.add(*pairs)
+
+    def _score(self, inputs: dict[str, Array], row: int, first: int, count: int, theirs: Array, ours: Array) -> None:
+        """The likelihood, on both sides, of each token that follows one of these positions in this segment."""
+        tokens, chain = self._manifest.tokens, self.errors.chain
+        if tokens is None or not self._manifest.can.pair_tokens:
+            return
+        targets = inputs[tokens.name][row, first + 1 : count][: len(theirs)]
+        places = np.arange(len(targets)), targets
+        chain.theirs = (chain.theirs or 0.0) - float(theirs[places].sum())
+        chain.ours = (chain.ours or 0.0) - float(ours[places].astype(np.float64).sum())
+        chain.targets += len(targets)
+
+
+def _full_after(changed: list[int]) -> int:
+    """How many segments it took until nearly everything had changed that ever did."""
+    most = max(changed, default=0)
+    return next((index + 1 for index, count in enumerate(changed) if count >= FULL * most), 0) if most else 0
+
+
+class _Numbers:
+    """Whole numbers of one state: whether any has only ever become larger, or only smaller, and still does."""
+
+    def __init__(self) -> None:
+        self._held: Array | None = None
+        self._up: Any = 0
+        self._down: Any = 0
+
+    def add(self, values: Array) -> None:
+        """What the state holds now; where it has another shape all begins anew."""
+        if self._held is None or self._held.shape != values.shape:
+            self._up = self._down = 0
+        else:
+            up, down = values > self._held, values < self._held
+            self._up = np.where(up, self._up + 1, np.where(down, -NEVER, np.minimum(self._up, 0)))
+            self._down = np.where(down, self._down + 1, np.where(up, -NEVER, np.minimum(self._down, 0)))
+        self._held = values
+
+    @property
+    def counting(self) -> bool:
+        """Whether one has changed in one direction for long."""
+        return bool((np.maximum(self._up, self._down) >= LAST).any())

@@ -1,0 +1,177 @@
+"""Segments that no chain has: numbers far from the usual ones (very large, zero, whole ones beyond 0 and 1), and NaN.
+
+A module may do something else there than what the chains show, and a graph may have lost it. Each segment begins on
+both sides with the module's own state. Of a step that reads tokens alone it is the states that are far; such a
+difference is told and is no failure, because the module may never hold such ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from txl_report.schema.verification import Gate
+from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.ladder import COMPARABLE, FAR_INPUTS, HIDDEN_NAN
+from txl_runtime.model import Model
+from txl_runtime.selftest import relative_difference
+from txl_runtime.types import Array, Arrays
+
+from txl_export.proof.bits import named, rows_of
+from txl_export.proof.chains import live_sequences
+from txl_export.proof.input_source import POISON, InputSource
+from txl_export.proof.lost_numbers import origin
+from txl_export.proof.references import Reference, ReferenceStreams, States, hand_over, run_together
+
+FAR, NAN = "large and zero inputs max abs (relative)", "hidden NaN (values)"
+FACTOR, NUMBERS = 100, 8
+"""What usual inputs are multiplied by, and how many whole numbers are tried from 0 on."""
+TIMES = 3
+"""Large inputs and zeros come so many times, each after a segment as usual."""
+
+TOLD = {FACTOR: f"{FACTOR} times as large as usual", 0: "all zero", 1: "as usual after such a segment"}
+ADVICE = "docs/own-models.md#large-numbers has a table of functions and what to write in their place"
+
+Samples: TypeAlias = Mapping[str, Any] | None
+Found: TypeAlias = tuple[str, bool, Array, Array, Array]
+"""An output or state, whether it is in nats, and its values: the bundle's, the module's in float32 and in float64."""
+
+
+class OddSegments:
+    """A bundle, and its module in float64 and in the bundle's own float32; of `count` sequences only `live` run."""
+
+    def __init__(self, model: Model, reference: Reference, samples: Samples, count: int, live: int) -> None:
+        self._manifest, self.draws = model.manifest, np.random.default_rng(13)
+        self._source, self._stream = InputSource(model.manifest, samples, self.draws), model.stream(count)
+        sides = reference.in_single() or reference, reference
+        self.module, self._exact = (ReferenceStreams(model.manifest, side, count) for side in sides)
+        self._runs = np.arange(count) < live
+
+    def take(self, length: int) -> dict[str, Array]:
+        """Inputs as usual, of the next segment."""
+        self._counts = self._runs * np.int32(length)
+        return self._source.take(len(self._runs), length)
+
+    def given(self, inputs: Arrays) -> dict[str, Array]:
+        """What a graph would be given, with the states that the module has now."""
+        states = self.module.state()
+        held = {one.input: part for one in self._manifest.states if (part := states[one.name]) is not None}
+        return {**inputs, "valid": self._counts, **held}
+
+    def run(self, inputs: Arrays, begun: list[States]) -> Iterator[Found]:
+        """A segment that begins with these states; nothing where the module refuses it."""
+        self.module.restore(begun)
+        self._exact.restore(begun)
+        hand_over(self._stream, self._manifest, self.module.state())
+        try:
+            returned = list(run_together((self.module, self._exact), inputs, self._counts))
+        except UsageError:
+            self.module.restore(begun)
+            return
+        ours = named(self._stream.run(inputs, lengths=self._counts), self._stream.state())
+        nats = {f"output {one.name}" for one in self._manifest.outputs if one.role == "logprobs"}
+        for what, rows, (single, double) in returned:
+            found = ours | rows_of(self._manifest, ours, rows)
+            yield what, what in nats, found.get(what, np.zeros(0)), single, double
+
+
+def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tuple[list[Gate], str]:
+    """The largest difference in segments with such numbers, see `relative_difference`, and where it is too large; no
+    gate where no number can be large.
+    """
+    manifest, length = model.manifest, model.segment_lengths[0]
+    features = [entry.name for entry in manifest.inputs if entry.role == "feature" and entry.dtype != "bool"]
+    scaled = [] if features else [state.name for state in manifest.states if state.dtype == "float32"]
+    if not features and not scaled:
+        return [], ""
+    whole = [entry.name for entry in manifest.inputs if entry.name in features and entry.dtype == "int32"]
+    odd = OddSegments(model, reference, samples, manifest.batch_size, live_sequences(manifest))
+    worst, place, calls = 0.0, "", list[Arrays]()
+    for factor in (1, FACTOR, 1, 0) * TIMES:
+        usual, before = odd.take(length), odd.module.snapshot()
+        as_usual, tried = odd.given(usual), [{name: _times(part, factor) for name, part in usual.items()}]
+        if factor == FACTOR and not samples:  # whole numbers of a wider range come first: the module may refuse them
+            ranged = {name: odd.draws.integers(0, NUMBERS, usual[name].shape).astype(np.int32) for name in whole}
+            tried = [tried[0] | ranged, *tried]
+        begun = [held | {name: _times(held[name], factor) for name in scaled} for held in before]
+        odd.module.restore(begun)
+        began = odd.given({})
+        try:
+            inputs, found = next((pair for one in tried if (pair := (one, list(odd.run(one, begun))))[1]), ({}, []))
+        except BackendError as error:
+            worst, place, calls = np.inf, str(error), []
+            break
+        for what, nats, ours, single, exact in found:
+            apart, said = _apart(ours, single, exact, nats)
+            if apart > worst:
+                worst, place = apart, f"with {', '.join(features or scaled)} {TOLD[factor]}, {what} is {said}"
+                calls = [as_usual, began | inputs]
+        if scaled and factor != 1:
+            odd.module.restore(before)
+    close = worst <= FAR_INPUTS
+    if calls and not close and (operator := origin(model, length, *calls)):
+        place += f"; the first value that the graph loses is the result of {operator}"
+    gate = Gate(FAR, worst, FAR_INPUTS, close or (None if scaled else False))
+    return [gate], "" if close else f"{place}; {ADVICE}"
+
+
+def _times(values: Any, factor: int) -> Any:
+    """Numbers multiplied; what is no such number as it is."""
+    with np.errstate(all="ignore"):  # 0 times infinite
+        return values if values is None or values.dtype.kind != "f" else values * np.float32(factor)
+
+
+def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[float, str]:
+    """The difference from the module in float32, and two values that differ most; only where float32 is close to
+    float64, because rounding of such numbers is large.
+    """
+    if found.shape != single.shape or single.shape != double.shape:
+        return np.inf, f"of the shape {found.shape} where the module's is {single.shape}"
+    with np.errstate(all="ignore"):  # infinities say nothing
+        close = np.abs(single.astype(np.float64) - double) <= COMPARABLE * np.maximum(1, np.abs(double))
+        found, single = found[close], single[close]
+        differing = np.nan_to_num(np.abs(found.astype(np.float64) - single), nan=np.inf)
+    if not differing.size:
+        return 0.0, ""
+    most = int(differing.argmax())
+    said = f"{float(found[most]):.4g} where the module's is {float(single[most]):.4g}"
+    return relative_difference(found, single, nats), said
+
+
+def nan_gates(model: Model, reference: Reference, samples: Samples) -> list[Gate]:
+    """How many numbers the bundle has where the reference has NaN, once an input or state holds one NaN; none without.
+
+    No broken sensor is to look well. Each of them has its own segment. One that is refused hides nothing. Not judged
+    are devices, because nothing is promised of their kernels, and bundles whose own export did not ask, as that of
+    0.8.0.
+    """
+    manifest, lengths, hidden = model.manifest, model.segment_lengths, Counter[str]()
+    count = 1 if manifest.can.run_apart else manifest.batch_size
+    odd = OddSegments(model, reference, samples, count, count)
+    list(odd.run(odd.take(lengths[0]), odd.module.snapshot()))  # states may be absent before it
+    (begun,), tries = odd.module.snapshot(), list[tuple[str, Any, int]]()
+    tries += [("input", one, length) for one in manifest.inputs for length in sorted({lengths[0], lengths[-1]})]
+    tries += [("state", one, lengths[-1]) for one in manifest.states]
+    for kind, entry, length in tries:
+        inputs, held = odd.take(length), dict(begun)
+        given: dict[str, Any] = inputs if kind == "input" else held
+        if entry.dtype != "float32" or given[entry.name] is None or not given[entry.name].size:
+            continue
+        given[entry.name] = values = given[entry.name].copy()
+        values.flat[odd.draws.integers(values.size)] = POISON
+        try:
+            found = list(odd.run(inputs, [held]))
+        except (BackendError, UsageError):
+            continue
+        for what, _, ours, _, exact in found:
+            if exact.dtype.kind == "f" and ours.shape == exact.shape:
+                key = f"{NAN} in {what}, given in {kind} {entry.name}"
+                hidden[key] += int((np.isnan(exact) & ~np.isnan(ours)).sum())
+    if not hidden:
+        return []
+    ((worst, value),) = hidden.most_common(1)
+    asked = NAN in manifest.parity or not manifest.parity
+    passed = value <= HIDDEN_NAN if model.backend.name == "cpu" and asked else None
+    return [Gate(worst if value else NAN, float(value), HIDDEN_NAN, passed)]

@@ -1,0 +1,210 @@
+"""Is a bundle the same function as its model? Chained segments with every state, and bits, judged by the ladder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from txl_report.schema.verification import Chain, Gate
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.ladder import EXPLAINED, rung
+from txl_runtime.listener import Listener, Silent
+from txl_runtime.model import Model, load
+from txl_runtime.types import Ids
+from txl_runtime.update_rules import usable_updates
+
+from txl_export.proof.bits import Bits
+from txl_export.proof.chains import Planned, Trial, planned, run_chain, settled
+from txl_export.proof.comparing import ChainErrors
+from txl_export.proof.gates import OUTPUTS, STATES, judge
+from txl_export.proof.heap import give_back
+from txl_export.proof.input_source import extent
+from txl_export.proof.parity import AMPLIFIES, Parity
+from txl_export.proof.perplexity import compare_text
+from txl_export.proof.references import Reference
+from txl_export.proof.rounding import own_rounding, told_apart
+from txl_export.proof.same_bits import compare_bits
+from txl_export.proof.threads import few_threads
+from txl_export.proof.unused_states import idle_states
+from txl_export.proof.unusual_inputs import far_gates, nan_gates
+
+NAN_ADVICE = "docs/own-models.md has a row on hidden NaN in its table of failures, with what to write in the module"
+ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
+KINDS = {OUTPUTS: "output", STATES: "state"}
+"""Gates on what rounding changes, and what they judge."""
+
+
+def openers(
+    folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
+) -> list[Callable[[], Model]]:
+    """What loads a bundle for each update rule that runs here; hashes are checked once. Engines have one rule."""
+    if backend in ("rtx", "tensorrt"):
+        return [partial(load, folder, backend, threads)]
+    return [
+        partial(load, folder, backend, threads, verify_files=number == 0, update=rule, lean=number > 0)
+        for number, rule in enumerate(usable_updates(manifest.updates))
+    ]
+
+
+def verify_model(
+    open_model: Callable[[], Model],
+    reference: Reference,
+    source: str,
+    samples: Mapping[str, Any] | None = None,
+    segments: int | None = None,
+    listener: Listener | None = None,
+    stand_in_for: str | None = None,
+    idle: Collection[str] = (),
+    others: Sequence[Callable[[], Model]] = (),
+    text: Ids | None = None,
+    advice: str = ADVICE,
+) -> Parity:
+    """Run all chains, compare bits, and judge both by the ladder.
+
+    Args:
+        open_model: loads the bundle as users get it.
+        reference: what it should be equal to.
+        source: where the reference came from, for the report.
+        samples: real inputs by name; random ones without.
+        segments: of the longest chain; None for enough that every state is long full.
+        listener: hears of progress.
+        stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
+        idle: states that are known to change no output.
+        others: loads it for other update rules, which run brief chains alone; one way is open at a time, because each
+            holds its weights.
+        text: ids [T] of real text, whose likelihood is compared.
+        advice: what to do where a gate fails and nothing more is known.
+    """
+    heard, bits = listener or Silent(), Bits()
+    described, extra = f"{source}, {reference.described}", tuple[Gate, ...]()
+    with few_threads(reference.small), tempfile.TemporaryDirectory(prefix="txl-verify-") as place:
+        model = _opened(open_model, heard)
+        manifest, backend, description = model.manifest, model.backend.name, model.backend.description
+        held = extent(manifest, samples)[0] if samples else 0
+        precision: str = stand_in_for or manifest.precision
+        trial, chains = Trial(model, reference, samples, bits, Path(place), heard), planned(manifest, segments, held)
+        found = _run(trial, chains)
+        heard.stage("compare bits of sequences and snapshots")
+        compare_bits(model, samples, bits, trial.folder, reference.together)
+        compared = None if text is None else compare_text(model, reference, text, heard)
+        judged = partial(judge, manifest, precision, backend, bits=bits, real=bool(samples), text=compared)
+        if rung(precision, backend).deviation is not None and manifest.reach is None:
+            pairs = enumerate(zip(chains, found, strict=True))
+            found = [settled(trial, precision, *pair, seed) for seed, pair in pairs]
+        if reference.resumes:
+            if _failing(judged(found)):
+                found, said = _told_apart(trial, chains, found)
+                described += said
+            if precision == "fp32" and not _failing(judged(found)):
+                heard.stage("try inputs far from the usual ones")
+                far, where = far_gates(model, reference, samples)
+                extra, advice = tuple(far), where or advice
+                if where and far[0].passed is None:
+                    heard.warn(where)
+            hiding = nan_gates(model, reference, samples)
+            extra, advice = (*extra, *hiding), NAN_ADVICE if _failing(hiding) else advice
+        _warn(trial, held, found[0].chain, [name for name in idle_states(model, samples) if name not in idle])
+        del model, trial
+        for opener in others:
+            trial = Trial(_opened(opener, heard), reference, samples, bits, Path(place), heard)
+            brief = planned(manifest, segments, held, brief=True)
+            found, chains = found + _run(trial, brief), chains + brief
+            del trial
+        gates = (*judged(found), *extra)
+        if not reference.resumes and (missed := _failing(gates)):
+            heard.stage("look whether rounding grows in the model itself")
+            advice = _explained(missed, manifest, reference, samples, list(zip(chains, found, strict=True))) or advice
+    rounded = f", in float32 rounded to {stand_in_for} (indicative)" if stand_in_for else ""
+    ran_on = "the text" if text is not None else "real inputs" if samples else "random inputs"
+    return Parity(
+        f"{description}{rounded}",
+        precision,
+        described,
+        tuple(found),
+        compared,
+        gates,
+        advice=advice,
+        model_id=manifest.model_id,
+        ran_on=ran_on,
+    )
+
+
+def _opened(open_model: Callable[[], Model], heard: Listener) -> Model:
+    heard.stage("load the bundle")
+    give_back()
+    return open_model()
+
+
+def _failing(gates: Iterable[Gate]) -> list[Gate]:
+    return [gate for gate in gates if gate.passed is False]
+
+
+def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
+    """Run chains, whose names say the update rule where there are several."""
+    model, heard = trial.model, trial.listener
+    rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
+    said = f", {model.update} memory" if model.manifest.can.count_rows else ""
+    heard.stage(f"verify against PyTorch{said}", sum(chain.segments for chain in chains))
+    return [run_chain(trial, replace(chain, name=chain.name + rule), seed) for seed, chain in enumerate(chains)]
+
+
+def _told_apart(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
+    """What was found without what rounding grows in, which is compared segment by segment; and what to say of it."""
+    manifest, heard = trial.model.manifest, trial.listener
+    heard.stage("look whether rounding grows in the module itself")
+    growing = own_rounding(manifest, trial.reference, trial.samples, list(zip(chains, found, strict=True)))
+    if not growing.far:
+        return found, ""
+    most, names = max(growing.far.values()), ", ".join(growing.far)
+    heard.warn(
+        f"the module amplifies rounding: in float32 it is {most:.1e} away from itself in float64 in a chain; segments "
+        f"are compared one by one, each from the module's own state, for {names}"
+    )
+    handed = _run(replace(trial, bits=Bits(), handing_over=True), chains)
+    return [told_apart(manifest, *pair, growing) for pair in zip(found, handed, strict=True)], (
+        f"; in float32 it is {most:.1e} away from that itself, because it amplifies rounding, so every segment begins "
+        f"with its state for {names}"
+    )
+
+
+def _explained(
+    failing: Sequence[Gate],
+    manifest: Manifest,
+    reference: Reference,
+    samples: Mapping[str, Any] | None,
+    ran: Sequence[tuple[Planned, ChainErrors]],
+) -> str:
+    """What to say where the model itself is about as far from itself in float32 as the bundle is; "" elsewhere."""
+    far = own_rounding(manifest, reference, samples, ran).far
+    most = {gate: max((far[n] for n in far if n.startswith(kind)), default=0.0) for gate, kind in KINDS.items()}
+    measured = [gate for gate in failing if gate.name in KINDS]
+    if not measured or any((gate.value or 0.0) > EXPLAINED * most[gate.name] for gate in measured):
+        return ""
+    own = max(most[gate.name] for gate in measured)
+    return f"in float32 the model is {own:.0e} from itself in the same segments: {AMPLIFIES}"
+
+
+def _warn(trial: Trial, held: int, longest: Chain, unused: Sequence[str]) -> None:
+    """Say what was not tried, and which states nothing depends on."""
+    heard, segments = trial.listener, longest.segments
+    if len(trial.begun) < held:
+        heard.warn(
+            f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after {segments} "
+            "segments; verify with more --segments to have them all read"
+        )
+    for name in unused:
+        heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
+    for name in longest.filling:
+        heard.warn(
+            f"state {name} was still filling late in the chain of {segments} segments; "
+            "verify again with more --segments"
+        )
+    for name in longest.counting:
+        heard.warn(
+            f"state {name} still counts after {segments} segments; what happens later was not tried, verify with more "
+            "--segments if the module does something else at some number"
+        )

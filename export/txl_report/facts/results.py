@@ -1,0 +1,89 @@
+"""The verifications and the measurement that a page shows, read from the bundle or from files that are of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import REPORT, Bundle
+from txl_runtime.errors import BundleError, UsageError
+
+from txl_report.facts.plain import Missing
+from txl_report.schema.measurement import Measurement, check_measurement, decode_measurement
+from txl_report.schema.reading import check_size, read_document, short
+from txl_report.schema.verification import Verification, check_verification, decode_verification
+
+T = TypeVar("T", Verification, Measurement)
+
+
+def verification_of_bundle(bundle: Bundle) -> Verification | Missing:
+    """The verification that the export made; why there is none, where there is none."""
+    again = "txl-deploy verify BUNDLE"
+    record, manifest = bundle.manifest.files.get(REPORT), bundle.manifest
+    if record is None:
+        return Missing("The bundle was exported without a verification (--no-verify).")
+    try:
+        check_size(record.size)
+        found = decode_verification(bundle.read(REPORT))
+        if _other(found, manifest):
+            return Missing(f"{REPORT} is of another model or another precision than the bundle.", again)
+        check_verification(found)
+    except (BundleError, ValueError) as error:
+        return Missing(f"{REPORT} cannot be read: {error}.", again)
+    return found
+
+
+def verification_of_file(path: Path, bundle: Bundle) -> Verification:
+    """A verification that `verify --json` wrote, of this bundle.
+
+    Raises:
+        UsageError: the file is no such document, contradicts itself, or is of another model or precision.
+    """
+    return _of_file(path, bundle, "verify", "verification", decode_verification, check_verification)
+
+
+def measurement_of_file(path: Path, bundle: Bundle) -> Measurement:
+    """A measurement that `bench --json` wrote, of this bundle.
+
+    Raises:
+        UsageError: the file is no such document, contradicts itself, or is of another model or precision.
+    """
+    return _of_file(path, bundle, "bench", "measurement", decode_measurement, check_measurement)
+
+
+def _of_file(
+    path: Path,
+    bundle: Bundle,
+    command: str,
+    noun: str,
+    decode: Callable[[bytes], T],
+    check: Callable[[T], None],
+) -> T:
+    """What a command wrote of this bundle; `noun` is what that is called."""
+    expected = (
+        f"expected what `txl-deploy {command} --json` writes; "
+        f"write one with: txl-deploy {command} BUNDLE --json > {command}.json"
+    )
+    try:
+        found = decode(read_document(path))
+        other = _other(found, bundle.manifest)
+        if not other:
+            check(found)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}, {expected}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}, {expected}") from None
+    if other:
+        raise UsageError(f"{path}: {other}; give a {noun} of this bundle")
+    return found
+
+
+def _other(found: Verification | Measurement, manifest: Manifest) -> str:
+    """What tells that a document is of another bundle; of a version that does not name the model, its precision."""
+    if found.model_id and found.model_id != manifest.model_id:
+        return f"is of model {found.model_id[:12]}, the bundle is of {manifest.model_id[:12]}"
+    if found.precision != manifest.precision:
+        return f"is of {short(found.precision, 40)}, the bundle is {manifest.precision}"
+    return ""

@@ -1,0 +1,313 @@
+"""How fast a bundle was measured to be, as `bench --json` writes it, of a Transformer-XL and of any other step.
+
+`Measurement` is the whole document: its fields stand there under the same names. Limits hold where a file is read
+(`decode_measurement`). What only some models have is None, "" or empty for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from txl_runtime.bundle.tables import Sha256
+
+from txl_report.schema.reading import Amount, Word, decode_document, short
+
+BUNDLE = "bundle"
+"""The name of the bundle among its competitors."""
+BUSY = 0.05
+"""Where other processes used more of the machine than this share during a slice, a reader is told."""
+
+Positive = Annotated[float, Meta(gt=0, le=1e15)]
+Size = Annotated[float, Meta(ge=0, le=1e18)]
+Counted = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Texts = Annotated[dict[Word, Word], Meta(max_length=100)]
+
+
+class Percentiles(Struct, frozen=True, kw_only=True):
+    """Times of single calls in milliseconds, over all rounds."""
+
+    calls: Annotated[int, Meta(ge=1, le=2**53)]
+    p50: Positive
+    p90: Positive
+    p99: Positive
+    best: float = 0.0
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One competitor at one kind of work.
+
+    Attributes:
+        task: what is asked for after each segment of `segment_length` tokens: "decode", "prefill" or "score" of a
+            Transformer-XL, "step" of any other model.
+        description: what ran.
+        ms: of single calls.
+        rounds: the median of each round, ms.
+        tokens_per_second, positions_per_second: of all sequences together, at the median; a Transformer-XL's row has
+            the first, a step's the second.
+        ratio: this median divided by the bundle's: how many times as fast the bundle is.
+        bytes_per_token, bytes_per_step: what has to be read at least, per token of a call of a Transformer-XL, or per
+            step of another model.
+        gb_per_second: those bytes divided by the median time.
+        of_bandwidth: gb_per_second divided by what its memory was measured to deliver in the same run; None where that
+            was not measured: a competitor's on the CPU, where the bundle runs on a device.
+        restless: how many slices began although the process had not come to rest.
+        foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
+    """
+
+    task: Word
+    segment_length: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    competitor: Word
+    description: Word
+    ms: Percentiles
+    rounds: tuple[float, ...] = ()
+    tokens_per_second: Positive | None = None
+    positions_per_second: Positive | None = None
+    ratio: float = 1.0
+    bytes_per_token: float | None = None
+    bytes_per_step: int | None = None
+    gb_per_second: float = 0.0
+    of_bandwidth: Size | None = None
+    restless: Counted = 0
+    foreign: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    @property
+    def unit(self) -> str:
+        """What `per_second` counts."""
+        return "positions" if self.tokens_per_second is None else "tokens"
+
+    @property
+    def per_second(self) -> float | None:
+        """Tokens or positions; None of a file alone that has neither."""
+        return self.positions_per_second if self.tokens_per_second is None else self.tokens_per_second
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """Where it was measured; the speed is that of reading memory, its median and every measurement."""
+
+    cpu: Word
+    cores: Annotated[int, Meta(ge=1, le=2**20)]
+    system: Word
+    read_gb_per_second: Size | None
+    read_measurements: tuple[float, ...] = ()
+    read_method: Word
+    versions: Texts
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """How it was measured.
+
+    Attributes:
+        memory_length, memory_rows: M, and how many rows of each sequence were full; of a Transformer-XL.
+        state: the shapes of what was carried along, by name; of any other step.
+        rest: when the process was taken to be at rest.
+        tokens, inputs: what was read; a Transformer-XL's conditions have the first, a step's the second.
+    """
+
+    threads: Annotated[int, Meta(ge=1, le=2**20)]
+    batch_size: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    memory_length: Counted | None = None
+    memory_rows: Annotated[tuple[Counted, ...], Meta(max_length=100_000)] = ()
+    state: dict[Word, tuple[int, ...]] = {}
+    rounds: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    slice_seconds: Positive
+    warm_up_calls: Counted
+    rest: Word = ""
+    tokens: Word = ""
+    inputs: Word = ""
+
+
+class Agreement(Struct, frozen=True, kw_only=True):
+    """How far a competitor is from the bundle, over chained segments.
+
+    Attributes:
+        segments: how many were compared; the first of them starts with the state of new streams.
+        max_abs, kl: of a Transformer-XL's log-probabilities: the largest difference and the mean Kullback-Leibler
+            divergence, in nats.
+        found: of any other step, by output, what `measure` reached; of whole numbers and truths, how many differed.
+        limit: the largest value that `measure` may have; whole numbers may not differ.
+        measure: of log-probabilities "max_abs" where both compute in fp32, else "kl"; of outputs "max_abs" relative to
+            max(1, largest value) in fp32, else "deviation".
+        seconds: that it took; of a competitor that compiles, nearly all of it is compiling.
+    """
+
+    segments: Counted
+    max_abs: float | None = None
+    kl: float | None = None
+    found: dict[Word, float | None] = {}
+    limit: Size
+    measure: Word
+    seconds: float | None = None
+
+    @property
+    def reached(self) -> dict[str, float]:
+        """All that was found, by what it is of."""
+        found = {"log-probs max abs": self.max_abs, "KL": self.kl} | self.found
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Overhead(Struct, frozen=True, kw_only=True):
+    """What Python costs per step, in microseconds (medians).
+
+    Attributes:
+        in_step: time that the stream's method spends outside the engine's call. It is measured around real calls, so
+            caches are as cold as the engine leaves them. On a device a call ends before its work, so this is
+            `without_engine` there.
+        without_engine: a step whose engine does nothing: the same code with warm caches. On a device what remains is
+            Python, the driver's calls, and waiting for the copies of a step to and from the device.
+        step: a whole step with its engine.
+        share: in_step / step.
+        what: whose cost it is.
+    """
+
+    in_step: Size
+    without_engine: Size
+    step: Positive
+    share: float = 0.0
+    what: Word = "Python"
+
+
+class LoadTime(Struct, frozen=True, kw_only=True):
+    """Seconds to the first result: medians over fresh processes. The files were read before, so they are cached.
+
+    Attributes:
+        load: `txl_runtime.load`, which checks the SHA-256 of every file.
+        first_token: opening a stream, one prompt token, one greedy token; of other steps, one of the shortest segments.
+        total: load and first_token together.
+        process: from starting Python to the result, imports included.
+        without_hashes: as `total`, loaded with verify_files=False.
+        runs: how many processes of each kind were measured.
+    """
+
+    load: float = 0.0
+    first_token: float = 0.0
+    total: Size
+    process: Size
+    without_hashes: Size
+    runs: int = 0
+
+
+class Footprint(Struct, frozen=True, kw_only=True):
+    """Bytes of physical memory of a process that loads a bundle and runs segments; None where not measured.
+
+    From /proc/self/smaps. Private pages count, and so do shared pages of files (the mapped weights, libraries). A page
+    of a file counts once, however often it is mapped and whoever else maps it.
+
+    Attributes:
+        before: when Python, numpy and the engine are imported and nothing is loaded.
+        peak: the largest of samples taken every 20 ms from loading to the end.
+        settled: after decode and prefill; of another step, after its longest and its shortest segments.
+        private: the part of `settled` that belongs to no file or was written to.
+        high_water: the kernel's own mark (VmHWM). It misses no spike, but counts a page once per mapping.
+        weights, state: sizes of the weight file and of one stream's memory, to compare the others with.
+    """
+
+    before: int | None = None
+    peak: Amount | None = None
+    settled: Amount | None = None
+    private: int | None = None
+    high_water: int | None = None
+    weights: Amount
+    state: Amount
+
+
+class DeviceFloor(Struct, frozen=True, kw_only=True):
+    """How long a step on a device takes if it reads its bytes once, computed from the memory's speed.
+
+    Attributes:
+        by: how the speed is known, or why it is not; what follows from it is None then.
+        us, goal_us: microseconds of a step at that speed, and at the share of it that is the goal; `us_per_kernel`
+            shares out `goal_us`.
+        kernels: of the step, as its engine's sidecar counts them; None where nothing lists them.
+    """
+
+    by: Word
+    gb_per_second: float | None = None
+    bytes: Amount
+    us: Size | None
+    goal_us: float | None = None
+    kernels: int | None = None
+    us_per_kernel: float | None = None
+
+
+class Measurement(Struct, kw_only=True):
+    """Everything that `bench` found; None for what was not measured.
+
+    Attributes:
+        family: "transformer_xl", or that of any other step; "" of a Transformer-XL in files of version 0.8.
+        memory_form: of a Transformer-XL: "kv" or "hidden".
+        rows: every kind of work, the bundle before its competitors.
+        floor: by task: of the bundle, bytes that a step has to read at least, by what they are of.
+        agreement: by competitor.
+        left_out: competitors that could not run, and why.
+        device_floors: of the shortest step, by the speed measured and by the one stated; none on the CPU.
+    """
+
+    model_id: Sha256
+    family: Word = ""
+    precision: Word
+    memory_form: Word | None = None
+    machine: Machine
+    conditions: Conditions
+    rows: Annotated[tuple[Row, ...], Meta(min_length=1, max_length=1000)]
+    floor: dict[Word, dict[Word, Amount]] = {}
+    agreement: Annotated[dict[Word, Agreement], Meta(max_length=100)] = {}
+    left_out: Texts = {}
+    overhead: Overhead | None = None
+    load: LoadTime | None = None
+    memory: Footprint | None = None
+    device_floors: Annotated[tuple[DeviceFloor, ...], Meta(max_length=10)] = ()
+
+    @property
+    def works(self) -> list[list[Row]]:
+        """The rows of each kind of work at each length, the bundle's first."""
+        alike: dict[tuple[str, int], list[Row]] = {}
+        for row in self.rows:
+            alike.setdefault((row.task, row.segment_length), []).append(row)
+        return [sorted(rows, key=lambda row: row.competitor != BUNDLE) for rows in alike.values()]
+
+    @property
+    def busy(self) -> float | None:
+        """The largest share of the machine that others used during a slice, where it was more than `BUSY`."""
+        most = max((row.foreign for row in self.rows if row.foreign is not None), default=0.0)
+        return most if most > BUSY else None
+
+    @property
+    def restless(self) -> list[str]:
+        """Competitors that began a slice while thread pools of others were still spinning."""
+        return sorted({row.competitor for row in self.rows if row.restless})
+
+
+class _Read(Measurement, kw_only=True):
+    """A file's `floor` is not read: versions wrote it in two forms, and no reader of files shows it."""
+
+    floor: Any = None
+
+
+def decode_measurement(data: bytes) -> Measurement:
+    """A measurement of this or an older version, from its JSON.
+
+    Raises:
+        ValueError: it is too long, no JSON, or of another structure; the message is one line.
+    """
+    read = decode_document(data, _Read)
+    fields = {name: getattr(read, name) for name in Measurement.__struct_fields__}
+    return Measurement(**(fields | {"floor": {}}))
+
+
+def check_measurement(found: Measurement) -> None:
+    """Refuse what contradicts itself.
+
+    Raises:
+        ValueError: a kind of work has no row of the bundle or several, or a row has no rate or odd percentiles.
+    """
+    for rows in found.works:
+        names = [row.competitor for row in rows]
+        if names.count(BUNDLE) != 1 or len(set(names)) < len(names):
+            task, length = rows[0].task, rows[0].segment_length
+            raise ValueError(f"task {short(task, 80)!r} of L {length} has {names.count(BUNDLE)} rows of the bundle")
+        for row in rows:
+            if row.per_second is None:
+                raise ValueError(f"a row of {short(row.competitor, 80)!r} has no rate")
+            if not row.ms.p50 <= row.ms.p90 <= row.ms.p99:
+                raise ValueError(f"percentiles of {short(row.competitor, 80)!r} are not in order")

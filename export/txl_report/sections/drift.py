@@ -1,0 +1,177 @@
+"""Does the error grow: the drift curves of a verification's chains, in as few charts as can tell them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from txl_report.blocks import Block, Figure
+from txl_report.charts.figure import STYLES
+from txl_report.charts.lines import Series, line_chart
+from txl_report.charts.scales import exact_scale, log_scale
+from txl_report.facts.plain import some
+from txl_report.numbers import number, whole
+from txl_report.schema.verification import LOGPROBS, MEMORY, Chain, Gate, Tensor, Unit, Verification
+from txl_report.sections.common import table
+
+POINTS = 240
+"""Of a curve at most; where there are more segments a point stands for several."""
+CURVES = 8
+"""Outputs of a chain whose curves are shown."""
+MOST_CHAINS = 4 * STYLES
+"""That are drawn, so many in a chart as can be told apart; a stranger's file may have any number of them."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Errors from segment to segment of one chain.
+
+    Attributes:
+        name: what was compared.
+        unit: of the errors.
+        mean, most: by point, the mean and the largest error; None where it was infinite or no number.
+        segments: how many segments a point stands for; the last point may stand for fewer.
+    """
+
+    name: str
+    unit: Unit
+    mean: Sequence[float | None]
+    most: Sequence[float | None]
+    segments: int
+
+
+def curves_of(chain: Chain) -> list[Curve]:
+    """Of log-probabilities where a Transformer-XL ran; else of every output and of the state that is furthest off."""
+    if LOGPROBS in chain.outputs and MEMORY in chain.states:
+        return [_curve(LOGPROBS, chain.outputs[LOGPROBS])]
+    outputs = [(f"output {name}", tensor) for name, tensor in chain.outputs.items() if not tensor.exact]
+    states = [(f"state {name}", tensor) for name, tensor in chain.states.items() if not tensor.exact]
+    furthest = sorted(states, key=lambda state: -_size(state[1].largest))[:1]
+    return [_curve(name, tensor) for name, tensor in (*outputs[:CURVES], *furthest)]
+
+
+def _size(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _curve(name: str, tensor: Tensor) -> Curve:
+    """A curve of at most `POINTS` points: of several segments, the mean of their means and the largest error."""
+    at_once = max(1, -(-max(len(tensor.mean), len(tensor.most)) // POINTS))
+
+    def points(values: Sequence[float | None], largest: bool) -> Iterator[float | None]:
+        for first in range(0, len(values), at_once):
+            part = [value for value in values[first : first + at_once] if value is not None]
+            whole = len(part) == len(values[first : first + at_once])
+            yield (max(part) if largest else sum(part) / len(part)) if whole else None
+
+    return Curve(name, tensor.unit, tuple(points(tensor.mean, False)), tuple(points(tensor.most, True)), at_once)
+
+
+def drift(name: str, found: Verification) -> list[Block]:
+    """The first chain curve by curve, and every chain beside it."""
+    chains = some(found.chains)
+    drawn = [curves_of(chain) for chain in chains]
+    blocks: list[Block] = []
+    if drawn[0]:
+        longest, first = chains[0], drawn[0][0]
+        curves = [(f"{curve.name}, largest", curve.most) for curve in drawn[0]]
+        if len(curves) == 1:
+            curves = [("largest of a segment", first.most), ("mean of a segment", first.mean)]
+        for part, of in _charts(len(curves)):
+            title = f"Drift: {longest.name}{of}"
+            level = _limit(found.gates) if first.unit == "nats" else None
+            blocks.append(_curves(f"{name}-drift-{part.start}", title, longest, first, curves[part], level))
+    beside = [(chain.name, curves[0]) for chain, curves in zip(chains, drawn, strict=True) if curves]
+    if len(beside) > 1:
+        for part, of in _charts(min(len(beside), MOST_CHAINS)):
+            blocks.append(_chains_beside(f"{name}-chains-{part.start}", beside[part], beside, of))
+    return blocks
+
+
+def _charts(curves: int) -> list[tuple[slice, str]]:
+    """Which curves stand in each chart, in as few as can tell them apart, and what tells the charts' titles apart."""
+    charts = -(-curves // STYLES)
+    size = -(-curves // charts)
+    said = [f", chart {index + 1} of {charts}" if charts > 1 else "" for index in range(charts)]
+    return [(slice(index * size, min((index + 1) * size, curves)), of) for index, of in enumerate(said)]
+
+
+def _limit(gates: Sequence[Gate]) -> tuple[float, str] | None:
+    """The gate on single errors, which a drift curve is drawn below."""
+    named = (gate for gate in gates if gate.limit and "log-probs max abs" in gate.name)
+    return next(((gate.limit, f"limit {number(gate.limit)}") for gate in named if gate.limit), None)
+
+
+def _curves(
+    name: str,
+    title: str,
+    chain: Chain,
+    first: Curve,
+    curves: Sequence[tuple[str, Sequence[float | None]]],
+    level: tuple[float, str] | None,
+) -> Figure:
+    step = first.segments
+    values = [value for _, curve in curves for value in curve if value is not None]
+    series = [Series(said, [(1 + i * step, _placed(y)) for i, y in enumerate(curve)]) for said, curve in curves]
+    count = max((len(curve) for _, curve in curves), default=0)
+    rows = [(whole(1 + i * step), *(number(_at(curve, i)) for _, curve in curves)) for i in range(count)]
+    most = max(values, default=0.0)
+    full = "" if not chain.full_from else f" Memory is full from segment {chain.full_from + 1} on."
+    thinned = "" if step == 1 else f" A point stands for {step} segments."
+    seen = f"Errors of {chain.segments} segments, the largest {number(most)} {first.unit}."
+    return Figure(
+        title,
+        line_chart(
+            name,
+            title,
+            seen,
+            series,
+            exact_scale(1, max(1 + (count - 1) * step, 2)),
+            log_scale([*values, *([level[0]] if level else [])]),
+            across_label="segment",
+            up_label=f"|Δ|, {first.unit}, logarithmic",
+            level=level,
+        ),
+        table(f"{title}, |Δ| by segment", ("Segment", *(said for said, _ in curves)), range(count and 9), rows),
+        f"Does the error grow from segment to segment? A line that stays level says no.{full}{thinned}",
+    )
+
+
+def _chains_beside(
+    name: str, chains: Sequence[tuple[str, Curve]], every: Sequence[tuple[str, Curve]], of: str
+) -> Figure:
+    """Some chains in one chart, with the axes that all of them have; `of` tells the chart from the others."""
+    unit = every[0][1].unit
+    series = [
+        Series(called, [(1 + i * curve.segments, _placed(y)) for i, y in enumerate(curve.most)])
+        for called, curve in chains
+    ]
+    last = max(1 + (len(curve.most) - 1) * curve.segments for _, curve in every)
+    largest = max((value for _, curve in chains for value in curve.most if value is not None), default=0.0)
+    points = range(max(len(curve.most) for _, curve in chains))
+    rows = [(whole(i + 1), *(number(_at(curve.most, i), 2) for _, curve in chains)) for i in points]
+    names = [called for called, _ in chains]
+    title = f"Chains side by side{of}"
+    return Figure(
+        title,
+        line_chart(
+            name,
+            f"Largest error by segment. {title}",
+            f"{len(chains)} of {len(every)} chains: {'; '.join(names)}. The largest error {number(largest)} {unit}.",
+            series,
+            exact_scale(1, max(last, 2)),
+            log_scale(value for _, curve in every for value in curve.most if value is not None),
+            across_label="segment",
+            up_label=f"largest |Δ|, {unit}, logarithmic",
+        ),
+        table(f"Largest |Δ| by point of each curve{of}", ("Point", *names), range(9), rows),
+    )
+
+
+def _at(curve: Sequence[float | None], index: int) -> float | None:
+    return curve[index] if index < len(curve) else None
+
+
+def _placed(value: float | None) -> float:
+    return math.nan if value is None else value

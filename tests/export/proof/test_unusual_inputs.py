@@ -1,0 +1,79 @@
+"""The gate of NaN: what hides it is found, with the names of what was given it and of what hides it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
+from txl_export.proof.unusual_inputs import NAN, nan_gates
+from txl_runtime.errors import BackendError, UsageError
+
+
+class Bounds(ArrayStream):
+    """Hides NaN of its input, as a layer with bounded gates does."""
+
+    def compute(self, x, states):
+        return super().compute(np.nan_to_num(x), states)
+
+
+class BoundsItsState(ArrayStream):
+    """Hides NaN of one state in an output."""
+
+    def compute(self, x, states):
+        return super().compute(x, {**states, "rows": np.nan_to_num(states["rows"])})
+
+
+class Refuses(Bounds):
+    """Takes no NaN, and so hides none."""
+
+    def run(self, inputs, lengths=None, commit=True):
+        if np.isnan(inputs["x"]).any():
+            raise BackendError("a step failed")
+        return super().run(inputs, lengths, commit)
+
+
+class RefusingReference(NumpyReference):
+    """A module that asserts that what it reads is finite."""
+
+    def step(self, inputs, states, valid):
+        if np.isnan(inputs["x"]).any() or any(np.isnan(one).any() for one in states.values()):
+            raise UsageError("the module failed")
+        return super().step(inputs, states, valid)
+
+
+def gates(stream=ArrayStream, reference=None, streams="independent", backend="cpu"):
+    model = ArrayModel(stream)
+    model.manifest = msgspec.structs.replace(model.manifest, streams=streams)
+    model.backend = SimpleNamespace(name=backend)
+    return nan_gates(model, reference or NumpyReference(), None)
+
+
+@pytest.mark.parametrize("streams", ["independent", "lockstep"])
+def test_a_step_that_shows_nan_passes(streams):
+    (gate,) = gates(streams=streams)
+    assert (gate.name, gate.value, gate.passed) == (NAN, 0, True)
+
+
+@pytest.mark.parametrize(("stream", "given"), [(Bounds, "input x"), (BoundsItsState, "state rows")])
+@pytest.mark.parametrize("streams", ["independent", "lockstep"])
+def test_nan_that_is_hidden_fails_by_name(stream, given, streams):
+    (gate,) = gates(stream, streams=streams)
+    assert gate.name.startswith(f"{NAN} in ")
+    assert gate.name.endswith(f", given in {given}")
+    assert gate.value > 0
+    assert gate.passed is False
+
+
+def test_what_is_refused_hides_nothing():
+    (gate,) = gates(Refuses)
+    assert gate.passed
+    assert gates(Bounds, RefusingReference()) == []
+
+
+def test_a_device_is_told_and_not_judged():
+    (gate,) = gates(Bounds, backend="rtx")
+    assert gate.value > 0
+    assert gate.passed is None
