@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 import gc
 import hashlib
 import os
@@ -32,22 +29,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_table_of_operators() -> None:
-    """torch builds its table of operators anew for every trace, a third of a small export, and tests make hundreds."""
-    with contextlib.suppress(ImportError, AttributeError):  # another torch: then it takes longer
-        from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-        build = functools.cache(ONNXRegistry.from_torchlib)
-
-        def from_torchlib(**options: Any) -> ONNXRegistry:
-            table = copy.copy(build(**options))
-            table.functions = {name: list(found) for name, found in table.functions.items()}
-            return table
-
-        ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 @pytest.fixture

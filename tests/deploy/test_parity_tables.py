@@ -7,7 +7,6 @@ import math
 import re
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 from resealing import BASES
@@ -20,7 +19,6 @@ from txl_report.schema.verification import (
     Tensor,
     Verification,
     decode_verification,
-    verification_of,
 )
 
 from txl_deploy.console import stdout
@@ -111,9 +109,3 @@ def test_what_is_infinite_is_told():
     text = printed(found)
     assert ["log-probs max abs", "inf", "0.0001", "FAILED"] in rows_of(text, "gate")
     assert rows_of(text, "chain")[0][3:5] == ["inf", "inf"]
-
-
-@pytest.mark.parametrize("name", ["tokens", "int8", "policy-1"])
-def test_the_plain_data_of_a_verification_is_the_same_as_its_file(name: str):
-    data = (FIXTURES / "release_0_8" / name / "report.json").read_bytes()
-    assert printed(verification_of(msgspec.json.decode(data))) == printed(decode_verification(data))

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from txl_export.options import ExportOptions, flags_of_export
-from txl_report.schema.verification import verification_of
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, parse_aliases
@@ -76,15 +75,15 @@ def run(
             result = txl_export.export(source, target, listener=display, **given)
     except ParityError as error:
         if not json:
-            print_parity(verification_of(error.parity.document()))
+            print_parity(error.parity.verification())
         raise
     size = sum(record.size for record in result.manifest.files.values())
-    parity = None if result.parity is None else result.parity.document()
+    parity = None if result.parity is None else result.parity.verification()
     if json:
         print_json({"bundle": str(result.path), "bytes": size, "model_id": result.manifest.model_id, "parity": parity})
         return
     if parity is not None:
-        print_parity(verification_of(parity))
+        print_parity(parity)
     verified = "NOT verified" if parity is None else "verified"
     stdout.print(f"{result.path}: {quantity(size)}, {verified}", soft_wrap=True)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from txl_report.schema.verification import verification_of
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
@@ -78,11 +77,11 @@ def run(
             threads=threads,
             listener=display,
         )
-    document = parity.document()
+    found = parity.verification()
     if json:
-        print_json(document)
+        print_json(found)
     else:
-        print_parity(verification_of(document))
+        print_parity(found)
     if not parity.passed:
         stderr.print(parity.told)
         raise typer.Exit(1)

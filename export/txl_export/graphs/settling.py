@@ -16,6 +16,7 @@ from onnx_ir.passes.common import (
     RemoveUnusedOpsetsPass,
     ShapeInferencePass,
 )
+from txl_runtime.bundle.operators import OPERATORS
 from txl_runtime.bundle.tables import TensorSpec
 
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
@@ -30,7 +31,16 @@ _RANDOM = frozenset(
 
 
 class UnsettledError(Exception):
-    """A graph that no bundle can hold; the message says why."""
+    """A graph that no bundle can hold; the message says why.
+
+    Attributes:
+        trace: as which torch notes the lines that led to it; "" where none did.
+        final: whether it is the same however the step is captured.
+    """
+
+    def __init__(self, message: str, trace: str = "", final: bool = False) -> None:
+        super().__init__(message)
+        self.trace, self.final = trace, final
 
 
 def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
@@ -61,7 +71,7 @@ def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Se
     int32_indices(graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
-    _check_chance(graph)
+    _check_kinds(graph)
     forget_origins(model)
     _complete(graph, opened=any(isinstance(size, str) for spec in inputs for size in spec.shape))
     infer_shapes(model)
@@ -92,15 +102,20 @@ def _check_operators(graph: ir.Graph) -> None:
         raise UnsettledError(f"it becomes opset {versions['']}, expected {OPSET}; install another torch or onnxscript")
 
 
-def _check_chance(graph: ir.Graph) -> None:
-    """Two runs of a graph give the same, so that it can be compared with its module, and a session be repeated."""
+def _check_kinds(graph: ir.Graph) -> None:
+    """Only what a bundle may have; nothing random, so that two runs are the same, and a session can be repeated."""
     for node in graph:
+        trace = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
         training = ir.convenience.get_const_tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
         left_on = node.op_type == "Dropout" and training is not None and bool(training.numpy().any())
         if node.op_type in _RANDOM or left_on:
             raise UnsettledError(
-                f"it draws random numbers ({node.op_type}), so that no two runs are the same; make the noise an input"
+                f"it draws random numbers ({node.op_type}), so that no two runs are the same; make the noise an input",
+                trace,
+                final=True,
             )
+        if node.op_type not in OPERATORS[""]:
+            raise UnsettledError(f"it becomes the operator {node.op_type}, which no graph of a bundle may have", trace)
 
 
 def _make_room(graph: ir.Graph, names: set[str]) -> None:

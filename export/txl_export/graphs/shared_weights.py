@@ -27,6 +27,8 @@ from txl_export.graphs.tracing import WeightFile
 SMALL = 1024
 """Bytes from which on a tensor stands in the weight file."""
 
+_BFLOAT16 = ir.DataType.BFLOAT16.numpy()
+
 _Content: TypeAlias = tuple[str, tuple[int, ...], str]
 
 
@@ -42,7 +44,7 @@ class SharedWeights:
         self._own: dict[_Content, str] = {}
         self._values: dict[str, NDArray[np.generic]] = {}
         for name, tensor in parameters.items():
-            values = tensor.detach().cpu().contiguous().numpy()
+            values = _array(tensor.detach().cpu().contiguous())
             if values.nbytes >= SMALL and name not in taken:
                 self._own.setdefault(_content(values), name)
                 self._values[name] = values
@@ -90,7 +92,7 @@ class SharedWeights:
         """Write the file, the same bytes for the same tensors; graphs can be pointed into it then."""
         tensors = dict(self._more)
         for name in [*self._found.values(), *self._constants.values()]:
-            tensor = torch.from_numpy(self._values[name].copy())
+            tensor = _tensor(self._values[name].copy())
             tensors[name] = tensor.to(self._half.get(name, tensor.dtype))
         try:
             save_file(tensors, path, metadata={"format": "pt"})
@@ -116,6 +118,20 @@ class SharedWeights:
         self._constants[key] = name
         self._values[name] = values
         return name, False
+
+
+def _array(tensor: Tensor) -> NDArray[np.generic]:
+    """NumPy has no bfloat16 of its own, so torch gives and takes none."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(_BFLOAT16)
+    values: NDArray[np.generic] = tensor.numpy()
+    return values
+
+
+def _tensor(values: NDArray[np.generic]) -> Tensor:
+    if values.dtype == _BFLOAT16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
 
 
 def _initializer(name: str, values: NDArray[np.generic]) -> ir.Value:

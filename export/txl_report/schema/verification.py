@@ -7,7 +7,7 @@ infinite or none is null in the file, and None once it was read.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
@@ -256,28 +256,6 @@ def decode_verification(data: bytes) -> Verification:
     found = Verification(**{name: getattr(read, name) for name in Verification.__struct_fields__})
     found.chains = tuple(chain.in_one_form() for chain in read.chains)
     return found
-
-
-def verification_of(document: dict[str, Any]) -> Verification:
-    """The same from the plain data of a verification that ran here; it is no stranger's, and no limit holds."""
-    chains = []
-    for chain in document["chains"]:
-        kinds = {kind: chain.get(kind, {}) for kind in ("outputs", "states")}
-        tensors = {kind: {name: Tensor(**one) for name, one in each.items()} for kind, each in kinds.items()}
-        chains.append(_OlderChain(**(chain | tensors)).in_one_form())
-    kl, spread, text = (document.get(name) for name in ("kl", "spread", "text"))
-    if spread:
-        errors = {name: Errors(**each) for name, each in spread["errors"].items()}
-        ranks = Ranks(**spread["ranks"]) if spread["ranks"] else None
-        spread = Spread(**(spread | {"errors": errors, "ranks": ranks}))
-    known: dict[str, Any] = {
-        "gates": tuple(Gate(**gate) for gate in document["gates"]),
-        "chains": tuple(chains),
-        "kl": kl and Divergence(kl["mean"], kl["p99.9"], kl["max"]),
-        "spread": spread,
-        "text": text and Text(**text),
-    }
-    return Verification(**(document | known))
 
 
 def check_verification(found: Verification) -> None:

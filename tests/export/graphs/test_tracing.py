@@ -1,5 +1,6 @@
 """The ONNX files: what the manifest says of them, nothing of the machine that wrote them, weights in one place."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from txl_export.checkpoints import read_checkpoint
 from txl_export.families.transformer_xl.settings import resolve
 from txl_export.families.transformer_xl.tables import expected_states
 from txl_export.families.transformer_xl.weights import check_weights, model_id
+from txl_export.graphs import tracing
 from txl_export.graphs.checking import check_graph
 from txl_export.options import ExportOptions
 from txl_runtime.bundle.format1 import ModelConfig
@@ -345,3 +347,24 @@ def test_the_name_is_in_the_manifest_of_a_bundle_with_other_settings(make_bundle
     manifest = open_bundle(make_bundle(**BUNDLES["adaptive, pre-norm"])).manifest
     values = small_config(**BUNDLES["adaptive, pre-norm"]["config"])
     assert manifest.model_id == name_of(values)
+
+
+def test_a_capture_builds_torchs_table_once_and_leaves_the_process_as_it_was(monkeypatch):
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    built, threshold = [], gc.get_threshold()
+
+    def build():
+        built.append(ONNXRegistry())
+        return built[-1]
+
+    monkeypatch.setattr(ONNXRegistry, "from_torchlib", build)
+    with tracing.quick():
+        one, two = ONNXRegistry.from_torchlib(), ONNXRegistry.from_torchlib()
+        one.functions["own::operator"] = []
+        assert gc.get_threshold() == (100_000, 20, 100)
+    assert len(built) == 1
+    assert "own::operator" not in two.functions
+    assert "own::operator" not in built[0].functions
+    assert ONNXRegistry.from_torchlib is build
+    assert gc.get_threshold() == threshold

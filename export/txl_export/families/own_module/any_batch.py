@@ -7,43 +7,27 @@ that is run with few sequences, with many, and with some of them idle, and compa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import onnx_ir as ir
-from txl_runtime.bundle.graph_check import Budget, check_graph
-from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.errors import BundleError, one_line
+from txl_runtime.errors import one_line
 
 from txl_export.families.own_module.capture import Captured, capture_again
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.stages import Stage, Transition, shapes_of
-from txl_export.families.own_module.trial import Example, TrialError, examples_for, first_sequences, try_graph
+from txl_export.families.own_module.trial import (
+    RulesError,
+    TrialError,
+    examples_for,
+    first_sequences,
+    try_graph,
+)
 from txl_export.graphs.opening import FixedBatchError, open_batch
 
 EVERY = 8
 """Up to so many sequences every number is tried, beyond them powers of two, B and the number before it."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A program whose graph was captured with B sequences.
-
-    Attributes:
-        name: of the program.
-        length: L.
-        network: that was captured.
-        captured: its graph.
-        examples: on which that was compared.
-    """
-
-    name: str
-    length: int
-    network: StepNetwork
-    captured: Captured
-    examples: Sequence[Example]
 
 
 def may_be_open(plan: Plan) -> bool:
@@ -51,7 +35,7 @@ def may_be_open(plan: Plan) -> bool:
     return plan.batch_size > 1 and plan.streams == "independent"
 
 
-def leave_open(plan: Plan, found: Sequence[Found]) -> str:
+def leave_open(plan: Plan, found: Sequence[Captured]) -> str:
     """Leave B open in the graphs of all programs of a step; or in none, and say why one of them needs its B."""
     others = []
     for program in found:
@@ -59,51 +43,41 @@ def leave_open(plan: Plan, found: Sequence[Found]) -> str:
             others.append(_tried(plan, program))
         except FixedBatchError as error:
             return f"the graph of {program.name} works for exactly {plan.batch_size} sequences: {error}"
+        except RulesError as error:
+            return f"with B left open, a bundle's loader refuses {program.name}: {error}"
     for program, other in zip(found, others, strict=True):
-        open_batch(program.captured.model, other, plan.batch_size)
+        open_batch(program.model, other, plan.batch_size)
     return ""
 
 
-def _tried(plan: Plan, found: Found) -> ir.Model:
+def _tried(plan: Plan, found: Captured) -> ir.Model:
     """The graph of B + 1 sequences, with which a copy of the program's graph was opened and tried.
 
     Raises:
         FixedBatchError: the graph is of one number of sequences, or with fewer it computes something else.
+        RulesError: who loads a bundle cannot bound the sizes of its values.
     """
-    model, network, other = found.captured.model.clone(), found.network, _of_one_more(plan, found)
+    model, network, other = found.model.clone(), found.network, _of_one_more(plan, found)
     open_batch(model, other, plan.batch_size)
     few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
     try:
         try_graph(model, network, few)
+    except RulesError:
+        raise
     except TrialError as error:
         raise FixedBatchError(f"run with fewer, {error}") from error
     return other
 
 
-def refused(folder: Path, manifest: Manifest) -> str:
-    """Why those who load a bundle would refuse a graph of it that leaves B open; "" where they take them all.
-
-    They bound the size of every value, and with B open they can bound some of them less well.
-    """
-    budget = Budget((folder / manifest.weights).stat().st_size)
-    for program in manifest.programs:
-        try:
-            if program.open_batch:
-                check_graph((folder / program.file).read_bytes(), program.name, program, manifest, budget=budget)
-        except BundleError as error:
-            return f"with B left open, a bundle's loader refuses {str(error).partition(';')[0]}"
-    return ""
-
-
-def _of_one_more(plan: Plan, found: Found) -> ir.Model:
+def _of_one_more(plan: Plan, found: Captured) -> ir.Model:
     """The graph of B + 1 sequences."""
     more = replace(plan, batch_size=plan.batch_size + 1)
     try:
         stage = Stage(0, shapes_of(fresh_states(more.spec, more.batch_size)))
-        transition = Transition(stage, found.length, stage)
+        transition = Transition(stage, found.network.length, stage)
         network = StepNetwork(replace(more, transitions=(transition,)), transition)
         (example,) = examples_for(more, transition, network, 1)
-        return capture_again(network, found.name, example, found.captured.route)
+        return capture_again(found, network, example)
     except Exception as error:  # the user's code may be of one B, and torch raises many kinds
         raise FixedBatchError(f"it cannot be captured with B + 1 = {more.batch_size}: {one_line(error)}") from error
 

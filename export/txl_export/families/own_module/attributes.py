@@ -121,7 +121,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
     """What is directly inside a module, a container or an object."""
     if isinstance(value, nn.Module):
         for part in _PARTS:
-            yield from list(vars(value)[part].items())
+            yield from list(vars(value).get(part, {}).items())  # what torch.jit traced has none
         yield from ((name, item) for name, item in list(vars(value).items()) if name not in _OWN_KEYS)
     elif isinstance(value, dict):
         yield from ((str(key), item) for key, item in list(value.items()))

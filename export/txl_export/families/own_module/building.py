@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import onnx_ir as ir
-from torch import Tensor
 from txl_runtime.bundle.open_batch import at_axes
 from txl_runtime.bundle.reading import WEIGHTS
-from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
+from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
-from txl_export.families.own_module.any_batch import Found, leave_open, may_be_open
-from txl_export.families.own_module.capture import ROUTES, Route, capture
+from txl_export.families.own_module.any_batch import leave_open, may_be_open
+from txl_export.families.own_module.capture import Captured, capture
+from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, Route
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
-from txl_export.families.own_module.network import StepNetwork, reads_valid
+from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
-from txl_export.families.own_module.sizes import in_bundle, initial_value
-from txl_export.families.own_module.spec import VALID, StateSpec
+from txl_export.families.own_module.spec import VALID
 from txl_export.families.own_module.stages import Transition
 from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
@@ -40,12 +38,11 @@ OPEN_ROUTES: tuple[Route, ...] = ("export", "decomposed")
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
-@dataclass(frozen=True)
 class Written:
-    """What was written, as a manifest has it.
+    """What is written: programs and their graphs, which share one set of weights.
 
     Attributes:
-        programs, states, inputs, outputs: its tables.
+        programs, states, inputs, outputs: the manifest's tables.
         routes: by which a program's graph was captured.
         growth: "symbolic" or "stages" where states grow or are absent at first, else "none".
         note: why a step that could have open rows has stages; "" otherwise.
@@ -54,40 +51,26 @@ class Written:
         model_id: which function this is.
     """
 
-    programs: tuple[Program, ...]
-    states: tuple[StateTensor, ...]
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
-    routes: dict[str, Route]
-    growth: Literal["none", "symbolic", "stages"]
-    note: str
-    fixed: str
-    parameters: int
-    model_id: str
-
-
-class _Graphs:
-    """Programs and their graphs, which share one set of weights."""
-
-    def __init__(self, plan: Plan) -> None:
-        names = {f"state.{entry.name}.{side}" for entry in plan.spec.states for side in ("in", "out")}
-        names |= {VALID, *(entry.name for entry in plan.spec.inputs), *(entry.name for entry in plan.outputs)}
-        names |= {f"initial.{entry.name}" for entry in plan.spec.states}
+    def __init__(self, plan: Plan, growth: Literal["none", "symbolic", "stages"]) -> None:
+        self.states, self.inputs, self.outputs = plan.states, plan.inputs, plan.results
+        names = {name for state in plan.states for name in (state.input, state.output, f"initial.{state.name}")}
+        names |= {VALID, *(entry.name for entry in plan.inputs), *(entry.name for entry in plan.results)}
         self.weights = SharedWeights(own_tensors(plan.spec.module), names)
         self.programs: list[Program] = []
         self.models: list[ir.Model] = []
         self.routes: dict[str, Route] = {}
         self.axes: list[Mapping[str, int]] = []
-        self.fixed = ""
+        self.growth, self.note, self.fixed, self.model_id = growth, "", "", ""
+        self.parameters = parameter_count(plan.spec.module)
 
-    def add(self, found: Found, open_batch: bool = False) -> None:
+    def add(self, found: Captured, open_batch: bool = False) -> None:
         """Take a program, whose graph may leave B open; the graph's weights are then the shared ones."""
-        network, name, model = found.network, found.name, found.captured.model
+        network, name, model = found.network, found.name, found.model
         self.programs.append(
             Program(
                 name=name,
                 kind="step",
-                segment_length=found.length,
+                segment_length=network.length,
                 update="replace",
                 file=f"{name}.onnx",
                 inputs=network.inputs,
@@ -98,10 +81,10 @@ class _Graphs:
         self.axes.append(network.batch_axes)
         self.weights.adopt(model.graph)
         self.models.append(model)
-        self.routes[name] = found.captured.route
+        self.routes[name] = found.route
 
 
-def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener, fixed: str = "") -> Written:
+def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
     """Capture a step's graphs and write them, with their weights, into a folder.
 
     Args:
@@ -110,7 +93,6 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
         precision: fp32, fp16 or bf16.
         growth: one of `GROWTHS`.
         heard: hears of each graph.
-        fixed: why the graphs have to be of B sequences alone; "" to leave B open where that can be.
 
     Raises:
         UsageError: a graph cannot be captured, or the precision or the growth is none of these.
@@ -124,93 +106,21 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     for entry in plan.spec.states:
         if entry.dtype == "int64":
             heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
-    graphs, chosen, note = _captured(plan, growth, heard, fixed)
-    inputs, outputs = input_table(plan), output_table(plan)
-    identity = model_id(plan.spec, inputs, outputs, [model.graph for model in graphs.models])
-    for model in graphs.models:  # behind the identity, which bundles of older versions have without it
+    written = _captured(plan, growth, heard)
+    written.model_id = model_id(plan.spec, plan.inputs, plan.results, [model.graph for model in written.models])
+    for model in written.models:  # behind the identity, which bundles of older versions have without it
         keep_nan(model)
-    initial = dict(_initial_tensors(plan))
-    for name, tensor in initial.items():
-        graphs.weights.add(name, tensor)
+    for name, tensor in plan.initial_tensors.items():
+        written.weights.add(name, tensor)
     parameters = {name for name, _ in plan.spec.module.named_parameters()}
-    if precision in HALF and not _halve(graphs, precision, parameters):
+    if precision in HALF and not _halve(written, precision, parameters):
         heard.warn(f"{precision} changes nothing: no product of the step has a weight in the weight file")
-    _write(folder, graphs)
-    return Written(
-        programs=tuple(graphs.programs),
-        states=tuple(_state(plan, entry, f"initial.{entry.name}" in initial) for entry in plan.spec.states),
-        inputs=inputs,
-        outputs=outputs,
-        routes=graphs.routes,
-        growth=chosen,
-        note=note,
-        fixed=graphs.fixed,
-        parameters=parameter_count(plan.spec.module),
-        model_id=identity,
-    )
+    _write(folder, written)
+    return written
 
 
-def input_table(plan: Plan) -> tuple[Input, ...]:
-    """What the programs read beside the states."""
-    table = [
-        Input(
-            name=entry.name,
-            dtype=in_bundle(entry.module_dtype),  # type: ignore[arg-type]
-            shape=entry.shape,  # type: ignore[arg-type]
-            role="feature" if entry.tokens is None else "tokens",
-            vocab=entry.tokens,
-            lookahead=entry.lookahead,
-        )
-        for entry in plan.spec.inputs
-    ]
-    if reads_valid(plan):
-        table.append(Input(name=VALID, dtype="int32", shape=("B",), role="valid"))
-    return tuple(table)
-
-
-def output_table(plan: Plan) -> tuple[Output, ...]:
-    """What the programs return beside the states; logits have become log-probabilities."""
-    return tuple(
-        Output(
-            name=entry.name,
-            dtype="float32" if entry.role == "logits" else plan.output_dtypes[entry.name],  # type: ignore[arg-type]
-            shape=entry.shape,  # type: ignore[arg-type]
-            role="logprobs" if entry.role == "logits" else entry.role or "feature",
-        )
-        for entry in plan.outputs
-    )
-
-
-def _state(plan: Plan, entry: StateSpec, has_tensor: bool) -> StateTensor:
-    shape = entry.axes.sizes(plan.batch_size, 0)
-    value = None if entry.grows is not None or has_tensor else initial_value(plan.spec, entry)
-    return StateTensor(
-        name=entry.name,
-        input=f"state.{entry.name}.in",
-        output=f"state.{entry.name}.out",
-        dtype=in_bundle(entry.dtype),  # type: ignore[arg-type]
-        shape=shape,
-        batch_axis=entry.axes.batch,
-        row_axis=entry.grows,
-        rows=None if entry.grows is None else (0, shape[entry.grows]),
-        absent=entry.initial is None,
-        initial=f"initial.{entry.name}" if has_tensor else (float(value) if value else None),
-        update="replace",
-    )
-
-
-def _initial_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
-    """The initial values that are tensors, for the weight file."""
-    for entry in plan.spec.states:
-        value = None if entry.grows is not None else initial_value(plan.spec, entry)
-        if isinstance(value, Tensor):
-            yield f"initial.{entry.name}", value.clone().contiguous()
-
-
-def _captured(
-    plan: Plan, growth: str, heard: Listener, fixed: str
-) -> tuple[_Graphs, Literal["none", "symbolic", "stages"], str]:
-    """The graphs, with rows open where that is asked for and possible; how states grow, and why not otherwise."""
+def _captured(plan: Plan, growth: str, heard: Listener) -> Written:
+    """The graphs, with rows open where that is asked for and possible."""
     note = ""
     growing = any(entry.grows is not None for entry in plan.spec.states)
     absent = [entry.name for entry in plan.spec.states if entry.initial is None]
@@ -221,17 +131,19 @@ def _captured(
                     f"state {absent[0]} is absent at first, which no graph with open rows takes; "
                     "expected growth 'stages' for it"
                 )
-            return _symbolic(plan, heard), "symbolic", ""
+            return _symbolic(plan, heard)
         except UsageError as error:
-            if growth == "symbolic":
+            if growth == "symbolic" or (isinstance(error, CaptureError) and error.final):
                 raise
             note = str(error)
-    return _staged(plan, heard, fixed), "stages" if growing or absent else "none", note
+    written = _staged(plan, heard)
+    written.note = note
+    return written
 
 
-def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
+def _symbolic(plan: Plan, heard: Listener) -> Written:
     """A graph for each length, for any number of rows that there can be."""
-    graphs = _Graphs(plan)
+    graphs = Written(plan, "symbolic")
     for length in plan.segment_lengths:
         name = f"step-{length}"
         heard.stage(f"capture and check {name}")
@@ -244,13 +156,14 @@ def _symbolic(plan: Plan, heard: Listener) -> _Graphs:
             if one.length == length
         }
         everywhere = [example for found in examples.values() for example in found]
-        errors: list[UsageError] = []
+        errors: list[CaptureError] = []
         for number in _to_trace_at(plan, length):
             try:
                 traced = [examples[number][0], *everywhere]
-                captured = capture(networks[number], name, traced, OPEN_ROUTES)
-                graphs.add(Found(name, length, networks[number], captured, everywhere))
-            except UsageError as error:
+                graphs.add(capture(networks[number], name, traced, OPEN_ROUTES))
+            except CaptureError as error:
+                if error.final:
+                    raise
                 errors.append(error)
             else:
                 break
@@ -270,11 +183,12 @@ def _fewest_rows(transition: Transition) -> int:
     return min((size for shape in transition.stage.shapes.values() for size in shape or ()), default=0)
 
 
-def _staged(plan: Plan, heard: Listener, fixed: str) -> _Graphs:
+def _staged(plan: Plan, heard: Listener) -> Written:
     """A graph for each length and each set of shapes; of one set B may be open."""
     if plan.too_many:
         raise UsageError(plan.too_many)
-    graphs, programs = _Graphs(plan), list[Found]()
+    fixed_sizes = all(state.row_axis is None and not state.absent for state in plan.states)
+    graphs, programs = Written(plan, "none" if fixed_sizes else "stages"), list[Captured]()
     routes: Sequence[Route] = ROUTES
     for transition in plan.transitions:
         length, alone = transition.length, all(one.stage.number == 0 for one in plan.transitions)
@@ -284,15 +198,15 @@ def _staged(plan: Plan, heard: Listener, fixed: str) -> _Graphs:
         examples = examples_for(plan, transition, network)
         found = capture(network, name, examples, routes)
         routes = (found.route, *(route for route in ROUTES if route != found.route))
-        programs.append(Found(name, length, network, found, examples))
+        programs.append(found)
     if may_be_open(plan):
-        graphs.fixed = fixed or leave_open(plan, programs)
+        graphs.fixed = leave_open(plan, programs)
     for program in programs:
         graphs.add(program, open_batch=may_be_open(plan) and not graphs.fixed)
     return graphs
 
 
-def _halve(graphs: _Graphs, precision: str, parameters: set[str]) -> bool:
+def _halve(graphs: Written, precision: str, parameters: set[str]) -> bool:
     """Convert all graphs; a weight that one of them multiplies by in half precision is half in all. Whether any is."""
     half: HalfPrecision = "fp16" if precision == "fp16" else "bf16"
     products = (weights_of_products(model.graph, half, parameters) for model in graphs.models)
@@ -303,7 +217,7 @@ def _halve(graphs: _Graphs, precision: str, parameters: set[str]) -> bool:
     return bool(halved)
 
 
-def _write(folder: Path, graphs: _Graphs) -> None:
+def _write(folder: Path, graphs: Written) -> None:
     """The weight file, and every graph with its weights in it, held against its program."""
     stored = graphs.weights.write(folder / WEIGHTS)
     for program, model, axes in zip(graphs.programs, graphs.models, graphs.axes, strict=True):

@@ -12,53 +12,45 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 import torch
-from txl_runtime.errors import UsageError, one_line
 
 from txl_export.families.own_module.attributes import untouched
+from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, ReadError, Reason, Route, reason_of
 from txl_export.families.own_module.network import StepNetwork
-from txl_export.families.own_module.own_code import failure, own_code, users_frames
-from txl_export.families.own_module.tracer_worker import TracerError, trace
-from txl_export.families.own_module.trial import Example, TrialError, try_graph
+from txl_export.families.own_module.own_code import failure, own_code
+from txl_export.families.own_module.tracer_worker import trace
+from txl_export.families.own_module.trial import Example, try_graph
 from txl_export.families.own_module.value_reads import Reads, value_reads
 from txl_export.graphs.settling import OPSET, UnsettledError, settle
 from txl_export.graphs.stable import stable
-from txl_export.graphs.tracing import quiet
+from txl_export.graphs.tracing import quick, quiet
 
-Route = Literal["export", "decomposed", "tracer"]
-ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
 _READING = ("_local_scalar_dense", "item", "_assert_async", "_assert_scalar")
 """In the names of the operators by which `torch.export` keeps that a value is read."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A program's graph in float32, its weights inside, and the route by which it was found."""
+    """A program's graph in float32, its weights inside.
 
+    Attributes:
+        name: of the program.
+        network: that was captured.
+        examples: on which the graph was compared.
+        model: the graph.
+        route: by which it was found.
+    """
+
+    name: str
+    network: StepNetwork
+    examples: Sequence[Example]
     model: ir.Model
     route: Route
-
-
-@dataclass(frozen=True)
-class _Reason:
-    """Why a route failed; of several, the one of the highest weight is told."""
-
-    route: Route
-    weight: int
-    text: str
-
-
-class _ReadError(Exception):
-    """A step decides by a value; the message says where."""
-
-
-_WEIGHTS: dict[type[Exception], int] = {_ReadError: 5, UnsettledError: 2, TracerError: 1, TrialError: 2}
 
 
 def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes: Sequence[Route] = ROUTES) -> Captured:
@@ -77,62 +69,62 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
 
     Raises:
         OwnCodeError: the module ended the program, as by `sys.exit`.
-        UsageError: no route's graph computes what the module computes; the message names the most telling reason.
+        CaptureError: no route's graph computes what the module computes; the message names the most telling reason.
     """
     network.eval()
-    reasons: list[_Reason] = []
+    reasons: list[Reason] = []
     made = _Made(_reads(network, examples[0]))
     for route in routes:
+        if any(route in reason.in_vain for reason in reasons):
+            continue
         try:
             with untouched(network.module), silence(), torch.no_grad():
                 model = _ROUTES[route](network, examples[0], made)
                 settle(model, name, network.inputs, network.outputs)
                 try_graph(model, network, examples)
-        except (_ReadError, TracerError, TrialError, UnsettledError) as error:
-            weight = next(weight for kind, weight in _WEIGHTS.items() if isinstance(error, kind))
-            reasons.append(_Reason(route, weight, str(error)))
         except Exception as error:  # torch raises many kinds, and so may the user's code
-            reasons.append(_told(route, error))
+            reasons.append(reason_of(route, error, network.module, made.reads))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # such as sys.exit
             raise failure(error, "the module failed while it was captured") from error
         else:
-            return Captured(model, route)
+            return Captured(name, network, examples, model, route)
     best = max(reasons, key=lambda reason: reason.weight)
-    tried = ", ".join(reason.route for reason in reasons)
-    raise UsageError(
-        f"{name} cannot be captured as a graph (tried {tried}): {best.text}; expected a step whose operators do not "
-        "depend on values and that ONNX has; see docs/own-models.md"
+    raise CaptureError(
+        f"{name} cannot be captured as a graph (tried {', '.join(routes)}): {best.text}; expected a step whose "
+        "operators do not depend on values and that ONNX has; see docs/own-models.md",
+        final=tuple(best.in_vain) == ROUTES,
     )
 
 
-def capture_again(network: StepNetwork, name: str, example: Example, route: Route) -> ir.Model:
-    """The graph of a network, by the route by which that of another number of sequences was captured; not compared.
+def capture_again(found: Captured, network: StepNetwork, example: Example) -> ir.Model:
+    """The graph of a network of another number of sequences, by the route of the first; not compared.
 
     Raises:
         Exception: whatever stands in the way.
     """
     network.eval()
     with untouched(network.module), silence(), torch.no_grad():
-        model = _ROUTES[route](network, example, _Made(Reads(None, None)))
-        settle(model, name, network.inputs, network.outputs)
+        model = _ROUTES[found.route](network, example, _Made(Reads()))
+        settle(model, found.name, network.inputs, network.outputs)
     return model
 
 
 @dataclass
 class _Made:
-    """What routes share: the values that the step reads, and what `torch.export` made of it."""
+    """What routes share: the values that the step reads, and what `torch.export` made of it, or how it failed."""
 
     reads: Reads
     exported: Any = None
+    failed: Exception | None = None
 
 
 def _reads(network: StepNetwork, example: Example) -> Reads:
     """Where the step reads values; an exception of its code comes again in every route, and is told there."""
     with own_code("the module failed"), untouched(network.module), silence(), contextlib.suppress(Exception):
         return value_reads(network, [tensor.clone() for tensor in example.given])
-    return Reads("an unknown place", None)
+    return Reads("an unknown place")
 
 
 def _export(network: StepNetwork, example: Example, made: _Made) -> ir.Model:
@@ -145,11 +137,17 @@ def _decomposed(network: StepNetwork, example: Example, made: _Made) -> ir.Model
 
 
 def _symbolic(network: StepNetwork, example: Example, made: _Made) -> Any:
-    """What `torch.export` makes of the step, once."""
+    """What `torch.export` makes of the step, once; so it fails once."""
+    if made.failed is not None:
+        raise made.failed
     if made.exported is None:
-        made.exported = _exported(network, example)
+        try:
+            made.exported = _exported(network, example)
+        except Exception as error:
+            made.failed = error
+            raise
     if made.reads.by_python is not None and not any(_reads_a_value(node) for node in made.exported.graph.nodes):
-        raise _ReadError(
+        raise ReadError(
             f"the step reads a value at {made.reads.by_python}, and not while it is captured, so that the graph may "
             "compute something else"
         )
@@ -163,7 +161,7 @@ def _reads_a_value(node: Any) -> bool:
 def _traced(network: StepNetwork, example: Example, made: _Made) -> ir.Model:
     place = made.reads.anywhere
     if place is not None:
-        raise _ReadError(f"what the step does next depends on a value that it reads at {place}")
+        raise ReadError(f"what the step does next depends on a value that it reads at {place}")
     inputs, outputs = ([spec.name for spec in side] for side in (network.inputs, network.outputs))
     return trace(network, tuple(tensor.clone() for tensor in example.given), inputs, outputs, OPSET)
 
@@ -203,35 +201,7 @@ def silence() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with quiet(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with quiet(), quick(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         logging.disable(before)
-
-
-def _told(route: Route, error: Exception) -> _Reason:
-    """An exception's reason, and how much it tells."""
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    texts = [str(one) for one in chain]
-    lacking = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", " ".join(texts))
-    if lacking:
-        return _Reason(route, 4, f"ONNX lacks the operator {lacking[1]}")
-    unsupported = re.search(r"Exporting the operator '([^']+)'", " ".join(texts))
-    if unsupported:
-        return _Reason(route, 4, f"ONNX lacks the operator {unsupported[1]}")
-    if any("data-dependent" in str(one) or "DataDependent" in type(one).__name__ for one in chain):
-        return _Reason(route, 3, f"what it does next depends on values{_place(chain)}")
-    return _Reason(route, 2, f"{type(error).__name__}{_place(chain)}: {one_line(error)}")
-
-
-def _place(chain: Sequence[BaseException]) -> str:
-    """Where in the user's code an exception arose, the innermost place that any of the chain tells."""
-    for one in reversed(chain):
-        frames = users_frames(one.__traceback__)
-        if frames:
-            return f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
-    return ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -18,7 +19,7 @@ from txl_runtime.bundle.vocabulary import decode_vocabulary
 from txl_runtime.errors import TxlError, UsageError
 
 from txl_export.families.own_module.attributes import put, value_at
-from txl_export.families.own_module.sizes import has_length, initial_value, output_specs
+from txl_export.families.own_module.sizes import has_length, initial_value, output_specs, usual_lengths
 from txl_export.families.own_module.spec import (
     INPUT_DTYPES,
     STATE_DTYPES,
@@ -36,21 +37,26 @@ _NEARLY = 0.8
 """So similar a word is to another that it is taken for a slip: from 0 to 1."""
 
 
-def check_spec(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) -> None:
+def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[int, ...]:
     """Refuse what cannot be meant, whatever the module does.
 
     Args:
         spec: the user's.
         batch_size: B.
-        segment_lengths: every L.
+        asked: every L that was asked for; none for those of the specification.
+
+    Returns:
+        Every L that is wanted; none where the usual ones are to be tried.
 
     Raises:
         UsageError: with what was found and what was expected.
     """
     check_declared(spec)
-    _check_numbers(spec, batch_size, segment_lengths)
+    lengths = tuple(asked or spec.segment_lengths)
+    _check_numbers(spec, batch_size, tried := lengths or usual_lengths(spec))
     for given in spec.inputs:
-        _check_samples(spec, given, max(segment_lengths))
+        _check_samples(spec, given, max(tried))
+    return lengths
 
 
 def check_declared(spec: StepSpec) -> None:
@@ -122,6 +128,8 @@ def _check_module(spec: StepSpec) -> None:
     for name, tensor in tensors:
         if tensor.device.type != "cpu":
             raise UsageError(f"{name} is on {tensor.device}, expected cpu; return module.cpu()")
+        if tensor.layout != torch.strided:
+            raise UsageError(f"{name} is {tensor.layout}, expected a dense tensor; keep {name}.to_dense()")
 
 
 def _check_vocabulary(spec: StepSpec) -> None:

@@ -23,10 +23,9 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
-from txl_export.families.own_module.any_batch import refused
-from txl_export.families.own_module.building import Written, write_step
-from txl_export.families.own_module.first_call import run_first_call
+from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.identity import tensors_id
+from txl_export.families.own_module.keeping import run_first_call
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
@@ -60,16 +59,10 @@ class PreparedStep:
         """See `Prepared`."""
         plan = self.plan
         written = write_step(folder, plan, self.precision, self.growth, heard)
-        if why := refused(folder, self._manifest(written)):
-            written = write_step(folder, plan, self.precision, self.growth, heard, why)
         if written.note:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
             heard.warn(f"a segment costs {plan.batch_size} sequences however few of them run: {written.fixed}")
-        return self._manifest(written)
-
-    def _manifest(self, written: Written) -> Manifest:
-        plan = self.plan
         whole = plan.spec.lengths or 1 in plan.segment_lengths
         return Manifest(
             format=FORMAT,
@@ -80,7 +73,7 @@ class PreparedStep:
             inputs=written.inputs,
             outputs=written.outputs,
             states=written.states,
-            programs=written.programs,
+            programs=tuple(written.programs),
             streams=plan.streams,
             joint=plan.joint,
             lengths="valid" if plan.spec.lengths else "exact",

@@ -15,53 +15,12 @@ from txl_export.families.own_module.attributes import leaves
 from txl_export.families.own_module.sizes import in_bundle, initial_value
 from txl_export.families.own_module.spec import StepSpec
 
-PLAIN = frozenset(
-    {
-        "Add",
-        "And",
-        "Cast",
-        "Clip",
-        "Concat",
-        "Constant",
-        "ConstantOfShape",
-        "Div",
-        "Einsum",
-        "Equal",
-        "Expand",
-        "Flatten",
-    }
-    | {"Gather", "GatherElements", "GatherND", "Gemm", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual"}
-    | {
-        "MatMul",
-        "Max",
-        "Min",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Pad",
-        "Pow",
-        "Range",
-        "Reciprocal",
-        "ReduceMean",
-        "ReduceSum",
-    }
-    | {
-        "Reshape",
-        "Shape",
-        "Size",
-        "Slice",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-    }
-    | {"Where", "Xor"}
-)
+_PLAIN = """
+Add And Cast Clip Concat Constant ConstantOfShape Div Einsum Equal Expand Flatten Gather GatherElements GatherND Gemm
+Greater GreaterOrEqual Identity Less LessOrEqual MatMul Max Min Mul Neg Not Or Pad Pow Range Reciprocal ReduceMean
+ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
+"""
+PLAIN = frozenset(_PLAIN.split())
 """Operators that say little of a function: a segment of one position, or another batch size, has others of them."""
 
 

@@ -10,7 +10,9 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,11 +84,26 @@ def _imported(path: Path) -> ModuleType:
 
 def _is_another(name: str, path: Path) -> bool:
     """Whether a module of Python's or an installed package has this name, and may be imported by it later."""
-    elsewhere = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
     try:
-        return name in sys.stdlib_module_names or PathFinder.find_spec(name, elsewhere) is not None
+        return name in sys.stdlib_module_names or _elsewhere(name, path) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _elsewhere(name: str, path: Path) -> ModuleSpec | None:
+    """What has the name of a file, and does not lie beside it."""
+    places = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
+    return PathFinder.find_spec(name, places)
+
+
+@dataclass(frozen=True)
+class _Package(MetaPathFinder):
+    """Lets a file import the package that has the file's own name, which it would find in itself."""
+
+    path: Path
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return _elsewhere(name, self.path) if name == self.path.stem else None
 
 
 @contextmanager
@@ -150,11 +167,14 @@ def _takes(signature: inspect.Signature, *arguments: Any) -> bool:
 def _as_a_script(path: Path) -> Iterator[None]:
     """With the path and the arguments that Python would give the file: none, of this command's."""
     folder, arguments, here = path.resolve().parent, sys.argv, Path.cwd()
+    package = _Package(path.resolve())
     sys.path.insert(0, str(folder))
+    sys.meta_path.insert(0, package)
     sys.argv = [str(path)]
     try:
         yield
     finally:
+        sys.meta_path.remove(package)
         sys.argv = arguments
         os.chdir(here)  # the bundle goes where the command was given
         if str(folder) in sys.path:

@@ -11,21 +11,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from txl_runtime.bundle.tables import TensorSpec
+from txl_runtime.bundle.tables import Input, Output, TensorSpec
 
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager
-from txl_export.families.own_module.sizes import TORCH, in_bundle, state_specs
+from txl_export.families.own_module.sizes import TORCH
 from txl_export.families.own_module.spec import VALID
 from txl_export.families.own_module.stages import Transition
 
 ROWS = "rows"
 """The size of an axis that is left open."""
-
-
-def reads_valid(plan: Plan) -> bool:
-    """Whether programs read which sequences run, or how many rows of each count."""
-    return plan.streams == "independent" or plan.spec.lengths
 
 
 class StepNetwork(nn.Module):
@@ -40,25 +35,32 @@ class StepNetwork(nn.Module):
         inputs, outputs: of the program.
         read: the states that are inputs.
         module: the user's, so that its parameters are this one's.
+        length: L.
     """
 
     def __init__(self, plan: Plan, transition: Transition, open_rows: bool = False) -> None:
         super().__init__()
         self.module = plan.spec.module
         self._plan, self._transition, self._eager = plan, transition, Eager(plan.spec)
-        self._states = state_specs(plan.spec)
+        self.length = transition.length
+        self._states = {state.name: state for state in plan.states}
         before, after = transition.stage.shapes, transition.after.shapes
-        self._axes = {name: self._states[name].grows for name in self._states} if open_rows else {}
+        self._axes = {name: state.row_axis for name, state in self._states.items()} if open_rows else {}
         self.read = tuple(name for name in self._states if _is_input(before[name], open_rows))
-        self.inputs = self._input_specs(before)
-        self.outputs = self._output_specs(after)
+        self.inputs = (
+            *(self._spec(entry) for entry in plan.inputs),
+            *(self._state_spec(name, self._states[name].input, before[name]) for name in self.read),
+        )
+        self.outputs = (
+            *(self._spec(entry) for entry in plan.results),
+            *(self._state_spec(name, self._states[name].output, after[name]) for name in self._states),
+        )
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
         """One step; see the module's table."""
-        plan, entries = self._plan, self._plan.spec.inputs
-        names = [entry.name for entry in entries] + ([VALID] if reads_valid(plan) else [])
+        plan, names = self._plan, [entry.name for entry in self._plan.inputs]
         given = dict(zip(names, flat, strict=False))
-        valid = given.pop(VALID, None) if reads_valid(plan) else None
+        valid = given.pop(VALID, None)
         held = dict(zip(self.read, flat[len(names) :], strict=True))
         states = {name: held.get(name, self._without_rows(name)) for name in self._states}
         outputs, after = self._eager.traced(given, states, valid if plan.spec.lengths else None)
@@ -73,11 +75,10 @@ class StepNetwork(nn.Module):
     @property
     def batch_axes(self) -> dict[str, int]:
         """The axis of sequences in each input and output of the program that has one, by name."""
-        axes = {entry.name: entry.axes.batch for entry in self._plan.spec.inputs}
-        axes |= {entry.name: entry.axes.batch for entry in self._plan.outputs}
-        axes |= {VALID: 0} if reads_valid(self._plan) else {}
-        for name, entry in self._states.items():
-            axes |= {f"state.{name}.{side}": entry.axes.batch for side in ("in", "out")}
+        axes = {entry.name: entry.axes.batch for entry in self._plan.inputs}
+        axes |= {entry.name: entry.axes.batch for entry in self._plan.results}
+        for state in self._states.values():
+            axes |= {state.input: state.batch_axis, state.output: state.batch_axis}
         return {name: axis for name, axis in axes.items() if axis is not None}
 
     @property
@@ -94,44 +95,25 @@ class StepNetwork(nn.Module):
     def _without_rows(self, name: str) -> Tensor | None:
         """A state that is no input: without rows, or absent."""
         shape = self._transition.stage.shapes[name]
-        return None if shape is None else torch.zeros(shape, dtype=TORCH[in_bundle(self._states[name].dtype)])
+        return None if shape is None else torch.zeros(shape, dtype=TORCH[self._states[name].dtype])
 
     def _kept(self, name: str, valid: Tensor, new: Tensor, old: Tensor) -> Tensor:
         """The new state of the sequences that run, the old one of the others."""
-        axis = self._states[name].axes.batch
+        axis = self._states[name].batch_axis
         assert axis is not None
         live = valid > 0
         return torch.where(live.reshape([-1 if one == axis else 1 for one in range(old.ndim)]), new, old)
 
-    def _input_specs(self, shapes: dict[str, tuple[int, ...] | None]) -> tuple[TensorSpec, ...]:
-        plan, length = self._plan, self._transition.length
-        specs = [
-            _spec(entry.name, entry.module_dtype, entry.axes.sizes(plan.batch_size, length))
-            for entry in plan.spec.inputs
-        ]
-        if reads_valid(plan):
-            specs.append(_spec(VALID, "int32", (plan.batch_size,)))
-        return (*specs, *(self._state_spec(name, "in", shapes[name]) for name in self.read))
+    def _spec(self, entry: Input | Output) -> TensorSpec:
+        sizes = entry.sizes(self._plan.batch_size, self.length)
+        return TensorSpec(name=entry.name, dtype=entry.dtype, shape=sizes)
 
-    def _output_specs(self, shapes: dict[str, tuple[int, ...] | None]) -> tuple[TensorSpec, ...]:
-        plan, length = self._plan, self._transition.length
-        specs = []
-        for entry in plan.outputs:
-            assert entry.shape is not None
-            dtype = "float32" if entry.role == "logits" else plan.output_dtypes[entry.name]
-            specs.append(_spec(entry.name, dtype, entry.axes.sizes(plan.batch_size, length)))
-        return (*specs, *(self._state_spec(name, "out", shapes[name]) for name in self._states))
-
-    def _state_spec(self, name: str, side: str, shape: tuple[int, ...] | None) -> TensorSpec:
+    def _state_spec(self, name: str, value: str, shape: tuple[int, ...] | None) -> TensorSpec:
         assert shape is not None, "only a state that was never there is absent"
         axis = self._axes.get(name)
         sizes = tuple(ROWS if at == axis else size for at, size in enumerate(shape))
-        return _spec(f"state.{name}.{side}", self._states[name].dtype, sizes)
+        return TensorSpec(name=value, dtype=self._states[name].dtype, shape=sizes)  # type: ignore[arg-type]
 
 
 def _is_input(shape: tuple[int, ...] | None, open_rows: bool) -> bool:
     return shape is not None and (open_rows or 0 not in shape)
-
-
-def _spec(name: str, dtype: str, shape: tuple[int | str, ...]) -> TensorSpec:
-    return TensorSpec(name=name, dtype=in_bundle(dtype), shape=shape)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ _FLOAT_INDICES = re.compile(
     r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be"
     r"|Expected dtype int64 for index|index tensor of type LongTensor"
 )
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _LACKS_ARGUMENTS = re.compile(r"forward\(\) missing \d+ required positional argument")
 
 
@@ -99,6 +100,15 @@ def _is_in(file: str, places: tuple[Path, ...]) -> bool:
 def described(frame: traceback.FrameSummary) -> str:
     """A place in the user's code, in one line."""
     return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line or ''}".removesuffix(": ")
+
+
+def place_in(trace: str) -> str:
+    """Of a traceback that torch keeps as text the user's innermost line, as it stands behind a message; "" for none."""
+    found = [(file, int(line)) for file, line in _FRAME.findall(trace) if is_users(file)]
+    if not found:
+        return ""
+    file, line = found[-1]
+    return f" ({described(traceback.FrameSummary(file, line, ''))})"
 
 
 def _misfit(error: BaseException) -> str | None:

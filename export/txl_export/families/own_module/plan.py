@@ -6,37 +6,41 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+from txl_runtime.bundle.tables import Input, Output, StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
-from txl_export.families.own_module.checking import check_declared, check_spec, remarks
-from txl_export.families.own_module.first_call import USUAL_LENGTHS, run_first_call
+from txl_export.families.own_module.checking import check_spec, remarks
 from txl_export.families.own_module.independence import dependence, influence
-from txl_export.families.own_module.leavings import leavings, without
+from txl_export.families.own_module.keeping import leavings, run_first_call, without
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.probing import (
-    Tries,
+    KeptError,
     check_first_calls,
     check_numbers,
     check_pure,
     constant_states,
     idle_states,
 )
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.running import Eager, Tries
 from txl_export.families.own_module.sizes import (
     fresh_states,
     has_length,
     in_bundle,
+    initial_value,
     output_specs,
     random_inputs,
     shown,
+    usual_lengths,
 )
-from txl_export.families.own_module.spec import OutputSpec, StepSpec
+from txl_export.families.own_module.spec import VALID, OutputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 
 _SECONDS = 10.0
@@ -77,6 +81,70 @@ class Plan:
         return output_specs(self.spec)
 
     @property
+    def reads_valid(self) -> bool:
+        """Whether programs read which sequences run, or how many rows of each count."""
+        return self.streams == "independent" or self.spec.lengths
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """What programs read beside the states, as a manifest has it."""
+        table = [
+            Input(
+                name=entry.name,
+                dtype=in_bundle(entry.module_dtype),  # type: ignore[arg-type]
+                shape=entry.shape,  # type: ignore[arg-type]
+                role="feature" if entry.tokens is None else "tokens",
+                vocab=entry.tokens,
+                lookahead=entry.lookahead,
+            )
+            for entry in self.spec.inputs
+        ]
+        valid = Input(name=VALID, dtype="int32", shape=("B",), role="valid")
+        return (*table, valid) if self.reads_valid else tuple(table)
+
+    @cached_property
+    def results(self) -> tuple[Output, ...]:
+        """What programs return beside the states, as a manifest has it; logits have become log-probabilities."""
+        return tuple(
+            Output(
+                name=entry.name,
+                dtype="float32" if entry.role == "logits" else self.output_dtypes[entry.name],  # type: ignore[arg-type]
+                shape=entry.shape,  # type: ignore[arg-type]
+                role="logprobs" if entry.role == "logits" else entry.role or "feature",
+            )
+            for entry in self.outputs
+        )
+
+    @cached_property
+    def states(self) -> tuple[StateTensor, ...]:
+        """What steps carry, as a manifest has it."""
+        return tuple(map(self._state, self.spec.states))
+
+    @cached_property
+    def initial_tensors(self) -> dict[str, Tensor]:
+        """The initial values of states that are tensors, by their names in the weight file."""
+        found = {f"initial.{one.name}": initial_value(self.spec, one) for one in self.spec.states if one.grows is None}
+        return {name: value.clone().contiguous() for name, value in found.items() if isinstance(value, Tensor)}
+
+    def _state(self, entry: StateSpec) -> StateTensor:
+        shape, named = entry.axes.sizes(self.batch_size, 0), f"initial.{entry.name}"
+        has_tensor = named in self.initial_tensors
+        value = None if entry.grows is not None or has_tensor else initial_value(self.spec, entry)
+        return StateTensor(
+            name=entry.name,
+            input=f"state.{entry.name}.in",
+            output=f"state.{entry.name}.out",
+            dtype=in_bundle(entry.dtype),  # type: ignore[arg-type]
+            shape=shape,
+            batch_axis=entry.axes.batch,
+            row_axis=entry.grows,
+            rows=None if entry.grows is None else (0, shape[entry.grows]),
+            absent=entry.initial is None,
+            initial=named if has_tensor else (float(value) if value else None),
+            update="replace",
+        )
+
+    @property
     def too_many(self) -> str:
         """Why not every transition can have a graph of its own; "" where it can."""
         return too_many(self.transitions, MOST_GRAPHS) if len(self.transitions) > MOST_GRAPHS else ""
@@ -96,9 +164,7 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
         UsageError: the specification and the module do not agree, or the module does what a step must not.
         OwnCodeError: it raised an exception.
     """
-    check_declared(spec)
-    asked = tuple(segment_lengths or spec.segment_lengths)
-    check_spec(spec, batch_size, asked or (USUAL_LENGTHS if has_length(spec) else (1,)))
+    asked = check_spec(spec, batch_size, segment_lengths)
     heard.stage("run the module")
     run_first_call(spec, batch_size, asked)
     with untouched(spec.module):
@@ -117,17 +183,20 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
             warnings += dropped
         outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
-    if left := leavings(Tries(Eager(spec), batch_size), lengths):
+    tries = Tries(Eager(spec), batch_size)
+    try:
+        with untouched(spec.module):
+            _check_calls(tries, lengths)
+    except KeptError:
+        left = leavings(Tries(Eager(spec), batch_size), lengths)
+        if not left:
+            raise
         spec = without(spec, left)
         warnings.append(
             f"a call leaves {_some(left)} in the module, which no later call reads; the bundle has none of it"
         )
-    tries = Tries(Eager(spec), batch_size)
-    check_first_calls(tries, lengths[0])
-    for length in lengths:
-        check_numbers(tries, length)
-    for length in lengths:
-        check_pure(tries, length)
+        tries = Tries(Eager(spec), batch_size)
+        _check_calls(tries, lengths)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
     constant, idle = constant_states(tries, lengths, to_fill), idle_states(tries, lengths[0], to_fill)
     for name in constant:
@@ -155,6 +224,15 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
     )
 
 
+def _check_calls(tries: Tries, lengths: Sequence[int]) -> None:
+    """Refuse a module that is no step, whatever its length."""
+    check_first_calls(tries, lengths[0])
+    for length in lengths:
+        check_numbers(tries, length)
+    for length in lengths:
+        check_pure(tries, length)
+
+
 def _some(paths: Sequence[str]) -> str:
     """The first of some paths, and how many more there are."""
     return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
@@ -171,7 +249,7 @@ def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transi
     lengths: tuple[int, ...] = ()
     transitions: tuple[Transition, ...] = ()
     errors: list[tuple[int, UsageError]] = []
-    for length in USUAL_LENGTHS if has_length(eager.spec) else (1,):
+    for length in usual_lengths(eager.spec):
         try:
             transitions = reached(eager, batch_size, (*lengths, length))
             lengths = (*lengths, length)
@@ -193,7 +271,7 @@ def _another(eager: Eager, batch_size: int) -> int | None:
     """A segment length that the module takes beside the usual ones, of those that are tried within some seconds."""
     generator, until = np.random.default_rng(0), time.monotonic() + _SECONDS
     spec = eager.spec
-    for length in range(2, max(USUAL_LENGTHS)) if has_length(spec) else ():
+    for length in range(2, max(usual_lengths(spec))):
         if time.monotonic() > until:
             break
         inputs = random_inputs(spec, batch_size, length, generator, spec.samples)

@@ -6,12 +6,10 @@ here would hide it: the same module is run elsewhere, too, and then does somethi
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,15 +17,9 @@ from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import changed, leaves, same_bits, untouched
 from txl_export.families.own_module.keeping import kept_of_a_call
-from txl_export.families.own_module.outside import outside
 from txl_export.families.own_module.own_code import described, is_users
-from txl_export.families.own_module.running import Eager, RawStep
-from txl_export.families.own_module.sizes import (
-    States,
-    fresh_states,
-    random_inputs,
-    state_specs,
-)
+from txl_export.families.own_module.running import Eager, RawStep, Tries
+from txl_export.families.own_module.sizes import States, state_specs
 
 _NAMED = 3
 """So many attributes stand in a message."""
@@ -37,34 +29,8 @@ _LUCK = 32
 """So many calls of a module that draws random numbers have to agree: with few values, two can by chance."""
 
 
-class Tries:
-    """Inputs and states to try a module on.
-
-    Args:
-        eager: the module.
-        batch_size: B.
-        seed: of the inputs.
-    """
-
-    def __init__(self, eager: Eager, batch_size: int, seed: int = 2) -> None:
-        self.eager, self.batch_size = eager, batch_size
-        self._generator = np.random.default_rng(seed)
-
-    def inputs(self, length: int) -> dict[str, Tensor]:
-        """Those of one segment."""
-        spec = self.eager.spec
-        return random_inputs(spec, self.batch_size, length, self._generator, spec.samples)
-
-    def valid(self, length: int) -> Tensor:
-        """Every row of a segment counts."""
-        return torch.full((self.batch_size,), length, dtype=torch.int32)
-
-    def states(self, length: int, segments: int = 2) -> States:
-        """Those after some segments from the start."""
-        states = fresh_states(self.eager.spec, self.batch_size, self.eager.dtype)
-        for _ in range(segments):
-            states = dict(self.eager(self.inputs(length), states, self.valid(length))[1])
-        return states
+class KeptError(UsageError):
+    """A call keeps what no state declares; the message names it."""
 
 
 def check_first_calls(tries: Tries, length: int) -> None:
@@ -80,43 +46,10 @@ def check_first_calls(tries: Tries, length: int) -> None:
             found.append(leaves(module))
     _refuse_kept(tries.eager, changed(*found))
     with untouched(module):
-        states = fresh_states(tries.eager.spec, tries.batch_size, tries.eager.dtype)
+        states = tries.fresh()
         for _ in range(2):
             states, kept = kept_of_a_call(tries.eager, tries.inputs(length), states, tries.valid(length))
             _refuse_kept(tries.eager, kept)
-
-
-def check_outside(tries: Tries, lengths: Sequence[int]) -> None:
-    """Refuse a module that keeps outside itself what a call is given; to be asked before it has run.
-
-    Args:
-        tries: of the module.
-        lengths: L's, of which the first is used that the module takes.
-
-    Raises:
-        UsageError: it does so.
-    """
-    for length in lengths:
-        with contextlib.suppress(UsageError), untouched(tries.eager.spec.module):
-            kept = _kept_outside(tries, length)
-            break
-    else:
-        return  # said later: it takes none of them
-    if kept:
-        raise UsageError(
-            f"a call keeps what depends on its inputs outside the module, in {kept[0]}; keep it in an attribute of the "
-            "module and declare that (StateSpec(..., attribute=...)), or do not keep it"
-        )
-
-
-def _kept_outside(tries: Tries, length: int) -> list[str]:
-    eager, found = tries.eager, list[str]()
-    states = fresh_states(eager.spec, tries.batch_size, eager.dtype)
-    for _ in range(2):
-        given, valid = tries.inputs(length), tries.valid(length)
-        states, kept = kept_of_a_call(eager, given, states, valid, lambda: outside(eager.spec))
-        found += kept
-    return found
 
 
 def check_pure(tries: Tries, length: int) -> None:
@@ -208,7 +141,7 @@ def _refuse_kept(eager: Eager, paths: Sequence[str]) -> None:
     found = [path for path in paths if path not in declared]
     if found:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        raise UsageError(
+        raise KeptError(
             f"a call changes {', '.join(found[:_NAMED])}{more} of the module, which no state declares; declare it "
             f"(StateSpec(..., attribute={found[0]!r})), or do not keep it"
         )
@@ -269,7 +202,7 @@ def _from_the_start(
     tries: Tries, length: int, segments: int
 ) -> Iterator[tuple[States, dict[str, Tensor], dict[str, Tensor]]]:
     """For every segment the states before, the outputs, and the states after."""
-    states = fresh_states(tries.eager.spec, tries.batch_size, tries.eager.dtype)
+    states = tries.fresh()
     for _ in range(segments):
         outputs, after = tries.eager(tries.inputs(length), states, tries.valid(length))
         yield states, outputs, after
@@ -316,7 +249,7 @@ def _others(tries: Tries, states: States, name: str) -> Iterator[Tensor]:
     if held.dtype == torch.bool:
         yield ~held
         return
-    fresh = fresh_states(tries.eager.spec, tries.batch_size, tries.eager.dtype)[name]
+    fresh = tries.fresh()[name]
     for other in (fresh, torch.zeros_like(held), held + 1):
         if other is not None and other.shape == held.shape and not same_bits(other, held):
             yield other

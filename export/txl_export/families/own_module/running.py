@@ -17,6 +17,7 @@ from txl_export.families.own_module.attributes import leaves, put, value_at
 from txl_export.families.own_module.own_code import own_code
 from txl_export.families.own_module.sizes import (
     TORCH,
+    States,
     fresh_states,
     has_length,
     measured,
@@ -171,6 +172,40 @@ class Eager:
                 f"state {entry.name} comes back as {shown(sizes)}, expected {shown(most)}, as its StateSpec says; "
                 "correct the one or the other"
             )
+
+
+class Tries:
+    """Inputs and states to try a module on.
+
+    Args:
+        eager: the module.
+        batch_size: B.
+        seed: of the inputs.
+    """
+
+    def __init__(self, eager: Eager, batch_size: int, seed: int = 2) -> None:
+        self.eager, self.batch_size = eager, batch_size
+        self._generator = np.random.default_rng(seed)
+
+    def inputs(self, length: int) -> dict[str, Tensor]:
+        """Those of one segment."""
+        spec = self.eager.spec
+        return random_inputs(spec, self.batch_size, length, self._generator, spec.samples)
+
+    def valid(self, length: int) -> Tensor:
+        """Every row of a segment counts."""
+        return torch.full((self.batch_size,), length, dtype=torch.int32)
+
+    def fresh(self) -> States:
+        """Those before the first segment."""
+        return fresh_states(self.eager.spec, self.batch_size, self.eager.dtype)
+
+    def states(self, length: int, segments: int = 2) -> States:
+        """Those after some segments from the start."""
+        states = self.fresh()
+        for _ in range(segments):
+            states = dict(self.eager(self.inputs(length), states, self.valid(length))[1])
+        return states
 
 
 def called(

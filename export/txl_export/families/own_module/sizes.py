@@ -31,6 +31,11 @@ def has_length(spec: StepSpec) -> bool:
     return any(entry.axes.positions for entry in spec.inputs)
 
 
+def usual_lengths(spec: StepSpec) -> tuple[int, ...]:
+    """Segment lengths that are tried where none are given."""
+    return (64, 1) if has_length(spec) else (1,)
+
+
 def shown(sizes: tuple[int, ...]) -> str:
     """A shape in a message."""
     return " × ".join(map(str, sizes)) if sizes else "a single number"

@@ -18,17 +18,21 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from txl_runtime.bundle.graph_check import Budget, Walk
+from txl_runtime.bundle.protobuf import RefusedError
+from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.errors import one_line
 from txl_runtime.ladder import rung
 from txl_runtime.selftest import relative_difference
 
-from txl_export.families.own_module.network import StepNetwork, reads_valid
+from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import own_code
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
 from txl_export.families.own_module.stages import Stage, Transition
+from txl_export.graphs.shared_weights import SMALL
 
 EXAMPLES = 4
 FURTHER = 3
@@ -46,6 +50,10 @@ class TrialError(Exception):
     """A graph does not load, does not run, or computes something else; the message says which."""
 
 
+class RulesError(TrialError):
+    """Who loads a bundle would refuse the graph, whatever it computes; the message says for what."""
+
+
 def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count: int = EXAMPLES) -> list[Example]:
     """Real values at a stage: states that other inputs have led to each time; every second time with idle sequences."""
     eager, found = Eager(plan.spec), []
@@ -54,7 +62,7 @@ def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count
         states = _states_at(plan, transition.stage, eager, draws)
         inputs = random_inputs(plan.spec, plan.batch_size, transition.length, draws, plan.spec.samples)
         given = [inputs[entry.name] for entry in plan.spec.inputs]
-        if reads_valid(plan):
+        if plan.reads_valid:
             given.append(_counts(plan, transition.length, number, draws))
         for name in network.read:
             state = states[name]
@@ -70,11 +78,11 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
     """Load and run a graph, and hold its results against the network's.
 
     Raises:
-        TrialError: it is not the network.
+        TrialError: it is not the network, or breaks the rules of a bundle's graphs.
     """
     with tempfile.TemporaryDirectory(prefix="txl-deploy-trial-") as place:
         path = Path(place) / "trial.onnx"
-        ir.save(model, path, external_data="trial.data")
+        ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=SMALL)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         try:
@@ -84,6 +92,7 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise TrialError(f"the graph does not load: {one_line(error)}") from error
+        _check_rules(path, network, examples)
         for example in examples:
             names = [spec.name for spec in network.inputs]
             feeds = {name: tensor.numpy() for name, tensor in zip(names, example.given, strict=True)}
@@ -93,6 +102,18 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
                 raise TrialError(f"the graph does not run: {one_line(error)}") from error
             for spec, got, tensor in zip(network.outputs, results, example.wanted, strict=True):
                 _compare(spec.name, got, tensor.numpy())
+
+
+def _check_rules(path: Path, network: StepNetwork, examples: Sequence[Example]) -> None:
+    """Hold a graph against what a bundle's may have, with inputs as large as those of the examples."""
+    given = zip(network.inputs, *(example.given for example in examples), strict=True)
+    sizes = {spec.name: tuple(map(max, *(one.shape for one in (*found, found[0])))) for spec, *found in given}
+    weights = path.with_name(WEIGHTS)
+    try:
+        Walk(path.read_bytes(), "step", sizes, WEIGHTS, Budget(weights.stat().st_size if weights.exists() else 0))
+    except RefusedError as refused:
+        found, expected, *_ = refused.args
+        raise RulesError(f"has {found}, expected {expected}") from None
 
 
 def first_sequences(example: Example, network: StepNetwork, count: int) -> Example:

@@ -43,10 +43,12 @@ class Reads:
     Attributes:
         anywhere: also inside an operator, and by a size that depends on values.
         by_python: where the user's Python is given the values.
+        gradients: where gradients are switched on, to be computed in the step.
     """
 
-    anywhere: str | None
-    by_python: str | None
+    anywhere: str | None = None
+    by_python: str | None = None
+    gradients: str | None = None
 
 
 def value_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
@@ -58,7 +60,7 @@ def value_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
     calls = _Calls(following)
     with torch.no_grad(), following, calls:
         network(*given)
-    return Reads(following.place or calls.place, calls.place)
+    return Reads(following.place or calls.place, calls.place, calls.gradients)
 
 
 class Following(TorchDispatchMode):
@@ -105,11 +107,13 @@ class _Calls(TorchFunctionMode):
 
     Attributes:
         place: where the first one was called with what depends on the arguments.
+        gradients: where gradients were switched on first.
     """
 
     def __init__(self, following: Following) -> None:
         super().__init__()
         self.place: str | None = None
+        self.gradients: str | None = None
         self._following = following
 
     def __torch_function__(
@@ -119,6 +123,8 @@ class _Calls(TorchFunctionMode):
         named = getattr(func, "__name__", "") in _TO_PYTHON
         if named and self.place is None and self._following.depends((args, dict(kwargs or {}))):
             self.place = _here()
+        if func is torch._C._set_grad_enabled and args[0] and self.gradients is None:
+            self.gradients = _here()
         return func(*args, **(kwargs or {}))
 
 

@@ -158,7 +158,7 @@ def test_one_program_of_one_b_keeps_it_for_all(tmp_path, monkeypatch):
     real = any_batch._tried
 
     def tried(plan: Any, found: Any) -> Any:
-        if found.length == 1:
+        if found.network.length == 1:
             raise FixedBatchError("for a reason")
         return real(plan, found)
 
@@ -186,7 +186,7 @@ def test_every_route_can_be_opened(route, monkeypatch):
         return real(network, name, examples, (route,))
 
     monkeypatch.setattr(building, "capture", by_route)
-    graphs = building._staged(plan, Silent(), "")
+    graphs = building._staged(plan, Silent())
     assert (graphs.fixed, graphs.routes) == ("", {"step-2": route})
     assert graphs.programs[0].open_batch
 
@@ -202,7 +202,7 @@ def test_a_graph_that_computes_something_else_for_few_sequences_is_not_taken(mon
                 node.replace_input_with(5, next(one for one in model.graph if one.op_type == "LSTM").inputs[5])
 
     monkeypatch.setattr(any_batch, "open_batch", wrong)
-    assert "run with fewer, the graph's" in building._staged(plan, Silent(), "").fixed
+    assert "run with fewer, the graph's" in building._staged(plan, Silent()).fixed
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 9, 20, 64])

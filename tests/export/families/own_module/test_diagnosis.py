@@ -1,0 +1,252 @@
+"""Why a step cannot be captured is told after one attempt, with the user's line, and says what to do."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import txl_export
+import txl_runtime
+from torch import nn
+from txl_export.families.own_module import capture as capturing
+from txl_export.families.own_module.building import write_step
+from txl_export.families.own_module.diagnosis import CaptureError
+from txl_export.families.own_module.loading import load_spec
+from txl_export.families.own_module.plan import make_plan
+from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+from txl_runtime.errors import UsageError
+from txl_runtime.listener import Silent
+
+X, H = [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))]
+
+
+def refused(module, tmp_path, states=H, **options):
+    """What is said of a module that no route captures, and how often torch.export tried."""
+    spec = StepSpec(module, X, states, ["y"], **options)
+    with pytest.raises(CaptureError) as caught:
+        write_step(tmp_path, make_plan(spec, 2, (), Silent()), "fp32", "auto", Silent())
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "report this" not in said
+    return said
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    """The routes that were tried."""
+    tried = []
+    for route, capture in capturing._ROUTES.items():
+
+        def counted(*given, route=route, capture=capture):
+            tried.append(route)
+            return capture(*given)
+
+        monkeypatch.setitem(capturing._ROUTES, route, counted)
+    return tried
+
+
+class Bessel(nn.Module):
+    def forward(self, x, h):
+        return torch.special.bessel_j0(x), h * 0.5 + x
+
+
+def test_an_operator_that_onnx_lacks_is_told_with_the_users_line(tmp_path, attempts):
+    said = refused(Bessel(), tmp_path)
+    assert "ONNX lacks the operator prims.bessel_j0 (test_diagnosis.py:" in said
+    assert ": return torch.special.bessel_j0(x), h * 0.5 + x)" in said
+    assert attempts == ["export", "tracer"], "what torch takes apart has it still; the tracer may have another form"
+
+
+class Descends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x, h):
+        with torch.enable_grad():
+            at = h.detach().requires_grad_()
+            (slope,) = torch.autograd.grad((self.inner(at) * x).sum(), at)
+        return x - slope, h - 0.1 * slope
+
+
+def test_gradients_in_a_step_are_named(tmp_path, attempts):
+    said = refused(Descends(), tmp_path)
+    assert "it computes gradients at test_diagnosis.py:" in said
+    assert "and a graph computes none; write them as a formula" in said
+    assert attempts == ["export", "tracer"], "which keeps some gradients"
+
+
+class Rotates(nn.Module):
+    """As a diagonal state space model does, by complex numbers."""
+
+    def __init__(self, polar):
+        super().__init__()
+        self.polar, self.angle = polar, nn.Parameter(torch.linspace(0, 1, 4))
+
+    def forward(self, x, h):
+        one = torch.complex(torch.zeros(4), self.angle)
+        turn = torch.polar(torch.ones(4), self.angle) if self.polar else torch.exp(one)
+        turned = torch.complex(x, h * 0.5) * turn
+        return turned.real.clone(), turned.imag.clone()
+
+
+def test_complex_numbers_that_onnx_lacks_are_named(tmp_path, attempts):
+    said = refused(Rotates(polar=False), tmp_path)
+    assert "ONNX lacks the operator aten.exp for complex numbers (test_diagnosis.py:" in said
+    assert "turn = " in said
+    assert "compute with real and imaginary parts" in said
+    assert attempts == ["export"]
+
+
+def test_complex_numbers_inside_a_step_may_be_exported(tmp_path):
+    result = txl_export.export(StepSpec(Rotates(polar=True), X, H, ["y"]), tmp_path / "a.txl", batch_size=2)
+    assert result.parity.passed
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("whole", [True, False])
+def test_torchscript_has_no_python_to_capture(whole, tmp_path, attempts):
+    module = torch.jit.script(Adds()) if whole else nn.Sequential()
+    if not whole:
+        module = Wraps(torch.jit.script(Adds()))
+    said = refused(module, tmp_path)
+    assert ("the module is TorchScript" if whole else "the part inner of the module is TorchScript") in said
+    assert "make it from its class, and load its state dict into that" in said
+    assert attempts == ["export"]
+
+
+class Adds(nn.Module):
+    def forward(self, x: torch.Tensor, h: torch.Tensor):
+        return x + h, h * 0.5 + x
+
+
+class Wraps(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, h):
+        return self.inner(x, h)
+
+
+def test_what_torch_jit_traced_is_exported(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(Adds(), (torch.zeros(2, 4), torch.zeros(2, 4)))
+    assert txl_export.export(StepSpec(traced, X, H, ["y"]), tmp_path / "a.txl", batch_size=2).parity.passed
+
+
+class Transforms(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x, h):
+        if self.kind == "fft":
+            return torch.fft.rfft(x).abs().sum(1, keepdim=True) + h, h * 0.5 + x
+        return x * torch.linalg.det(x.T @ x), h * 0.5 + x
+
+
+@pytest.mark.parametrize(("kind", "operator"), [("fft", "DFT"), ("det", "Det")])
+def test_an_operator_that_no_bundle_may_have_is_refused_at_export_with_its_line(kind, operator, tmp_path):
+    said = refused(Transforms(kind), tmp_path)
+    assert f"it becomes the operator {operator}, which no graph of a bundle may have (test_diagnosis.py:" in said
+    assert f"torch.{'fft' if kind == 'fft' else 'linalg'}." in said
+
+
+class Asserts(nn.Module):
+    """As an encoder does that is given lengths: torch.export stops, and the tracer would go on."""
+
+    def forward(self, x, h):
+        rows = (x > 0).long().sum(1)
+        assert rows.max().item() >= 0
+        return x + torch.arange(4)[: rows.max()].sum(), h * 0.5 + x
+
+
+def test_an_assertion_on_values_is_told_with_its_line(tmp_path, attempts):
+    said = refused(Asserts(), tmp_path)
+    assert "value that it reads at test_diagnosis.py:" in said or "values at test_diagnosis.py:" in said
+    assert attempts.count("export") == 1
+
+
+class Grows(nn.Module):
+    def forward(self, x, h):
+        seen = torch.cat([h, x[:, None]], 1)
+        return torch.where(x > 50, torch.rand_like(x), seen.sum(1)), seen[:, -3:]
+
+
+def test_a_cause_of_the_step_itself_is_not_tried_again_with_other_sizes(tmp_path, attempts):
+    said = refused(Grows(), tmp_path, [StateSpec("h", ("B", 3, 4), grows=1)])
+    assert "test_diagnosis.py:" in said
+    assert attempts.count("export") == 1
+
+
+class Scales(nn.Module):
+    """As models of Gemma's kind do: a number of the model is kept in bfloat16."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, size).to(torch.bfloat16))
+
+    def forward(self, x, h):
+        return x * self.scale[:4].type_as(x) + self.scale.float().sum(), h * 0.5 + x
+
+
+@pytest.mark.parametrize("size", [4, 600])
+def test_a_buffer_of_bfloat16_is_exported(size, tmp_path):
+    spec = StepSpec(Scales(size), X, H, ["y"])
+    assert txl_export.export(spec, tmp_path / "a.txl", batch_size=2).parity.passed
+    stream = txl_runtime.load(tmp_path / "a.txl", "cpu").stream(2)
+    x = np.ones((2, 4), np.float32)
+    expected = spec.module(torch.from_numpy(x), torch.zeros(2, 4))[0]
+    np.testing.assert_allclose(stream.run({"x": x})["y"], expected.numpy(), rtol=1e-5)
+
+
+def test_a_sparse_buffer_is_refused_with_what_to_keep_instead():
+    module = Adds()
+    module.register_buffer("edges", torch.eye(4).to_sparse())
+    with pytest.raises(
+        UsageError, match=r"edges is torch.sparse_coo, expected a dense tensor; keep edges.to_dense\(\)"
+    ):
+        make_plan(StepSpec(module, X, H, ["y"]), 2, (), Silent())
+
+
+def test_a_file_may_have_the_name_of_the_package_that_it_imports(tmp_path, monkeypatch):
+    package, own = tmp_path / "site" / "memory_thing", tmp_path / "user"
+    package.mkdir(parents=True)
+    own.mkdir()
+    (package / "__init__.py").write_text("from .inner import Cell\n")
+    (package / "inner.py").write_text(
+        "import torch\nclass Cell(torch.nn.Module):\n    def forward(self, x, h):\n        return x + h, h * 0.5 + x\n"
+    )
+    (own / "memory_thing.py").write_text(
+        "from memory_thing import Cell\nimport memory_thing.inner\n"
+        "from txl_export import InputSpec, StateSpec, StepSpec\n"
+        "def build():\n    import memory_thing\n"
+        "    return StepSpec(memory_thing.Cell(), [InputSpec('x', ('B', 4))], [StateSpec('h', ('B', 4))], ['y'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    spec = load_spec(f"{own / 'memory_thing.py'}:build", None)
+    assert type(spec.module).__name__ == "Cell"
+    assert sys.modules["memory_thing"].__file__ == str(package / "__init__.py")
+    for name in ("memory_thing", "memory_thing.inner"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_long_error_of_another_library_keeps_its_cause():
+    error = ValueError(f"the cause {'word ' * 200} the place")
+    reason = capturing.reason_of("export", error, Adds(), capturing.Reads())
+    assert reason.text.startswith("ValueError: the cause word")
+    assert reason.text.endswith("the place")
+    assert len(reason.text) < 400
+
+
+def test_what_the_exporter_could_not_convert_is_told_by_its_cause():
+    from torch.onnx.errors import OnnxExporterError
+
+    error = OnnxExporterError("Failed to convert; see the stack trace above")
+    error.__cause__ = ValueError("axis 3 is out of range")
+    assert capturing.reason_of("export", error, Adds(), capturing.Reads()).text == "ValueError: axis 3 is out of range"
