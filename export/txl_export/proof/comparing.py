@@ -205,6 +205,11 @@ class ChainErrors:
     kl: list[float] = field(default_factory=list)
     ranks: RankCounts = field(default_factory=RankCounts)
 
+    @property
+    def name(self) -> str:
+        """What kind of segments."""
+        return self.chain.name
+
     def found(self) -> Chain:
         """The chain with every tensor."""
         self.chain.outputs = {name: errors.tensor for name, errors in self.outputs.items()}

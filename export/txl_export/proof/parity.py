@@ -31,7 +31,7 @@ class Parity:
         sensitivity: for quantised weights, the KL divergence that each layer causes alone.
         advice: what to do where a gate failed.
         model_id: which model it is.
-        ran_on: what the chains read, for people: "random tokens", "the text", ….
+        ran_on: what the chains read, for people: "random inputs", "the text", ….
     """
 
     backend: str
