@@ -43,7 +43,7 @@ class Distributions:
         with np.errstate(all="ignore"):  # NaN and infinities are judged below
             np.copyto(other, found)
             np.subtract(other, expected, out=difference)
-            np.exp(expected, out=weight)
+            np.exp(expected, out=weight, dtype=np.float64)  # in float32 an array would diverge from itself
             size = weight.sum(axis=1)
             first_order = np.einsum("ij,ij->i", weight, difference) / size
             np.exp(other, out=other)

@@ -7,7 +7,7 @@ only looked into. No reference is needed for this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
     """The same segment twice without becoming part of the state, and once for good."""
     stream = model.stream()
     for inputs, counts in calls:
-        one, two = (stream.run(inputs, lengths=counts, commit=False) for _ in range(2))
-        bits.compare(REPEATED, one, two)
-        bits.compare(REPEATED, one, stream.run(inputs, lengths=counts))
+        one = stream.run(inputs, lengths=counts, commit=False)
+        for commit in (False, True):
+            bits.compare(REPEATED, one, stream.run(inputs, lengths=counts, commit=commit))
 
 
 def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits: Bits, folder: Path) -> None:
@@ -63,7 +63,7 @@ def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits:
     snapshot = stream.snapshot()
     independent = model.manifest.can.run_apart or model.batch_size == 1
     taken = [stream.take(row) for row in range(model.batch_size)] if independent else []
-    first = _run(stream, after)
+    first = list(_run(stream, after))
     stream.restore(snapshot)
     _compare_runs(RESTORED, first, _run(stream, after), bits)
     path = folder / "restored.safetensors"
@@ -84,10 +84,10 @@ def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits)
     Where graphs leave B open a segment is computed up to the last sequence that runs, and an engine may round otherwise
     for another number of them. So runs are compared in which that number is the same.
     """
-    manifest, numbers, together = model.manifest, np.arange(model.batch_size), _run(model.stream(), calls)
+    manifest, numbers, together = model.manifest, np.arange(model.batch_size), list(_run(model.stream(), calls))
     some = any(program.open_batch for program in manifest.programs)
     first, alone = (numbers <= row) | (not some), numbers == row
-    among = together if first.all() else _run(model.stream(), _running(calls, first))
+    among = together if first.all() else list(_run(model.stream(), _running(calls, first)))
     tries = [(IDLE, alone, among), (INDEPENDENT, first, among)]
     if not first.all():
         tries += [(IDLE, alone | (numbers == numbers[-1]), together), (INDEPENDENT, numbers >= 0, together)]
@@ -118,11 +118,12 @@ def poisoned_state(state: RowState, manifest: Manifest) -> RowState:
     return replace(state, fill=manifest.memory_length, tensors={**state.tensors, **floats})
 
 
-def _run(stream: Stream, calls: Sequence[Call]) -> list[dict[str, Array]]:
-    """Outputs and states after every segment."""
-    return [named(stream.run(inputs, lengths=counts), stream.state()) for inputs, counts in calls]
+def _run(stream: Stream, calls: Sequence[Call]) -> Iterator[dict[str, Array]]:
+    """Outputs and states after every segment, one at a time, because those of a large vocabulary are large."""
+    for inputs, counts in calls:
+        yield named(stream.run(inputs, lengths=counts), stream.state())
 
 
-def _compare_runs(tried: str, first: Sequence[Any], second: Sequence[Any], bits: Bits) -> None:
+def _compare_runs(tried: str, first: Iterable[Any], second: Iterable[Any], bits: Bits) -> None:
     for one, other in zip(first, second, strict=True):
         bits.compare(tried, one, other)

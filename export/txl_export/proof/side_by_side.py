@@ -102,14 +102,14 @@ class SideBySide:
                 self._bits.compare(IDLE, before, now)
             else:
                 self._bits.compare(KEPT, before, after)
-        if chain.segments % chain.every == 0:
+        if (chain.segments - 1) % chain.every == 0:
             self._compare_state(after)
         if self._handing_over and commit:
             hand_over(self.stream, manifest, self._truth.state())
 
     def finish(self) -> None:
         """Compare the states that the last segment left, where that was not done yet."""
-        if self.errors.chain.segments % self.errors.chain.every:
+        if (self.errors.chain.segments - 1) % self.errors.chain.every:
             self._compare_state()
 
     def _run(self, inputs: dict[str, Array], counts: Ids, commit: bool) -> None:

@@ -179,10 +179,12 @@ def _explained(
     ran: Sequence[tuple[Planned, ChainErrors]],
 ) -> str:
     """What to say where the model itself is about as far from itself in float32 as the bundle is; "" elsewhere."""
+    measured = [gate for gate in failing if gate.name in KINDS]
+    if not measured:
+        return ""
     far = own_rounding(manifest, reference, samples, ran).far
     most = {gate: max((far[n] for n in far if n.startswith(kind)), default=0.0) for gate, kind in KINDS.items()}
-    measured = [gate for gate in failing if gate.name in KINDS]
-    if not measured or any((gate.value or 0.0) > EXPLAINED * most[gate.name] for gate in measured):
+    if any((gate.value or 0.0) > EXPLAINED * most[gate.name] for gate in measured):
         return ""
     own = max(most[gate.name] for gate in measured)
     return f"in float32 the model is {own:.0e} from itself in the same segments: {AMPLIFIES}"

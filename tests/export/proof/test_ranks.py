@@ -1,4 +1,4 @@
-"""Where the reference's best tokens stand: against sorting, for every width, with ties and with what is no number."""
+"""Divergence, and where the best tokens stand: against sorting, for every width, with ties and what is no number."""
 
 from __future__ import annotations
 
@@ -82,3 +82,12 @@ def test_what_compares_distributions_counts_ranks_of_every_position():
     Distributions(chain, TensorErrors(nats=True), rows.shape[1]).compare(rows, rows.astype(np.float32))
     assert (chain.ranks.positions, chain.ranks.within[1], chain.ranks.shared) == (9, 9, 90)
     assert chain.chain.agreeing == chain.chain.decided
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-2, 1.0])
+def test_log_probabilities_in_float32_do_not_diverge_from_themselves(spread: float):
+    logits = np.random.default_rng(0).normal(size=(6, 16_000)) * spread
+    values = (logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))).astype(np.float32)
+    chain = ChainErrors(Chain(name="", streams=1, segments=0, positions=0))
+    Distributions(chain, TensorErrors(nats=True), 16_000).compare(values, values)
+    assert np.abs(chain.kl).max() < 1e-13

@@ -421,15 +421,16 @@ def steady(segments: int) -> tuple[ChainErrors, TensorErrors]:
     return ChainErrors(facts, states={"h": errors}), errors
 
 
+@pytest.mark.parametrize("reach", [None, 8])
 @pytest.mark.parametrize(("share", "found"), [(0.5, set()), (3.0, {"drift of h"})])
-def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(share: float, found: set[str]):
+def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(share: float, found: set[str], reach):
     random, burst = np.random.default_rng(0), rung("fp16", "cpu").burst
     assert burst is not None
     chain, errors = steady(40)
     for segment in range(40):
         values = random.normal(size=(64, 8))
         errors.add((values, values + (share * burst if segment >= 30 else 0)))
-    gates = list(judge(MANIFEST, "fp16", "cpu", [chain], Bits(), real=False))
+    gates = list(judge(msgspec.structs.replace(MANIFEST, reach=reach), "fp16", "cpu", [chain], Bits(), real=False))
     assert {gate.name for gate in gates if gate.passed is False} == found
 
 
