@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -98,8 +99,8 @@ class Parity:
         )
 
     def document(self) -> dict[str, object]:
-        """Everything, as plain JSON."""
-        found: dict[str, object] = to_builtins(self.verification())
+        """Everything, as plain JSON: lists in place of tuples."""
+        found: dict[str, object] = json.loads(json.dumps(to_builtins(self.verification())))
         return found
 
     def _spread(self, kl: list[float]) -> Spread:
