@@ -81,7 +81,7 @@ def _late_errors(
             yield name, None
             continue
         early, late = ends
-        if limits.burst is None or (reach is not None and errors.tensor.nats):  # what such a model predicts has settled
+        if limits.burst is None or (reach is not None and errors.tensor.nats):  # these settle with the memory
             yield name, (late, no_drift_limit(early))
         else:
             yield name, (late, no_drift_limit(early, limits.burst * errors.spread))

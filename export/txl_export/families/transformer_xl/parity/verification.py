@@ -51,7 +51,7 @@ def verify_models(
             long chains and the text.
         reference: the model it should be equal to.
         source: where the reference's weights came from, for the report.
-        text: token ids [T] of real text; without it tokens are random and distribution gates are not judged.
+        text: token ids [T] of real text; without it tokens are random, and only float32 is judged by its distribution.
         segments: of the longest chain; None for enough to roll the memory over.
         listener: hears of progress.
         stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
