@@ -1,4 +1,8 @@
-"""How many threads the reference takes."""
+"""How many threads a comparison takes: one on each side for a small model.
+
+Where cores are shared, threads that wait for each other after every small operation use ten times the processor time
+that they save.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from txl_runtime.bundle.manifest import Manifest
+
+SMALL = 10_000_000
+"""A model of fewer parameters runs best in one thread."""
 
 
 @contextlib.contextmanager
 def few_threads(small: bool) -> Iterator[None]:
-    """One thread of torch for a small model: where cores are shared, threads that wait for each other after every
-    small operation use ten times the processor time that they save.
-    """
+    """One thread of torch for a small model's reference."""
     threads = torch.get_num_threads()
     if small:
         torch.set_num_threads(1)
@@ -20,3 +26,8 @@ def few_threads(small: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def engine_threads(manifest: Manifest, asked: int | None) -> int | None:
+    """Threads of the engine that is compared: as asked, else one for a small model, and None, for all cores, else."""
+    return 1 if asked is None and 0 < manifest.parameters < SMALL else asked

@@ -28,7 +28,7 @@ from txl_export.proof.perplexity import compare_text
 from txl_export.proof.references import Reference
 from txl_export.proof.rounding import own_rounding, told_apart
 from txl_export.proof.same_bits import compare_bits
-from txl_export.proof.threads import few_threads
+from txl_export.proof.threads import engine_threads, few_threads
 from txl_export.proof.unused_states import idle_states
 from txl_export.proof.unusual_inputs import far_gates, nan_gates
 
@@ -42,6 +42,7 @@ def openers(
     folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
 ) -> list[Callable[[], Model]]:
     """What loads a bundle for each update rule that runs here; hashes are checked once. Engines have one rule."""
+    threads = engine_threads(manifest, threads)
     if backend in ("rtx", "tensorrt"):
         return [partial(load, folder, backend, threads)]
     return [

@@ -83,7 +83,8 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
                 settle(model, name, network.inputs, network.outputs)
                 try_graph(model, network, examples)
         except Exception as error:  # torch raises many kinds, and so may the user's code
-            reasons.append(reason_of(route, error, network.module, made.reads))
+            narrower = _is_narrower(network, made.exported, examples)
+            reasons.append(reason_of(route, error, network.module, made.reads, narrower))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # such as sys.exit
@@ -152,6 +153,23 @@ def _symbolic(network: StepNetwork, example: Example, made: _Made) -> Any:
             "compute something else"
         )
     return made.exported
+
+
+def _is_narrower(network: StepNetwork, exported: Any, examples: Sequence[Example]) -> bool:
+    """Whether `torch.export` has taken an open size for one that only some of the examples have.
+
+    That says nothing against its graph: one that cuts what is too long may be right for what is shorter as well.
+    """
+    if exported is None:
+        return False
+    shapes = {node.name: node.meta["val"].shape for node in exported.graph.nodes if node.op == "placeholder"}
+    for index, name in enumerate(exported.graph_signature.user_inputs):
+        for axis in network.open_axes[index]:
+            size, wanted = shapes[name][axis], {example.given[index].shape[axis] for example in examples}
+            bounds = {size} if isinstance(size, int) else exported.range_constraints.get(size.node.expr, wanted)
+            if any(one not in bounds for one in wanted if one > 1):  # torch takes no open size for 0 or 1
+                return True
+    return False
 
 
 def _reads_a_value(node: Any) -> bool:

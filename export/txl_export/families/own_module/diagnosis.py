@@ -58,7 +58,7 @@ class Reason:
     in_vain: Sequence[Route] = ()
 
 
-def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads) -> Reason:
+def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads, narrower: bool = False) -> Reason:
     """What stopped a route.
 
     Args:
@@ -66,6 +66,7 @@ def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads) -
         error: with which it failed.
         module: the user's.
         reads: what a run of the step has shown.
+        narrower: whether what `torch.export` made of the step is for some of its sizes alone.
     """
     if isinstance(error, ReadError):
         return Reason(route, 5, str(error), ROUTES)
@@ -73,8 +74,10 @@ def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads) -
         return Reason(route, 2, f"{error}{place_in(error.trace)}", ROUTES if error.final else ())
     if isinstance(error, RulesError):
         return Reason(route, 2, f"its graph {error}")
-    if isinstance(error, TracerError | TrialError):
-        return Reason(route, 2 if isinstance(error, TrialError) else 1, str(error))
+    if isinstance(error, TrialError):
+        return Reason(route, 2, str(error), ("decomposed",) if narrower and error.elsewhere else ())
+    if isinstance(error, TracerError):
+        return Reason(route, 1, str(error))
     chain = _chain(error)
     said, place = " ".join(str(one) for one in chain), _place(chain)
     if lacking := _LACKS.search(said):

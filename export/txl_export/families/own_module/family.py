@@ -35,6 +35,7 @@ from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED
 from txl_export.options import ExportOptions
 from txl_export.proof.parity import Parity
+from txl_export.proof.threads import engine_threads
 from txl_export.token_files import read_tokens
 
 FOR_CHECKPOINTS = (
@@ -109,7 +110,8 @@ class PreparedStep:
 
         emulated = manifest.precision == EMULATED
         with runnable(folder, manifest, "cpu") as runs:
-            opener, stand_in = partial(load, runs, "cpu"), EMULATED if emulated else None
+            opener = partial(load, runs, "cpu", engine_threads(manifest, None))
+            stand_in = EMULATED if emulated else None
             return verify_step(opener, self.plan, "the module itself", None, heard, stand_in)
 
 
@@ -160,7 +162,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     backend = "cpu" if emulated else backend
     with runnable(bundle.path, manifest, backend) as folder:
-        opener = partial(load, folder, backend, request.threads)
+        opener = partial(load, folder, backend, engine_threads(manifest, request.threads))
         if request.module is None:
             if request.weights is not None:
                 raise UsageError(

@@ -15,9 +15,7 @@ from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.running import Eager, in_float64
 from txl_export.families.own_module.sizes import fresh_states, random_inputs, state_specs
 from txl_export.proof.references import Reference, States
-
-SMALL = 10_000_000
-"""A module of fewer parameters runs best in one thread."""
+from txl_export.proof.threads import SMALL
 
 BATCH_AGREEMENT = 1e-4
 """A sequence alone and among copies of itself may differ so much by rounding."""

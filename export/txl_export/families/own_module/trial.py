@@ -47,7 +47,13 @@ class Example(NamedTuple):
 
 
 class TrialError(Exception):
-    """A graph does not load, does not run, or computes something else; the message says which."""
+    """A graph does not load, does not run, or computes something else; the message says which.
+
+    Attributes:
+        elsewhere: whether it does so with other values than those it was captured with.
+    """
+
+    elsewhere = False
 
 
 class RulesError(TrialError):
@@ -93,15 +99,23 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
         except Exception as error:
             raise TrialError(f"the graph does not load: {one_line(error)}") from error
         _check_rules(path, network, examples)
-        for example in examples:
-            names = [spec.name for spec in network.inputs]
-            feeds = {name: tensor.numpy() for name, tensor in zip(names, example.given, strict=True)}
+        for number, example in enumerate(examples):
             try:
-                results = session.run([spec.name for spec in network.outputs], feeds)
-            except Exception as error:
-                raise TrialError(f"the graph does not run: {one_line(error)}") from error
-            for spec, got, tensor in zip(network.outputs, results, example.wanted, strict=True):
-                _compare(spec.name, got, tensor.numpy())
+                _try_example(session, network, example)
+            except TrialError as error:
+                error.elsewhere = number > 0
+                raise
+
+
+def _try_example(session: onnxruntime.InferenceSession, network: StepNetwork, example: Example) -> None:
+    names = [spec.name for spec in network.inputs]
+    feeds = {name: tensor.numpy() for name, tensor in zip(names, example.given, strict=True)}
+    try:
+        results = session.run([spec.name for spec in network.outputs], feeds)
+    except Exception as error:
+        raise TrialError(f"the graph does not run: {one_line(error)}") from error
+    for spec, got, tensor in zip(network.outputs, results, example.wanted, strict=True):
+        _compare(spec.name, got, tensor.numpy())
 
 
 def _check_rules(path: Path, network: StepNetwork, examples: Sequence[Example]) -> None:
