@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 from txl_runtime.errors import UsageError, one_line
+from txl_runtime.files import lock
 from txl_runtime.streaming.checks import brief
 
 from txl_deploy.console import stderr
@@ -172,15 +173,11 @@ class Results:
 
     def _lock(self) -> None:
         try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{self._path}: another run writes to it, expected one at a time; wait for it") from None
+            free = lock(self._file)
         except OSError:  # a file system without locks
             return
+        if not free:
+            raise UsageError(f"{self._path}: another run writes to it, expected one at a time; wait for it")
 
     def _take_over(self, header: Header) -> bool:
         """Read what is there and cut off a torn line; whether anything was there.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
-from txl_runtime.bundle.folder import FLAGS
 from txl_runtime.errors import one_line
+from txl_runtime.files import open_plain
 
 MOST_BYTES = 1 << 24
 """Of a document: a verification of 100,000 segments takes less."""
@@ -61,9 +59,7 @@ def read_plain(path: Path, most: int) -> bytes:
     Raises:
         OSError: there is none, or it is something else.
     """
-    with os.fdopen(os.open(os.path.realpath(path), FLAGS), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(0, "no plain file")
+    with open_plain(path) as (file, _):
         return file.read(most) or b""  # None of a file of the system's that has nothing now, such as /proc/kmsg
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from txl_runtime.errors import BundleError, TxlError
+from txl_runtime.files import open_plain
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,6 @@ RETRIES = 3
 TICK = 20_000_000
 """Nanoseconds: two changes within a tick of the system's clock leave the same time, so that a change as recent as this
 is waited for."""
-# Windows has none of them but the first.
-FLAGS = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOCTTY", "O_NOFOLLOW"))
 
 Identity = tuple[int, int, int, int, int]
 """Device, number, size, time of writing, time of change."""
@@ -61,10 +59,7 @@ class Folder:
         real = os.path.realpath(self.place / name)
         if not Path(real).is_relative_to(self.place):
             raise OSError(0, "a link that leaves the bundle")
-        with open(real, "rb", opener=lambda place, _: os.open(place, FLAGS)) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(0, "no plain file")
+        with open_plain(real, links=False) as (file, _):
             if self._seen[name] is None:
                 self._seen[name] = self._settled(lambda: os.fstat(file.fileno()))
             yield file, self._seen[name] == _identity(os.fstat(file.fileno()))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import msgspec
 from msgspec import Meta, MsgspecError, Raw, Struct
 
-from txl_runtime.bundle.folder import FLAGS
 from txl_runtime.errors import BundleError, one_line
+from txl_runtime.files import open_plain
 
 MOST_BYTES = 100_000_000
 """Of a header, as safetensors itself allows."""
@@ -51,10 +49,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         BundleError: the file cannot be read, or does not begin with such a header.
     """
     try:
-        with os.fdopen(os.open(os.path.realpath(path), FLAGS), "rb") as file:  # a pipe does not hang
-            facts = os.fstat(file.fileno())
-            if not stat.S_ISREG(facts.st_mode):
-                raise ValueError("no plain file")
+        with open_plain(path) as (file, facts):
             _, entries, start = decode_header(file, facts.st_size, MOST_BYTES)
         found: dict[str, StoredTensor] = {}
         for name, entry in entries.items():

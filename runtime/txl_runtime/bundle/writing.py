@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.files import lock
 
 PARTIAL, ASIDE = ".partial-", ".replaced-"
 """In hidden names beside a name: of what is not finished, and of a bundle that stepped aside for a new one."""
@@ -137,7 +138,8 @@ def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         with open(os.open(partial, flags, mode), "wb") as stream:  # noqa: PTH123 - a descriptor
-            _lock(stream.fileno(), wait=True)
+            with contextlib.suppress(OSError):  # no locks there: nobody cleans up either
+                lock(stream.fileno(), wait=True)
             if not partial.exists():
                 return False
             stream.write(data)
@@ -168,20 +170,7 @@ def _remove_dead(partial: str) -> None:
         return
     descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        if _lock(descriptor, wait=False):
+        if lock(descriptor):
             os.unlink(partial)  # noqa: PTH108
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, wait: bool) -> bool:
-    """Lock a file until it is closed; False where it is somebody else's, or where there are no locks."""
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        return False
-    return True

@@ -6,11 +6,10 @@ import contextlib
 import os
 import re
 import secrets
-import stat
-import sys
 from pathlib import Path
 
 from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.files import NotPlainError, lock, open_plain
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Rights of what is made here: a session's memory tells what was fed to it."""
@@ -69,7 +68,7 @@ class Lock:
         except OSError as error:
             raise unwritable(folder, error) from None
         try:
-            free = _locked(descriptor)
+            free = lock(descriptor)
         except OSError as error:
             os.close(descriptor)
             raise TxlError(
@@ -150,14 +149,13 @@ def read_private(path: Path, size: int) -> bytes:
         OSError: it is not there, or cannot be read.
         ValueError: it has another size, or is no file; what is said continues a sentence about it.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with open(os.open(path, flags), "rb") as stream:  # noqa: PTH123 - a descriptor
-        known = os.fstat(stream.fileno())
-        if not stat.S_ISREG(known.st_mode):
-            raise ValueError("is no regular file")
-        if known.st_size != size:
-            raise ValueError(f"has {known.st_size} bytes, expected {size}")
-        data = stream.read(size)
+    try:
+        with open_plain(path, links=False) as (stream, known):
+            if known.st_size != size:
+                raise ValueError(f"has {known.st_size} bytes, expected {size}")
+            data = stream.read(size)
+    except NotPlainError:
+        raise ValueError("is no plain file") from None
     if len(data) != size:
         raise ValueError("became shorter while it was read")
     return data
@@ -177,22 +175,3 @@ def unwritable(place: Path, error: OSError) -> TxlError:
     return TxlError(
         f"{place}: cannot be written ({said}), expected a folder with room and rights; choose another place"
     )
-
-
-def _locked(descriptor: int) -> bool:
-    """Lock a file until it is closed; False where it is somebody else's."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import numpy as np
 
 from txl_runtime.bundle.weight_header import decode_header
 from txl_runtime.errors import UsageError
+from txl_runtime.files import open_plain
 from txl_runtime.streaming.checks import brief
 from txl_runtime.types import Array
 
@@ -49,20 +48,8 @@ def read_tensors(source: Path) -> tuple[dict[str, str], dict[str, Array]]:
     Raises:
         UsageError: there is no such file, or it is another kind of file, or it is damaged.
     """
-    try:
-        found = source.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        found = False
-    if not found:
-        raise UsageError(f"{source}: no such file, {ADVICE}")
-    with _explained(str(source)):
-        # It may have become a pipe by now, and is not waited for.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        with open(os.open(source, flags), "rb") as file:  # noqa: PTH123 - a descriptor
-            known = os.fstat(file.fileno())
-            if not stat.S_ISREG(known.st_mode):
-                raise UsageError(f"{source}: no regular file, {ADVICE}")
-            return _read(file, known.st_size)
+    with _explained(str(source)), open_plain(source) as (file, known):
+        return _read(file, known.st_size)
 
 
 @contextlib.contextmanager
@@ -73,7 +60,8 @@ def _explained(source: str) -> Iterator[None]:
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{source}: {error}; {ADVICE}") from None
+        said = getattr(error, "strerror", None) or error  # an OSError's own text names the file again
+        raise UsageError(f"{source}: {said}; {ADVICE}") from None
 
 
 def _read(file: io.BufferedReader | io.BytesIO, size: int) -> tuple[dict[str, str], dict[str, Array]]:

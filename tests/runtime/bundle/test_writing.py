@@ -95,9 +95,9 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_goes_on(tmp_path,
 
 @unix
 def test_an_unfinished_file_that_somebody_took_for_a_dead_ones_is_written_again(tmp_path, monkeypatch):
-    lock, times = writing._lock, 0
+    lock, times = writing.lock, 0
 
-    def late(descriptor: int, wait: bool) -> bool:
+    def late(descriptor: int, wait: bool = False) -> bool:
         nonlocal times
         times += 1
         if times == 1:
@@ -105,7 +105,7 @@ def test_an_unfinished_file_that_somebody_took_for_a_dead_ones_is_written_again(
             partial.unlink()
         return lock(descriptor, wait)
 
-    monkeypatch.setattr(writing, "_lock", late)
+    monkeypatch.setattr(writing, "lock", late)
     write_whole(tmp_path / "a.state", b"data")
     assert times == 2
     assert (tmp_path / "a.state").read_bytes() == b"data"

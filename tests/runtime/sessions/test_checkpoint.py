@@ -246,7 +246,7 @@ def test_an_index_that_is_no_file_is_refused(tmp_path):
     path = tmp_path / "sessions.json"
     path.rename(tmp_path / "moved")
     os.mkfifo(path)
-    with pytest.raises(UsageError, match=r"damaged .is no regular file"):
+    with pytest.raises(UsageError, match=r"damaged .is no plain file"):
         Checkpoint(tmp_path, MODEL)
     path.unlink()
     path.symlink_to(tmp_path / "moved")

@@ -235,14 +235,14 @@ def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_refused_at_once(tmp_p
     path.write_bytes(b"data")
 
     def switched(place: Any, flags: int, *more: Any, **options: Any) -> int:
-        if place == path:
+        if Path(place) == path:
             assert flags & os.O_NONBLOCK, "it would wait for a writer"
             path.unlink()
             os.mkfifo(path)
         return opened(place, flags, *more, **options)
 
     monkeypatch.setattr(os, "open", switched)
-    with pytest.raises(UsageError, match="no regular file, expected a saved state"):
+    with pytest.raises(UsageError, match="no plain file; expected a saved state"):
         StreamState.load(path)
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from txl_runtime.errors import CheckpointError
-
-_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
-"""Not to block: what is a file when it is looked at may be a pipe when it is opened."""
+from txl_runtime.files import NotPlainError, open_plain
 
 
 @contextmanager
@@ -23,14 +20,12 @@ def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
         CheckpointError: it is no regular file, or was written to in the meantime; the path is not in the message.
         OSError: it cannot be opened or read.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # some devices act when they are opened
-        raise CheckpointError("not a regular file, expected one; copy it to a file first")
-    with os.fdopen(os.open(path, _FLAGS), "rb") as file:
-        before = os.fstat(file.fileno())
-        if not stat.S_ISREG(before.st_mode):
-            raise CheckpointError("not a regular file, expected one; copy it to a file first")
-        yield file, before.st_size
-        after = os.fstat(file.fileno())
+    try:
+        with open_plain(path) as (file, before):
+            yield file, before.st_size
+            after = os.fstat(file.fileno())
+    except NotPlainError:
+        raise CheckpointError("not a regular file, expected one; copy it to a file first") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise CheckpointError("was written to while it was read, expected a finished file; try again")
 
