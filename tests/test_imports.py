@@ -68,9 +68,9 @@ THIRD_PARTIES = {
 
 FED = """
 bundle bundle.abilities bundle.agreement bundle.axes bundle.bindings bundle.folder bundle.manifest bundle.reading
-bundle.tables errors files host host.backend host.engine host.loop host.onnxruntime_cpu host.placements host.softmax model
-streaming streaming.carried streaming.checks streaming.loop streaming.outputs streaming.programs streaming.state
-streaming.stream types update_rules
+bundle.tables errors files host host.backend host.engine host.loop host.onnxruntime_cpu host.placements host.softmax
+model streaming streaming.carried streaming.checks streaming.loop streaming.outputs streaming.programs
+streaming.state streaming.stream types update_rules
 """
 """What `load` and `feed` of a Transformer-XL on the CPU import of the runtime: what an application carries."""
 GRAPHS = """

@@ -12,6 +12,8 @@ Each message says what was found, what was expected and what to do. `exit_code` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TxlError(Exception):
     """Base class of every error raised on purpose; the message is one line a user can act on.
@@ -52,6 +54,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def brief(text: str) -> str:
+    """What a file or a caller says, as a message quotes it: a line of it at most."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def one_line(error: BaseException) -> str:

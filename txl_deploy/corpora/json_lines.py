@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from txl_runtime.errors import UsageError, one_line
-from txl_runtime.streaming.checks import brief, shown
+from txl_runtime.errors import UsageError, brief, one_line
+from txl_runtime.streaming.checks import shown
 
 from txl_deploy.corpora.documents import Bad, Document, Done, spelled
 

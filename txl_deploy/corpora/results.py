@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from txl_runtime.errors import UsageError, one_line
+from txl_runtime.errors import UsageError, brief, one_line
 from txl_runtime.files import lock
-from txl_runtime.streaming.checks import brief
 
 from txl_deploy.console import stderr
 from txl_deploy.corpora.totals import Scores, Totals

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
-from txl_runtime.errors import CheckpointError, UsageError, one_line
+from txl_runtime.errors import CheckpointError, UsageError, one_line, some
 
 from txl_export.adapters.table import ADAPTERS
 from txl_export.checkpoints import read_config
@@ -25,8 +25,6 @@ WRAPPERS = ("model", "model_state_dict", "state_dict", "weights")
 _ENDINGS = (".pt", ".pth", ".pkl", ".safetensors")
 _NESTED = 3
 """So many of them may lie in one another."""
-_NAMED = 4
-"""So many tensors stand in a message."""
 
 
 class AdapterModule(Protocol):
@@ -151,7 +149,9 @@ def _refuse_not_finite(module: Any, what: str) -> None:
     found = [f"{key} holds NaN" for key, value in tensors.items() if value.isnan().any()]
     found += [f"{key} holds infinity" for key, value in tensors.items() if key in parameters and value.isinf().any()]
     if found:
-        raise CheckpointError(f"{what}: {_few(found)}, expected numbers; give weights from before the training failed")
+        raise CheckpointError(
+            f"{what}: {some(found, 4)}, expected numbers; give weights from before the training failed"
+        )
 
 
 def _module(name: str) -> AdapterModule:
@@ -179,7 +179,7 @@ def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
         inside = sorted(str(file.relative_to(path)) for ending in _ENDINGS for file in path.rglob(f"*{ending}"))
-        found = f"in it are {_few(inside)}" if inside else "no file in it looks like one"
+        found = f"in it are {some(inside, 4)}" if inside else "no file in it looks like one"
         raise CheckpointError(f"{path}: is a folder, expected a file of weights, and {found}; give that file")
 
 
@@ -194,7 +194,7 @@ def _split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | 
         if isinstance(stored, Mapping):
             wrapped = {key: stored[key] for key in WRAPPERS if not isinstance(stored.get(key, {}), Mapping)}
             strange = [f"{key} is {described(value)}" for key, value in wrapped.items()]
-            found = f"the keys {'; '.join([_few([str(key) for key in stored]) or 'of nothing', *strange])}"
+            found = f"the keys {'; '.join([some([str(key) for key in stored], 4) or 'of nothing', *strange])}"
         raise CheckpointError(
             f"holds {found}, expected tensors by name, or these under one of {', '.join(WRAPPERS)}; "
             "save model.state_dict()"
@@ -212,7 +212,7 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
     state = _without_prefix(state, expected)
     shapes = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, Tensor)}
     if others := [f"{key} is {described(value)}" for key, value in state.items() if key not in shapes]:
-        raise CheckpointError(f"{what}; {_few(others)}, expected tensors; save model.state_dict()")
+        raise CheckpointError(f"{what}; {some(others, 4)}, expected tensors; save model.state_dict()")
     parts = {
         "missing": [key for key in expected if key not in shapes],
         "not expected": [key for key in shapes if key not in expected],
@@ -222,7 +222,7 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
             if key in expected and shape != expected[key]
         ],
     }
-    if found := [f"{kind}: {_few(names)}" for kind, names in parts.items() if names]:
+    if found := [f"{kind}: {some(names, 4)}" for kind, names in parts.items() if names]:
         raise CheckpointError(f"{what}; {'; '.join(found)}; check --config, which has to be that of the training")
     try:
         module.load_state_dict(state)
@@ -239,8 +239,3 @@ def _without_prefix(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Ma
         if len(cut) == len(state) and (prefix == "module." or cut.keys() == expected.keys()):
             return cut
     return state
-
-
-def _few(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from txl_runtime.errors import CheckpointError, UsageError
+from txl_runtime.errors import CheckpointError, UsageError, some
 
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.files.loading import Loaded, load_file
@@ -145,9 +145,8 @@ def import_model(family: str, unwrapped: Unwrapped, config: Mapping[str, Any] | 
     state = State(unwrapped.state, name)
     imported = FAMILIES[family].from_state(state, values)
     if unused := sorted(key for key in set(state) - state.used if not WITHOUT_MEANING.search(key)):
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise CheckpointError(
-            f"{name}: {', '.join(map(shown, unused[:3]))}{more} not expected in a {family} model of this config, "
+            f"{name}: {some([*map(shown, unused)])} not expected in a {family} model of this config, "
             "which would leave them out; check n_layer, cutoffs and --family against the code that trained it"
         )
     return replace(imported, vocabulary=unwrapped.vocabulary, notes=(*unwrapped.notes, *imported.notes))

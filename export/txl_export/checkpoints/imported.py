@@ -13,7 +13,7 @@ import msgspec
 from torch import Tensor
 from txl_runtime.bundle.encoding import canonical_json
 from txl_runtime.bundle.format1 import ModelConfig
-from txl_runtime.errors import CheckpointError, UsageError
+from txl_runtime.errors import CheckpointError, UsageError, some
 
 from txl_export.checkpoints.files.pickle_names import shown
 from txl_export.families.transformer_xl.weights import Weights
@@ -212,8 +212,7 @@ def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tup
     unknown = sorted(shown(key) if isinstance(key, str) else "…" for key in values if key not in kind.__struct_fields__)
     if not unknown:
         return config, ()
-    more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
-    return config, (f"config keys without a meaning here, ignored: {', '.join(unknown[:6])}{more}",)
+    return config, (f"config keys without a meaning here, ignored: {some(unknown, 6)}",)
 
 
 def check_config(config: ModelConfig, state: State) -> None:

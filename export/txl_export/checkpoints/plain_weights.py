@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from txl_runtime.errors import CheckpointError, UsageError
+from txl_runtime.errors import CheckpointError, UsageError, some
 
 from txl_export.checkpoints.files.loading import load_file, module_state
 from txl_export.checkpoints.files.numpy_data import without_numpy
 from txl_export.checkpoints.files.pickle_names import KNOWN, Stub, shown
 from txl_export.checkpoints.files.unpickling import PYTHON_2
 
-_NAMED = 3
-"""So many classes stand in a message."""
 _UNKNOWN = "not known here (nothing was imported or run)"
 _EXPECTED = "expected a state dict or a dictionary with one in it; save model.state_dict()"
 
@@ -71,5 +69,5 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
 
 
 def _refers_to(names: Sequence[str]) -> str:
-    listed = ", ".join(map(shown, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return f"refers to {listed}, {_UNKNOWN}; load the file where it was trained and save model.state_dict()"
+    said = f"refers to {some([*map(shown, names)])}, {_UNKNOWN}"
+    return f"{said}; load the file where it was trained and save model.state_dict()"

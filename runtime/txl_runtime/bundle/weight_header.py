@@ -1,29 +1,40 @@
-"""Where the tensors of a safetensors file lie, from its header alone: nothing of the weights is read."""
+"""Where the tensors of a safetensors file lie, from its header alone: nothing of the tensors is read."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta, MsgspecError, Raw, Struct
 
-from txl_runtime.errors import BundleError, one_line
+from txl_runtime.errors import BundleError, brief, one_line
 from txl_runtime.files import open_plain
 
 MOST_BYTES = 100_000_000
 """Of a header, as safetensors itself allows."""
 
 
-Count = Annotated[int, Meta(ge=0, lt=2**62)]
+Size = Annotated[int, Meta(ge=0, le=2**40)]
+Offset = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
     """What the header says of one tensor; offsets are from the first tensor's byte on."""
 
     dtype: str
-    shape: Annotated[tuple[Count, ...], Meta(max_length=32)]
-    data_offsets: tuple[Count, Count]
+    shape: Annotated[tuple[Size, ...], Meta(max_length=32)]
+    data_offsets: tuple[Offset, Offset]
+
+
+class Readable(Protocol):
+    """A file, or what reads one."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes."""
+        ...
 
 
 class StoredTensor(Struct, frozen=True):
@@ -62,7 +73,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise BundleError(f"{path}: {one_line(error)}; expected the bundle's weights; export the model again") from None
 
 
-def decode_header(file: BinaryIO, size: int, most: int) -> tuple[dict[str, str], dict[str, Entry], int]:
+def decode_header(file: Readable, size: int, most: int) -> tuple[dict[str, str], dict[str, Entry], int]:
     """The metadata of a safetensors file, what its header says of the tensors, and where their bytes begin.
 
     Args:
@@ -80,3 +91,28 @@ def decode_header(file: BinaryIO, size: int, most: int) -> tuple[dict[str, str],
     # The library takes a null here for no metadata.
     facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"null")), type=dict[str, str] | None) or {}
     return facts, {name: msgspec.json.decode(entry, type=Entry) for name, entry in header.items()}, 8 + length
+
+
+def in_order(entries: Mapping[str, Entry], widths: Mapping[str, int], room: int) -> list[tuple[str, Entry]]:
+    """The tensors in the order of their bytes, which they fill without a gap and without lying over one another.
+
+    Args:
+        entries: what the header says.
+        widths: bytes of a value, by the types that whoever reads the file knows.
+        room: bytes behind the header.
+
+    Raises:
+        ValueError: they do not, or one is of another type.
+    """
+    ordered, end = sorted(entries.items(), key=lambda item: item[1].data_offsets), 0
+    for name, entry in ordered:
+        first, last = entry.data_offsets
+        if entry.dtype not in widths:
+            raise ValueError(f"{brief(name)} is of type {brief(entry.dtype)}, expected {', '.join(widths)}")
+        if first != end or last - first != math.prod(entry.shape) * widths[entry.dtype]:
+            found = f"{brief(name)} is {entry.dtype} {brief(str(list(entry.shape)))} at {first} … {last}"
+            raise ValueError(f"{found}, expected it at {end}")
+        end = last
+    if end != room:
+        raise ValueError(f"its tensors end at {end}, its data at {room}")
+    return ordered

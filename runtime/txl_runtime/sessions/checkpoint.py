@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.writing import PARTIAL, sync_folder, write_whole
-from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.errors import TxlError, UsageError, brief
 from txl_runtime.sessions.folders import (
     PRIVATE_FILE,
     Lock,
@@ -37,7 +37,7 @@ from txl_runtime.sessions.folders import (
     write_private,
 )
 from txl_runtime.sessions.state import SessionState, check_name
-from txl_runtime.streaming.checks import brief, check_path
+from txl_runtime.streaming.checks import check_path
 
 FORMAT = "txl-deploy.sessions/1"
 LOCK, INDEX, SUFFIX = "sessions.lock", "sessions.json", ".session"

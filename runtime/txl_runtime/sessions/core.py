@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from txl_runtime.errors import BackendError, TxlError, UsageError, one_line
+from txl_runtime.errors import BackendError, TxlError, UsageError, brief, one_line
 from txl_runtime.model import Model
 from txl_runtime.sessions.book import Book
 from txl_runtime.sessions.checking import check_limits, check_request, check_row_count, check_whole
@@ -20,7 +20,7 @@ from txl_runtime.sessions.segments import Part, Segments
 from txl_runtime.sessions.state import SessionState, check_name, largest_state
 from txl_runtime.sessions.store import Store
 from txl_runtime.sessions.turns import Cuts, Turns, closing_up, in_order, leaver
-from txl_runtime.streaming.checks import brief, check_path, is_whole, shown
+from txl_runtime.streaming.checks import check_path, is_whole, shown
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.errors import BackendError, TxlError
+from txl_runtime.errors import BackendError, TxlError, brief
 from txl_runtime.sessions.jobs import Job
 from txl_runtime.sessions.requests import Outputs, Prompt, Token
 from txl_runtime.sessions.scoring import Best, best_of, score_rows
-from txl_runtime.streaming.checks import brief
 from txl_runtime.streaming.inputs import token_inputs
 from txl_runtime.streaming.loop import Loop, Result
 from txl_runtime.streaming.outputs import DrawCount

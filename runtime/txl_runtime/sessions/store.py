@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.errors import TxlError, UsageError, brief
 from txl_runtime.sessions.folders import Lock, random_name, random_names, read_private, remove, write_private
 from txl_runtime.sessions.state import SessionState
-from txl_runtime.streaming.checks import brief
 
 LOCK, SUFFIX = "parked.lock", ".parked"
 

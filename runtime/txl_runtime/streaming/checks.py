@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, brief
 
 MOST_NAMED = 2**16
 """Sequences that a list may name, and ids that may end one, however often it names each."""
@@ -155,11 +155,6 @@ def shown(value: object) -> str:
     except Exception:  # a number of too many digits, say
         text = f"a {type(value).__name__}"
     return brief(text)
-
-
-def brief(text: str) -> str:
-    """What a file or a caller says, as a message quotes it: a line of it at most."""
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def few(found: NDArray[Any]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from txl_runtime.bundle.weight_header import decode_header
-from txl_runtime.errors import UsageError
+from txl_runtime.bundle.weight_header import decode_header, in_order
+from txl_runtime.errors import UsageError, brief
 from txl_runtime.files import open_plain
-from txl_runtime.streaming.checks import brief
 from txl_runtime.types import Array
 
 ADVICE = "expected a saved state; StreamState.save writes one"
@@ -30,6 +28,7 @@ TYPES = {
     **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
 }
 """NumPy's types by safetensors' names; it has none for BF16 and smaller floats, which no state is kept in."""
+WIDTHS = {name: np.dtype(kind).itemsize for name, kind in TYPES.items()}
 
 
 def tensors_of(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Array]]:
@@ -67,21 +66,9 @@ def _explained(source: str) -> Iterator[None]:
 def _read(file: io.BufferedReader | io.BytesIO, size: int) -> tuple[dict[str, str], dict[str, Array]]:
     """The same of an open file of so many bytes; a ValueError says what is wrong with it."""
     facts, entries, start = decode_header(file, size, HEADER)
-    end, types = 0, {name: TYPES.get(entry.dtype) for name, entry in entries.items()}
-    ordered = sorted(entries.items(), key=lambda item: item[1].data_offsets)
-    for name, entry in ordered:
-        kind, (first, last) = types[name], entry.data_offsets
-        if kind is None:
-            raise ValueError(f"{brief(name)} is {brief(entry.dtype)}, which NumPy has no type for")
-        if first != end or last - first != math.prod(entry.shape) * np.dtype(kind).itemsize:
-            found = f"{brief(name)} is {entry.dtype} {brief(str(list(entry.shape)))} at {first} … {last}"
-            raise ValueError(f"{found}, expected it at {end}")
-        end = last
-    if end != size - start:
-        raise ValueError(f"its tensors end at {end}, its data at {size - start}")
     tensors: dict[str, Array] = {}
-    for name, entry in ordered:
-        tensors[name] = np.empty(entry.shape, types[name])
+    for name, entry in in_order(entries, WIDTHS, size - start):
+        tensors[name] = np.empty(entry.shape, TYPES[entry.dtype])
         raw = tensors[name].reshape(-1).view(np.uint8)
         if file.readinto(raw.data) != raw.size:
             raise ValueError("it became shorter while it was read")

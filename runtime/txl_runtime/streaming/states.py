@@ -12,8 +12,8 @@ import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
-from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import brief, is_whole, shown
+from txl_runtime.errors import UsageError, brief
+from txl_runtime.streaming.checks import is_whole, shown
 from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Arrays, Ids

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from txl_runtime.bundle.weight_header import MOST_BYTES, StoredTensor, read_header
+from txl_runtime.bundle.weight_header import MOST_BYTES, Entry, StoredTensor, in_order, read_header
 from txl_runtime.errors import BundleError
 
 
@@ -84,3 +84,28 @@ def test_a_link_to_the_weights_is_followed(tmp_path):
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "stored")
     (tmp_path / "weights.safetensors").symlink_to("stored")
     assert read_header(tmp_path / "weights.safetensors")["a"].shape == (3,)
+
+
+def entry(first: int, last: int, dtype: str = "F32", shape: tuple[int, ...] = (1,)) -> Entry:
+    return Entry(dtype, shape, (first, last))
+
+
+def test_tensors_are_put_in_the_order_of_their_bytes():
+    found = in_order({"b": entry(4, 8), "a": entry(0, 4)}, {"F32": 4}, 8)
+    assert [name for name, _ in found] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("second", "room", "said"),
+    [
+        (entry(0, 4), 4, r"b is F32 \[1\] at 0 … 4, expected it at 4"),
+        (entry(5, 9), 9, r"b is F32 \[1\] at 5 … 9, expected it at 4"),
+        (entry(4, 8, shape=(2,)), 8, r"b is F32 \[2\] at 4 … 8, expected it at 4"),
+        (entry(4, 8), 12, "its tensors end at 8, its data at 12"),
+        (entry(4, 8, dtype="Q9"), 8, "b is of type Q9, expected F32"),
+    ],
+    ids=["the same place", "a gap", "another size", "bytes behind the last", "another type"],
+)
+def test_tensors_that_do_not_fill_the_file_one_behind_the_other_are_refused(second, room, said):
+    with pytest.raises(ValueError, match=said):
+        in_order({"a": entry(0, 4), "b": second}, {"F32": 4}, room)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from txl_runtime.errors import CheckpointError
+from txl_runtime.errors import CheckpointError, some
 
 from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
 from txl_export.checkpoints.files.pickle_names import (
@@ -136,10 +136,9 @@ class Unpickler:
 
     def _unknown_names(self, first: str, others: set[str]) -> str:
         names = sorted({shown(first)} | {shown(name) for name in others if self._canonical(name) not in KNOWN})
-        listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
         return (
-            f"refers to {listed}, not known here (nothing was imported or run); if these are a fork's names for "
-            "known classes, say so (--alias modules.MemTransformerLM=mem_transformer.MemTransformerLM, once each); "
+            f"refers to {some(names, 20)}, not known here (nothing was imported or run); if these are a fork's names "
+            "for known classes, say so (--alias modules.MemTransformerLM=mem_transformer.MemTransformerLM, once each); "
             "otherwise load the file where it was trained and save model.state_dict()"
         )
 

@@ -12,14 +12,12 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from txl_runtime.errors import TxlError, UsageError, one_line
+from txl_runtime.errors import TxlError, UsageError, one_line, some
 
 _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where Python's own modules and installed packages are."""
 _TORCH = Path(sysconfig.get_path("platlib")).resolve() / "torch"
-_NAMED_KEYS = 3
-"""So many names of weights stand in a message."""
 _FLOAT_INDICES = re.compile(
     r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be"
     r"|Expected dtype int64 for index|index tensor of type LongTensor"
@@ -120,15 +118,10 @@ def _misfit(error: BaseException) -> str | None:
     for kind, what in (("Missing", "missing"), ("Unexpected", "unexpected")):
         if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", text):
             names = re.findall(r'"([^"]*)"', listed[1])
-            found.append(f"{what} {_few(names)}")
+            found.append(f"{what} {some(names)}")
     sizes = re.findall(
         r"size mismatch for ([^:]*): .*?Size\((\[[^]]*\])\) from checkpoint.*?Size\((\[[^]]*\])\)", text, re.DOTALL
     )
     if sizes:
-        found.append(_few([f"{name} is {theirs}, expected {ours}" for name, theirs, ours in sizes]))
+        found.append(some([f"{name} is {theirs}, expected {ours}" for name, theirs, ours in sizes]))
     return f"the weights do not fit: {'; '.join(found) or one_line(error)}; give this module's own weights"
-
-
-def _few(names: list[str]) -> str:
-    more = len(names) - _NAMED_KEYS
-    return ", ".join(names[:_NAMED_KEYS]) + (f" and {more} more" if more > 0 else "")

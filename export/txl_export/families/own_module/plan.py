@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from txl_runtime.bundle.tables import Input, Output, StateTensor
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
@@ -193,7 +193,7 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
             raise
         spec = without(spec, left)
         warnings.append(
-            f"a call leaves {_some(left)} in the module, which no later call reads; the bundle has none of it"
+            f"a call leaves {some(left, 1)} in the module, which no later call reads; the bundle has none of it"
         )
         tries = Tries(Eager(spec), batch_size)
         _check_calls(tries, lengths)
@@ -231,11 +231,6 @@ def _check_calls(tries: Tries, lengths: Sequence[int]) -> None:
         check_numbers(tries, length)
     for length in lengths:
         check_pure(tries, length)
-
-
-def _some(paths: Sequence[str]) -> str:
-    """The first of some paths, and how many more there are."""
-    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
 def _may_be_open(spec: StepSpec) -> bool:

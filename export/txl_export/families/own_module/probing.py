@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, some
 
 from txl_export.families.own_module.attributes import changed, leaves, same_bits, untouched
 from txl_export.families.own_module.keeping import kept_of_a_call
@@ -21,8 +21,6 @@ from txl_export.families.own_module.own_code import described, is_users
 from txl_export.families.own_module.running import Eager, RawStep, Tries
 from txl_export.families.own_module.sizes import States, state_specs
 
-_NAMED = 3
-"""So many attributes stand in a message."""
 _STEPS = 4
 """So many segments a state is followed for before it is said that it changes nothing."""
 _LUCK = 32
@@ -140,9 +138,8 @@ def _refuse_kept(eager: Eager, paths: Sequence[str]) -> None:
     declared = {entry.attribute for entry in eager.spec.states}
     found = [path for path in paths if path not in declared]
     if found:
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         raise KeptError(
-            f"a call changes {', '.join(found[:_NAMED])}{more} of the module, which no state declares; declare it "
+            f"a call changes {some(found)} of the module, which no state declares; declare it "
             f"(StateSpec(..., attribute={found[0]!r})), or do not keep it"
         )
 

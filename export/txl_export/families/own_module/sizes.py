@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, some
 
 from txl_export.families.own_module.attributes import value_at
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
@@ -83,7 +83,7 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
         if not isinstance(found, Tensor):
             raise UsageError(
                 f"state {entry.name} starts as {value!r}, expected the name of a parameter or buffer of the module; "
-                f"there are {', '.join(_tensor_names(spec.module)) or 'none'}"
+                f"there are {some(_tensor_names(spec.module), 6) or 'none'}"
             )
         value = found
     if not isinstance(value, (Tensor, np.ndarray)):
@@ -110,8 +110,7 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
 
 
 def _tensor_names(module: nn.Module) -> list[str]:
-    names = [name for name, _ in module.named_parameters()] + [name for name, _ in module.named_buffers()]
-    return names if len(names) <= 6 else [*names[:6], f"{len(names) - 6} more"]
+    return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
 
 
 def fresh_states(spec: StepSpec, batch_size: int, dtype: torch.dtype = torch.float32) -> States:

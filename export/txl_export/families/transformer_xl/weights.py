@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from txl_runtime.bundle.encoding import canonical_json
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
-from txl_runtime.errors import CheckpointError
+from txl_runtime.errors import CheckpointError, some
 
 Weights = dict[str, Tensor]
 SHARED, FEW = 64, 1 << 20
@@ -113,12 +113,12 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
     must, may = canonical_shapes(config)
     if missing := sorted(set(must) - set(weights)):
         raise CheckpointError(
-            f"{source}: {_some(missing)} missing; a model with n_layer {config.n_layer}, attn_type {config.attn_type} "
+            f"{source}: {some(missing)} missing; a model with n_layer {config.n_layer}, attn_type {config.attn_type} "
             "needs them; check the config against the code that trained it"
         )
     if unexpected := sorted(set(weights) - set(must) - set(may)):
         raise CheckpointError(
-            f"{source}: {_some(unexpected)} not expected for n_layer {config.n_layer}, attn_type {config.attn_type}; "
+            f"{source}: {some(unexpected)} not expected for n_layer {config.n_layer}, attn_type {config.attn_type}; "
             "check the config against the code that trained it"
         )
     shapes = must | may
@@ -185,9 +185,3 @@ def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights:
 def parameter_count(weights: Mapping[str, Tensor]) -> int:
     """Number of values in the weights; tied parameters count once."""
     return sum(tensor.numel() for tensor in weights.values())
-
-
-def _some(names: list[str], shown: int = 3) -> str:
-    listed = ", ".join(names[:shown])
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{listed}{more}"

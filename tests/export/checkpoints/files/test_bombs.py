@@ -196,7 +196,7 @@ FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "tensors.safetensors": (lambda: tensors(lambda i: described(shape=(0,), last=0)), READ),
     "tensors-of-one-place.safetensors": (
         lambda: safetensors_bytes({f"{i}": described() for i in range(MANY)}),
-        "1 of F32 .4. lies at 0 to 16, expected at 16",
+        "1 is F32 .4. at 0 … 16, expected it at 16",
     ),
     "tensors-of-one-name.safetensors": (
         lambda: text_header(b"{" + b",".join([(HEADER % 0).encode()] * MANY) + b"}"),
