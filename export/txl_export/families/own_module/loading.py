@@ -19,7 +19,6 @@ from typing import Any
 
 from txl_runtime.errors import UsageError
 
-from txl_export.families.own_module.checking import check_declared
 from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
@@ -56,7 +55,6 @@ def load_spec(target: str, weights: str | None) -> StepSpec:
             raise
     if not isinstance(spec, StepSpec):
         raise UsageError(f"{path.name}:{name} returned a {type(spec).__name__}, expected a txl_export.StepSpec")
-    check_declared(spec)
     return spec
 
 

@@ -71,18 +71,18 @@ def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]
     from txl_export.families.own_module.checking import check_declared
     from txl_export.families.own_module.loading import load_spec
 
-    if not isinstance(source, Adapted | StepSpec):
-        file, _, function = str(source).rpartition(":")
-        return load_spec(str(source), None if weights is None else str(weights)), f"{Path(file).name}:{function}"
     if isinstance(source, Adapted):
         from txl_export.adapters.registry import load_adapted, package_of
 
         spec = load_adapted(source.name, source.config, source.weights)
         known = ", ".join(filter(None, (f"adapter {source.name}", package_of(source.name))))
         name = f"{type(spec.module).__name__} ({known})"
-    else:
+    elif isinstance(source, StepSpec):
         if weights is not None:
             raise UsageError("weights are given beside a StepSpec, whose module has its own; leave them out")
         spec, name = source, type(source.module).__name__
+    else:
+        file, _, function = str(source).rpartition(":")
+        spec, name = load_spec(str(source), None if weights is None else str(weights)), f"{Path(file).name}:{function}"
     check_declared(spec)
     return spec, name
