@@ -12,6 +12,7 @@ from torch import nn
 from txl_export.families.own_module.family import prepare
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import OwnCodeError
+from txl_export.families.own_module.sources import read_source
 from txl_export.options import ExportOptions
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
@@ -225,7 +226,8 @@ def test_a_file_is_said_to_run_where_there_is_one(file, tmp_path):
 
 def test_tables_that_are_none_are_refused_at_once(file):
     path = file(GOOD.replace('[InputSpec("x", ("B", 3))]', '[("x", ("B", 3))]'))
-    assert "one of the inputs is a tuple, expected InputSpec" in str(refusal(f"{path}:build"))
+    with pytest.raises(UsageError, match="one of the inputs is a tuple, expected InputSpec"):
+        read_source(f"{path}:build", None)
 
 
 def test_what_the_users_code_prints_is_no_result(file, capsys):
