@@ -137,7 +137,7 @@ class Model:
         return self._aside[program.file](program, inputs)
 
     def open_loop(self) -> Loop:
-        """A loop of B fresh sequences, for whoever needs more of the engine than a stream shows."""
+        """A loop of B fresh sequences. It shows what a stream hides: the engine's buffers and its memory."""
         return self.backend.open_loop(self.manifest, self._initial)
 
 

@@ -67,8 +67,13 @@ def check_bindings(
 
 
 def _fits(has: Binding, wants: Binding, open_size: str | None, returned: bool) -> bool:
+    """Whether a tensor of the graph is the one of the table.
+
+    A table says "rows" for a number of rows that changes. Where a result always has the same number, as a cache has
+    that is full, an engine's library says that number.
+    """
     same = has[:2] == wants[:2] and len(has.shape) == len(wants.shape)
-    return same and all(  # a library tells the number of rows where it is always the same, as of a cache that is full
+    return same and all(
         size in (wanted, open_size if isinstance(wanted, int) else wanted)
         or (wanted == "rows" and (returned or not isinstance(size, int)))
         for size, wanted in zip(has.shape, wants.shape, strict=True)

@@ -257,8 +257,10 @@ class Walk:
         self.values[name] = value
 
     def _one(self, value: Value) -> Value:
-        """The same object for values of which the same is known. Bytes are the keys: numbers that a file has can be
-        chosen so that a table of them takes long.
+        """One object for all values of which the same is known.
+
+        The keys of the table are bytes, whose hashes nobody can foresee. A file could choose numbers that all have the
+        same hash, and the table would take very long.
         """
         return self._same.setdefault(marshal.dumps(tuple(value), 2), value)
 

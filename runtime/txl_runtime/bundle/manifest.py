@@ -113,7 +113,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of state that one sequence has: M rows per tensor of memory, however they are laid out."""
+        """Bytes of state that one sequence has. A tensor of memory counts with its M rows, whatever their layout."""
         states = self.states_of(self.updates[0])
         return sum(BYTES.get(state.dtype, 4) * state.values(self.memory_length) for state in states)
 

@@ -69,7 +69,7 @@ class Context:
     def leave(self, current: Current, failing: bool) -> None:
         """Make current what was so before. Where something is `failing` already, CUDA's failure does not hide that."""
         try:
-            current.entered = 0  # nor here
+            current.entered = 0  # no interrupt comes between this and the call either
             if status := self._pop(self._popped):
                 raise self.driver.failure(POP, status)
         except BaseException as error:

@@ -181,10 +181,10 @@ class Book:
         return max(0.0, min(times)) if times else None
 
     def room(self) -> int:
-        """How many sessions without names may begin, so that each session that there is then may be parked.
+        """How many more sessions without names may begin.
 
-        Those whose readers are slow do not count, since they would keep all others waiting; `Limits.waiting` bounds
-        them.
+        Every session that exists then must find a place when it is parked. Sessions whose readers are slow do not
+        count here, since they would keep all others waiting; `Limits.waiting` bounds them.
         """
         begun = (s for s in self.active if not s.name and (s.row is not None or not s.fresh))
         strangers = sum(not session.jobs[0].ticket.waits for session in begun)

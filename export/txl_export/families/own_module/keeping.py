@@ -207,10 +207,10 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def leavings(tries: Tries, lengths: Sequence[int]) -> list[str]:
-    """The paths of such attributes of a module.
+    """The paths of attributes that every call leaves for nobody.
 
-    Of some segments in a row none may touch the tensors that those before it left, not even ask for their sizes, and
-    each has to compute the same where they are put back after every call.
+    Several segments are run in a row. No segment may touch a tensor that an earlier one left, not even to ask for its
+    size. Each segment has to compute the same where those attributes are put back after every call.
 
     Args:
         tries: of the module.
