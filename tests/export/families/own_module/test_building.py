@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from txl_export.families.own_module import capture
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.running import Eager
@@ -280,6 +281,45 @@ def test_rows_are_left_open_where_one_graph_serves_every_number_of_them(tmp_path
     files = [program.file]
     assert not [*contradictions(manifest_of(plan, written), files, files)]
     every_value_has_a_shape(tmp_path, written)
+
+
+class Cutting(nn.Module):
+    """Cuts its rows where they are too many; `leaves` says whether those that are cut off count."""
+
+    def __init__(self, leaves: bool) -> None:
+        super().__init__()
+        self.read, self.leaves = nn.Linear(4, 4), leaves
+
+    def forward(self, x, rows):
+        rows = torch.cat([rows, self.read(x)], 1)
+        left = rows.sum(1, keepdim=True)
+        if rows.shape[1] > 6:
+            left = left * 2 if self.leaves else left
+            rows = rows[:, -6:]
+        return x + left, rows.clone()
+
+
+def cutting(leaves: bool) -> StepSpec:
+    states = [StateSpec("rows", ("B", 6, 4), grows=1)]
+    return StepSpec(Cutting(leaves), [InputSpec("x", ("B", "L", 4))], states, ["y"])
+
+
+def test_a_graph_that_torch_holds_for_narrower_than_it_is_serves_every_number_of_rows(tmp_path):
+    """torch.export notes that its branch is for more than six rows; the graph is right for fewer, too."""
+    plan = plan_of(cutting(leaves=False), lengths=(3,))
+    assert write_step(tmp_path, plan, "fp32", "auto", Silent()).growth == "symbolic"
+
+
+def test_where_a_branch_is_for_some_sizes_alone_the_second_route_is_not_tried(tmp_path, monkeypatch):
+    tried = []
+    for route, made in capture._ROUTES.items():
+        monkeypatch.setitem(
+            capture._ROUTES, route, lambda *given, route=route, made=made: (tried.append(route), made(*given))[1]
+        )
+    written = write_step(tmp_path, plan_of(cutting(leaves=True), lengths=(3,)), "fp32", "auto", Silent())
+    assert written.growth == "stages"
+    assert "a value was taken for a constant" in written.note
+    assert set(tried) == {"export"}
 
 
 def test_or_a_graph_is_written_for_each_number_of_them(tmp_path):
