@@ -27,6 +27,7 @@ from txl_report.measuring.results import (
     TokenGain,
 )
 from txl_report.page import Measures
+from txl_runtime.bundle.manifest import Manifest
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 KEPT = {"verdict", "unit", "within"}
@@ -37,6 +38,8 @@ def replaced(value: Any, by: Callable[[str], str]) -> Any:
     """A value made of data classes and structs, with every text in it replaced."""
     if isinstance(value, str):
         return by(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(replaced(each, by) for each in value))
     if isinstance(value, list | tuple):
         return type(value)(replaced(each, by) for each in value)
     if isinstance(value, dict):
@@ -46,6 +49,10 @@ def replaced(value: Any, by: Callable[[str], str]) -> Any:
         return dataclasses.replace(
             value, **{name: each if name in KEPT else replaced(each, by) for name, each in fields.items()}
         )
+    if isinstance(value, Manifest):  # the texts of it that a page shows; its tables are among the facts beside it
+        family = {"name": by("family"), "dialect": {"family": by("family")}}
+        texts = {name: by(getattr(value, name)) for name in ("model_id", "precision")}
+        return msgspec.structs.replace(value, **texts, files=replaced(value.files, by), family=family)
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in KEPT}
         return msgspec.structs.replace(value, **{name: replaced(each, by) for name, each in fields.items()})

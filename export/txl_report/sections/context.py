@@ -5,20 +5,21 @@ from __future__ import annotations
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
 from txl_report.charts.lines import Series, heights, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale
-from txl_report.facts.model import Context, ModelFacts
+from txl_report.facts.model import Context
+from txl_report.facts.plain import Missing
 from txl_report.measuring.results import ContextMeasure, EffectiveContext
 from txl_report.numbers import counted, fixed, number, share, whole
 from txl_report.sections.common import NO_TOKENS, gap, perplexities, report_command, spread_note, table
 
 
-def context_section(name: str, model: ModelFacts, found: ContextMeasure | None, option: str | None) -> Section:
+def context_section(name: str, allowed: Context | Missing, found: ContextMeasure | None, option: str | None) -> Section:
     """The theoretical context, and beside it the measured one."""
     blocks: list[Block] = []
-    if isinstance(model.context, Context):
-        said = f"{counted(model.context.tokens, 'token')}: {model.context.formula}"
+    if isinstance(allowed, Context):
+        said = f"{counted(allowed.tokens, 'token')}: {allowed.formula}"
         blocks.append(Pairs([("Architecture allows", said)]))
     else:
-        blocks.append(gap("Theoretical context", model.context))
+        blocks.append(gap("Theoretical context", allowed))
     if found is None and option is None:
         blocks.append(Gap("Measured effective context", NO_TOKENS))
     elif found is None:
