@@ -22,6 +22,7 @@ from txl_report.measuring.results import (
     Loss,
     MemoryGain,
     MemoryLoss,
+    Pictures,
     PositionLoss,
     TextMeasures,
     TokenGain,
@@ -91,8 +92,6 @@ def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int
     )
     values = np.random.default_rng(0).integers(0, 256, (size, 3 * size)).astype(np.uint8)
     look = HeadsLook(
-        given=400,
-        used=300,
         segments=2,
         queries=2 * size,
         segment_length=size,
@@ -104,11 +103,13 @@ def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int
         mean_beyond=0,
         distance_bins=(DistanceBin(0, 0), DistanceBin(1, 3)),
         distance_shares=np.full((layers, heads, 2), 0.5),
-        pictures=tuple(HeadPicture(fact.layer, fact.head, values, 0.9) for fact in facts[:pictures]),
-        query_texts=(text,) * size,
-        column_texts=(text,) * 3 * size,
-        column_width=1,
-        memory_columns=2 * size,
+        pictures=Pictures(
+            heads=tuple(HeadPicture(fact.layer, fact.head, values, 0.9) for fact in facts[:pictures]),
+            query_texts=(text,) * size,
+            column_texts=(text,) * 3 * size,
+            column_width=1,
+            memory_columns=2 * size,
+        ),
     )
     return Measures("text.txt", texts, context, look)
 

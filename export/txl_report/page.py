@@ -27,13 +27,13 @@ class Measures:
 
     Attributes:
         source: what the text is called.
-        text, context, heads: see `txl_report.measuring`.
+        text, context, heads: see `txl_report.measuring`; why nothing was where it was tried in vain.
     """
 
     source: str = ""
-    text: TextMeasures | None = None
-    context: ContextMeasure | None = None
-    heads: HeadsLook | None = None
+    text: TextMeasures | Missing | None = None
+    context: ContextMeasure | Missing | None = None
+    heads: HeadsLook | Missing | None = None
 
 
 def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> str:
@@ -107,10 +107,10 @@ def _figures(facts: Facts, measured: Measures) -> list[KeyFigure]:
     ]
 
 
-def _looks_back(facts: Facts, found: ContextMeasure | None) -> KeyFigure:
+def _looks_back(facts: Facts, found: ContextMeasure | Missing | None) -> KeyFigure:
     context = facts.context
     allowed = counted(context.tokens, "token") if isinstance(context, Context) else "no known end"
-    if found is None or not found.lengths:
+    if not isinstance(found, ContextMeasure):
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
     each = found.lengths[0]
     of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
@@ -118,8 +118,8 @@ def _looks_back(facts: Facts, found: ContextMeasure | None) -> KeyFigure:
     return KeyFigure("Looks back", length_of(each), f"{of}{hardest}; {plain_length_of(each)} by plain losses")
 
 
-def _perplexity(facts: Facts, found: TextMeasures | None) -> KeyFigure:
-    if found is not None and found.loss is not None:
+def _perplexity(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:
+    if isinstance(found, TextMeasures):
         loss, sure = found.loss, ""
         if loss.error is not None:
             sure = f" ± {number(loss.perplexity * loss.error, 2)}"

@@ -10,6 +10,7 @@ from txl_runtime.bundle.vocabulary import Bytes, Words
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.types import Ids
 
+from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import Values, error_of, loss_of
 from txl_report.measuring.gains import gain_of, passage_of
 from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
@@ -44,7 +45,7 @@ def measure_text(
     *,
     most: int | None = None,
     passage: int = 256,
-) -> TextMeasures:
+) -> TextMeasures | Missing:
     """Measure a model's losses on a text.
 
     The text is cut into whole segments of the largest length. With every memory length the same segments are read in
@@ -59,7 +60,7 @@ def measure_text(
         passage: tokens of which each one's own gain is told.
 
     Returns:
-        What was measured, and sentences for what was not.
+        What was measured, or why nothing was.
 
     Raises:
         UsageError: the ids are not of this model.
@@ -73,8 +74,7 @@ def measure_text(
         if pieces is None:
             reason = _too_short(model, len(given))
     if pieces is None:
-        reasons = dict.fromkeys(("loss", "by_position", "by_memory", "passage", "gain"), reason or "")
-        return TextMeasures(len(given), 0, 0, 0, length, rows, None, None, None, None, None, reasons)
+        return Missing(reason or "")
     lengths, why = _memory_lengths(model, pieces)
     losses = _read(model, pieces, lengths, listener)
     whole = losses[-1]
@@ -100,7 +100,7 @@ def measure_text(
         by_memory=by_memory,
         passage=passing,
         gain=gain,
-        reasons=dict.fromkeys(("by_memory", "passage", "gain"), why) if why else {},
+        reason=why,
         notes=tuple(notes),
         of_bytes=isinstance(model.vocabulary, Bytes),
     )
