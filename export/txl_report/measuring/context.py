@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
+from txl_runtime.streaming.inputs import refusal
 
 from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import loss_of
 from txl_report.measuring.effective import effective_contexts
 from txl_report.measuring.results import ContextLoss, ContextMeasure
 from txl_report.measuring.runs import Plan, contexts_of
-from txl_report.measuring.texts import checked_ids, fewer, why_not
+from txl_report.measuring.texts import checked_ids, fewer
 
 if TYPE_CHECKING:
     from txl_runtime.model import Model
@@ -66,12 +67,12 @@ def measure_context(
     step, lengths = _lengths(model, step, longest)
     smallest = Plan(step, lengths, max(FEWEST_BLOCKS, -(-FEWEST_COMPARED // step)))
     needed = smallest.targets + 1
-    reason = why_not(manifest)
+    reason = refusal(manifest, "score")
     if not manifest.can.run_fewer:
         reason = "This model's sequences influence one another, so no run has a context of its own."
-    elif reason is None and len(given) < needed:
+    elif not reason and len(given) < needed:
         reason = f"A text of {needed:,} tokens or more is needed, this one has {len(given):,}."
-    if reason is not None:
+    if reason:
         return Missing(reason)
     most = fewer(manifest, MOST_COMPARED) if most is None else most
     blocks = min((len(given) - 1) // step - (lengths - 1), max(smallest.blocks, most // step))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from txl_runtime.listener import Listener, Silent
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Floats
 
 from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import FEWEST_BLOCKS
@@ -89,7 +89,7 @@ def look_at_heads(
         mean_beyond=sum(head.distance >= length for head in facts),
         distance_bins=bins,
         distance_shares=np.stack([sums.shares[..., b.first : b.last + 1].sum(axis=-1) for b in bins], axis=-1),
-        pictures=pictures_of(looked, _around(given, first, rows, length), rows, facts, model.vocabulary),
+        pictures=pictures_of(looked, given[first - rows : first + length], rows, facts, model.vocabulary),
     )
 
 
@@ -156,11 +156,6 @@ class _Sums:
             for layer, head in np.ndindex(distances.shape[1:])
         ]
         return tuple(sorted(found, key=lambda head: head.distance))
-
-
-def _around(ids: Ids, first: int, rows: int, length: int) -> Ids:
-    """The tokens of the memory's slots and of a segment, [M + T]."""
-    return ids[first - rows : first + length]
 
 
 def _bins(slots: int) -> tuple[DistanceBin, ...]:

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from txl_runtime.bundle.vocabulary import Bytes, Words
 from txl_runtime.listener import Listener, Silent
+from txl_runtime.streaming.inputs import refusal
 from txl_runtime.types import Ids
 
 from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import Values, error_of, loss_of
 from txl_report.measuring.gains import gain_of, passage_of
 from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
-from txl_report.measuring.texts import Pieces, checked_ids, cut_pieces, fewer, why_not
+from txl_report.measuring.texts import Pieces, checked_ids, cut_pieces, fewer
 from txl_report.numbers import counted
 
 if TYPE_CHECKING:
@@ -67,14 +68,14 @@ def measure_text(
     """
     listener, given = listener or Silent(), checked_ids(model, ids)
     length, rows = model.segment_lengths[0], model.memory_length
-    reason, pieces = why_not(model.manifest), None
-    if reason is None:
+    reason, pieces = refusal(model.manifest, "score"), None
+    if not reason:
         used = most_tokens(model) if most is None else max(most, 2)
         pieces = cut_pieces(model, given[:used], -(-(rows or 0) // length))
         if pieces is None:
             reason = _too_short(model, len(given))
     if pieces is None:
-        return Missing(reason or "")
+        return Missing(reason)
     lengths, why = _memory_lengths(model, pieces)
     losses = _read(model, pieces, lengths, listener)
     whole = losses[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import numpy as np
@@ -63,7 +62,7 @@ def agree(bundle: BundleCompetitor, other: Competitor, model: Model, precision: 
         CheckError: they do not compute the same function, so timing them would compare nothing.
     """
     started, manifest = time.monotonic(), model.manifest
-    found: _Found = _Distributions(manifest, precision) if is_transformer_xl(manifest) else _Outputs(manifest)
+    found = _Distributions(manifest, precision) if is_transformer_xl(manifest) else _Outputs(manifest)
 
     def compare(inputs: Arrays) -> None:
         found.add(bundle.run(inputs), other.run(inputs))
@@ -83,35 +82,13 @@ def agree(bundle: BundleCompetitor, other: Competitor, model: Model, precision: 
     return found.judged(other.name, time.monotonic() - started)
 
 
-class _Found(ABC):
-    """What a comparison found so far.
+class _Distributions:
+    """Log-probabilities: their largest difference, and the mean divergence of segments, in nats.
 
     Attributes:
         first, last: lengths of the segments that are compared before and after the state is filled.
         while_filling: whether those that fill it are compared too.
-        segments: how many were compared.
     """
-
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    while_filling: bool
-    segments = 0
-
-    @abstractmethod
-    def add(self, ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> None:
-        """The outputs of one more segment."""
-
-    @abstractmethod
-    def judged(self, name: str, seconds: float) -> Agreement:
-        """How the competitor of this name agrees.
-
-        Raises:
-            CheckError: it does not.
-        """
-
-
-class _Distributions(_Found):
-    """Log-probabilities: their largest difference, and the mean divergence of segments, in nats."""
 
     while_filling = False
 
@@ -119,7 +96,7 @@ class _Distributions(_Found):
         longest = manifest.segment_lengths[0]
         self.first, self.last = (longest, 1), (longest, longest, 1, 1, 1, longest, 1)
         self._measure, self._limit = competitor_limit({precision, str(manifest.precision)})
-        self._largest, self._divergences = list[float](), list[float]()
+        self._largest, self._divergences = list[float](), list[float]()  # of every segment
 
     def add(self, ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> None:
         (one,), (other,) = ours.values(), theirs.values()
@@ -128,29 +105,29 @@ class _Distributions(_Found):
             p, q = one[row].astype(np.float64), other[row].astype(np.float64)
             worst = float(np.fmax(worst, np.abs(p - q).max())) if np.isfinite(p).all() else np.nan
             divergences.append(float((np.exp(q) * (q - p)).sum()))
-        self.segments += 1
         self._largest.append(worst)
         self._divergences.append(float(np.mean(divergences)))
 
     def judged(self, name: str, seconds: float) -> Agreement:
+        """How the competitor of this name agrees; a CheckError where it does not."""
         max_abs, kl = float(np.max(self._largest)), float(np.maximum(np.mean(self._divergences), 0))
-        measure, limit = self._measure, self._limit
+        measure, limit, segments = self._measure, self._limit, len(self._largest)
         reached = kl if measure == "kl" else max_abs
         if not reached <= limit:  # NaN is no agreement either
             raise CheckError(
-                f"{name}: differs from the bundle by {measure} {reached:.3g} over {self.segments} chained segments, "
+                f"{name}: differs from the bundle by {measure} {reached:.3g} over {segments} chained segments, "
                 f"expected at most {limit:g}; it computes something else, so it is not timed: leave it out of --against"
             )
-        return Agreement(segments=self.segments, max_abs=max_abs, kl=kl, limit=limit, measure=measure)
+        return Agreement(segments=segments, max_abs=max_abs, kl=kl, limit=limit, measure=measure)
 
 
-class _Outputs(_Found):
-    """Every output of any other step, by the measure of the bundle's precision."""
+class _Outputs:
+    """Every output of any other step, by the measure of the bundle's precision; attributes as of `_Distributions`."""
 
     while_filling = True
 
     def __init__(self, manifest: Manifest) -> None:
-        self.first, self.last = manifest.segment_lengths, 3 * manifest.segment_lengths
+        self.first, self.last, self.segments = manifest.segment_lengths, 3 * manifest.segment_lengths, 0
         self._measure, self._limit = competitor_step_limit(manifest.precision)
         self._errors = {output.name: TensorErrors(output.dtype in ("int32", "bool")) for output in manifest.outputs}
 
