@@ -13,7 +13,7 @@ from txl_runtime.types import Ids
 
 from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import Values, error_of, loss_of
-from txl_report.measuring.gains import gain_of, passage_of
+from txl_report.measuring.gains import Gains
 from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
 from txl_report.measuring.texts import Pieces, checked_ids, cut_pieces, fewer
 from txl_report.numbers import counted
@@ -85,8 +85,8 @@ def measure_text(
     if len(lengths) > 1:
         notes += [CAPPED, FRAGMENTS]
         by_memory = tuple(_memory_loss(rows, loss, whole) for rows, loss in zip(lengths, losses, strict=True))
-        passing = passage_of(pieces, given, whole, losses[0], model.vocabulary, passage)
-        gain = gain_of(pieces, given, whole, losses[0], model.vocabulary)
+        gains = Gains(pieces, given, whole, losses[0], model.vocabulary)
+        passing, gain = gains.passage(passage), gains.whole()
     elif rows and not pieces.warm_up:
         notes += ["The memory was still filling while the losses were measured, because the text is short."]
     return TextMeasures(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from txl_export import StepSpec
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.listener import Silent
 from txl_runtime.model import Model
+from txl_runtime.types import Array, Arrays
 
 from txl_deploy.bench import processes
 from txl_deploy.bench.competitor import BundleCompetitor
@@ -177,6 +178,17 @@ def test_what_is_compiled_is_the_step_of_a_full_state(
     agreed = agree(BundleCompetitor("bundle", model), CompiledSteps(window(), model), model)
     assert set(rows) == {6}
     assert len(rows) > agreed.segments / 2
+
+
+def test_after_a_comparison_that_failed_the_bundle_s_state_is_full(open_model: Callable[..., Model]) -> None:
+    class Fails(TorchSteps):
+        def run(self, inputs: Arrays) -> Mapping[str, Array]:
+            raise RuntimeError("at the first segment")
+
+    model = open_model("window")
+    works = Works(model)
+    assert compared(works, {"torch-compile": lambda: (Fails(window(), model), "fp32")}, Silent())[0] == []
+    assert works.ours.stream.state()["rows"].shape == (6, 2, 4)
 
 
 @pytest.mark.slow(keep=1)
