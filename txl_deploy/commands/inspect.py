@@ -11,8 +11,8 @@ from rich.text import Text
 from txl_export.families.registry import facts_of_bundle
 from txl_export.options import Family
 from txl_report.facts.engines import built_for, engines_of
-from txl_report.facts.files import Source, source_of
 from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle
+from txl_report.facts.source import Source, source_of
 from txl_report.facts.tables import tables_of
 from txl_report.numbers import counted
 from txl_runtime.bundle.manifest import Manifest

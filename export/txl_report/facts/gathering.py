@@ -11,11 +11,11 @@ from txl_runtime.bundle.reading import Bundle
 
 from txl_report.facts.commands import Commands, commands_of
 from txl_report.facts.engines import Engines, read_engines
-from txl_report.facts.files import Source, source_of, versions_of
 from txl_report.facts.model import Context, context_of
 from txl_report.facts.parts import Parts, read_parts
 from txl_report.facts.plain import Missing, Said, some
 from txl_report.facts.results import measurement_of_file, verification_of_bundle, verification_of_file
+from txl_report.facts.source import Source, source_of, versions_of
 from txl_report.facts.tables import Tables, tables_of
 from txl_report.schema.measurement import Measurement
 from txl_report.schema.verification import Verification

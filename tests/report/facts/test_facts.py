@@ -14,11 +14,11 @@ from txl_export.families.registry import facts_of_bundle
 from txl_report.blocks import Code, Heading, Pairs, Table
 from txl_report.facts.commands import Command, commands_of
 from txl_report.facts.engines import Engines
-from txl_report.facts.files import Source
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.model import Context, context_of, family_of, memory_rows
 from txl_report.facts.parts import Part, Parts
 from txl_report.facts.plain import MOST_ROWS, Missing, some
+from txl_report.facts.source import Source
 from txl_report.schema.reading import MOST_TEXT, short
 from txl_report.sections.making import files_section
 from txl_report.sections.model import model_section
