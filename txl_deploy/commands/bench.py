@@ -98,7 +98,8 @@ def _measured(
     """The bundle and its competitors; without any alone. What a user's code prints goes to standard error."""
     own = not is_transformer_xl(works.model.manifest)
     there = source is not None if own else find_spec("torch") is not None
-    names = asked if asked is not None else () if not there else OWN_DEFAULT if own else DEFAULT
+    usual = OWN_DEFAULT if own else DEFAULT
+    names = asked if asked is not None else usual if there else ()
     if names and own and source is None:
         raise UsageError(
             f"--against {names[0]} compares a model of your own with its module; give --module FILE.py:FUNCTION and "
