@@ -12,16 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from tables import Table, log
 from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.weights import Weights, canonical_shapes
 from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.types import Ids
 
 from txl_deploy.bench.measuring import cpu_name, version_of
 
-__all__ = ["TINY", "WT103", "Table", "deviation", "finish", "log", "parser", "random_bundle", "random_state", "shape"]
+__all__ = [
+    "TINY",
+    "WT103",
+    "Table",
+    "deviation",
+    "finish",
+    "log",
+    "parser",
+    "random_bundle",
+    "random_state",
+    "random_tokens",
+    "shape",
+]
 
 WT103 = (20000, 40000, 200000)
 
@@ -48,6 +62,11 @@ def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02)
         if name.endswith("norm.weight"):
             state[name].fill_(1)
     return state
+
+
+def random_tokens(vocab_size: int, size: tuple[int, ...], seed: int = 0) -> Ids:
+    """Uniformly random token ids, so that every row of an embedding is as likely to be read as any other."""
+    return np.random.default_rng(seed).integers(0, vocab_size, size, dtype=np.int32)
 
 
 def deviation(width: int) -> float:

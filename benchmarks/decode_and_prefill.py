@@ -20,11 +20,11 @@ from txl_report.schema.measurement import Measurement
 from txl_runtime.errors import TxlError
 from txl_runtime.listener import Silent
 
-from txl_deploy.bench.agreement import compared
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor
 from txl_deploy.bench.competitors import NAMES, competitors, weights_of, why_not
+from txl_deploy.bench.competitors.agreement import compared
 from txl_deploy.bench.measuring import bench
-from txl_deploy.bench.works import TokenWorks
+from txl_deploy.bench.works import Works
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 COLUMNS = (
@@ -68,9 +68,19 @@ def measure(
             left_out[precision] = str(error)
             continue
         makers[precision] = _low(precision, low, threads)
-    works = TokenWorks(model)
-    pair = compared(works, makers, _Says())
-    return bench(works, *pair, threads=threads, seconds=seconds, left_out=left_out, processes=False, listener=_Says())
+    works = Works(model)
+    others, agreement, failed = compared(works, makers, _Says())
+    left_out |= failed
+    return bench(
+        works,
+        others,
+        agreement,
+        threads=threads,
+        seconds=seconds,
+        left_out=left_out,
+        processes=False,
+        listener=_Says(),
+    )
 
 
 def _low(precision: str, path: Path, threads: int) -> Callable[[], tuple[Competitor, str]]:

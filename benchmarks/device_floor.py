@@ -17,13 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from common import TINY, Table, finish, log, parser, random_bundle
 from rtx_weights import DEEP, MB, PUBLISHED
 from txl_engines import build_bundle
 from txl_runtime.bundle.reading import open_bundle
 
-from txl_deploy.bench.floor import GOAL, Bytes, bytes_of_step, device_floor
+from txl_deploy.bench.floor import GOAL, device_floor, floor_of
 
 DEVICES = {
     "H100 SXM": 3350.0,
@@ -34,8 +33,8 @@ DEVICES = {
 }
 """GB/s."""
 MODELS = {"12 layers, d_model 512, M 640": DEEP, "enwik8-24, M 3800": PUBLISHED["enwik8-24"][:2]}
-Least = tuple[Bytes, int]
-"""What a step reads, and its kernels."""
+Least = tuple[dict[str, int], int]
+"""What a step reads, by what it is of, and its kernels."""
 
 
 def extended(one: Least, two: Least, layers: int) -> Least:
@@ -44,9 +43,7 @@ def extended(one: Least, two: Least, layers: int) -> Least:
     def more(first: int, second: int) -> int:
         return first + (layers - 1) * (second - first)
 
-    both = zip(msgspec.structs.astuple(one[0]), msgspec.structs.astuple(two[0]), strict=True)
-    parts = dict(zip(Bytes.__struct_fields__, (more(*pair) for pair in both), strict=True))
-    return Bytes(**parts), more(one[1], two[1])
+    return {name: more(size, two[0][name]) for name, size in one[0].items()}, more(one[1], two[1])
 
 
 def least_of(values: dict[str, Any], memory: int, folder: Path) -> Least:
@@ -58,21 +55,21 @@ def least_of(values: dict[str, Any], memory: int, folder: Path) -> Least:
         log(f"build {path.name}")
         (engine,) = build_bundle(path, "rtx", (86,), kinds=("logprobs",)).engines
         assert engine.sidecar.kernels is not None
-        small.append((bytes_of_step(open_bundle(path), 1), engine.sidecar.kernels))
+        small.append((floor_of(open_bundle(path), 1), engine.sidecar.kernels))
     return extended(small[0], small[1], values["n_layer"])
 
 
 def tables_of(found: dict[str, Least]) -> list[Table]:
     """What a step reads, and how long that takes."""
-    parts = Table(("model", *(f"{name}, MB" for name in Bytes.__struct_fields__), "a token, MB", "kernels"))
+    parts = Table(("model", *(f"{name}, MB" for name in next(iter(found.values()))[0]), "a token, MB", "kernels"))
     parts.title = "What a step of one token reads in fp16, B 1: computed; kernels counted from a build without a GPU"
     for title, (size, kernels) in found.items():
-        parts.add(title, *(value / MB for value in msgspec.structs.astuple(size)), size.total / MB, kernels)
+        parts.add(title, *(value / MB for value in size.values()), sum(size.values()) / MB, kernels)
     times = Table(("model", "device", "GB/s", "floor, µs", f"at {GOAL:.0%}, µs", "µs per kernel", "measured"))
     times.title = f"Floor of that step: computed; at {GOAL:.0%} of the stated speed, and per kernel of that"
     for title, (size, kernels) in found.items():
         for device, speed in DEVICES.items():
-            floor = device_floor("stated", speed, size.total, kernels)
+            floor = device_floor("stated", speed, sum(size.values()), kernels)
             times.add(title, device, speed, floor.us, floor.goal_us, floor.us_per_kernel, "not measured")
     return [parts, times]
 

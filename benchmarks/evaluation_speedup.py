@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import txl_runtime
-from common import TINY, Table, finish, log, parser, random_bundle, shape
+from common import TINY, Table, finish, log, parser, random_bundle, random_tokens, shape
 from txl_export.families.transformer_xl.reference import Reference
 from txl_runtime.model import Model
 
@@ -30,7 +30,7 @@ from txl_deploy.bench.competitor import BundleCompetitor, fill
 from txl_deploy.bench.competitors import weights_of
 from txl_deploy.bench.competitors.hidden import TimeFirstHidden
 from txl_deploy.bench.competitors.parts import Parts
-from txl_deploy.bench.timing import Timed, Work, interleave, random_tokens
+from txl_deploy.bench.timing import Timed, Work, interleave
 from txl_deploy.plotting import check_plot, draw
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}

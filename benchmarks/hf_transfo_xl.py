@@ -158,8 +158,7 @@ def compare(python: Path, memory: int, quick: bool, threads: int, seconds: float
 def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int) -> float:
     """Of log-probabilities over chained segments, from the zeros that Hugging Face's memory starts as."""
     import numpy as np
-
-    from txl_deploy.bench.timing import random_tokens
+    from common import random_tokens
 
     worst = 0.0
     for index, length in enumerate(SEGMENTS):
@@ -171,7 +170,9 @@ def largest_difference(ours: BundleCompetitor, other: HuggingFace, longest: int)
 
 def turns(ours: BundleCompetitor, other: HuggingFace, length: int, rounds: int, seconds: float) -> dict[str, list[int]]:
     """Nanoseconds of single calls of both, in turns; the one that waits is blocked on a pipe."""
-    from txl_deploy.bench.timing import come_to_rest, random_tokens, time_slice
+    from common import random_tokens
+
+    from txl_deploy.bench.timing import come_to_rest, time_slice
 
     tokens = random_tokens(WORDS, (1, length), 0)
     samples: dict[str, list[int]] = {"bundle": [], "Hugging Face": []}

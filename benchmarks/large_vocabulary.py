@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import txl_runtime
-from common import TINY, WT103, Table, deviation, finish, log, parser, random_bundle, random_state, shape
+from common import TINY, WT103, Table, deviation, finish, log, parser, random_bundle, random_state, random_tokens, shape
 from numpy.typing import NDArray
 from txl_runtime.model import Model
 
 from txl_deploy.bench.competitor import BundleCompetitor, fill
-from txl_deploy.bench.timing import Timed, Work, interleave, random_tokens
+from txl_deploy.bench.timing import Timed, Work, interleave
 
 BODY: dict[str, Any] = {"same_length": True, "clamp_length": 400}
 WORDS, FEW = 267_735, 204

@@ -19,7 +19,7 @@ from txl_report.schema.measurement import Row
 from txl_deploy.bench.competitor import BundleCompetitor, fill
 from txl_deploy.bench.measuring import time_tasks
 from txl_deploy.bench.processes import measure_footprint, measure_load
-from txl_deploy.bench.works import TokenWorks
+from txl_deploy.bench.works import Works
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 MEGABYTE = 1e6
@@ -33,7 +33,7 @@ def speeds(path: Path, threads: int, seconds: float) -> tuple[Row, ...]:
         competitor = BundleCompetitor(name, model)
         fill(competitor, model)
         both.append(competitor)
-    works = TokenWorks(model)
+    works = Works(model)
     tasks = [task for task in works.tasks if task.kind != "score"]
     return time_tasks(works, both, tasks, None, seconds, 5)
 

@@ -22,11 +22,13 @@ from txl_report.measuring.results import (
     Loss,
     MemoryGain,
     MemoryLoss,
+    Pictures,
     PositionLoss,
     TextMeasures,
     TokenGain,
 )
 from txl_report.page import Measures
+from txl_runtime.bundle.manifest import Manifest
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 KEPT = {"verdict", "unit", "within"}
@@ -37,6 +39,8 @@ def replaced(value: Any, by: Callable[[str], str]) -> Any:
     """A value made of data classes and structs, with every text in it replaced."""
     if isinstance(value, str):
         return by(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(replaced(each, by) for each in value))
     if isinstance(value, list | tuple):
         return type(value)(replaced(each, by) for each in value)
     if isinstance(value, dict):
@@ -46,6 +50,10 @@ def replaced(value: Any, by: Callable[[str], str]) -> Any:
         return dataclasses.replace(
             value, **{name: each if name in KEPT else replaced(each, by) for name, each in fields.items()}
         )
+    if isinstance(value, Manifest):  # the texts of it that a page shows; its tables are among the facts beside it
+        family = {"name": by("family"), "dialect": {"family": by("family")}}
+        texts = {name: by(getattr(value, name)) for name in ("model_id", "precision")}
+        return msgspec.structs.replace(value, **texts, files=replaced(value.files, by), family=family)
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__ if name not in KEPT}
         return msgspec.structs.replace(value, **{name: replaced(each, by) for name, each in fields.items()})
@@ -84,8 +92,6 @@ def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int
     )
     values = np.random.default_rng(0).integers(0, 256, (size, 3 * size)).astype(np.uint8)
     look = HeadsLook(
-        given=400,
-        used=300,
         segments=2,
         queries=2 * size,
         segment_length=size,
@@ -97,11 +103,13 @@ def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int
         mean_beyond=0,
         distance_bins=(DistanceBin(0, 0), DistanceBin(1, 3)),
         distance_shares=np.full((layers, heads, 2), 0.5),
-        pictures=tuple(HeadPicture(fact.layer, fact.head, values, 0.9) for fact in facts[:pictures]),
-        query_texts=(text,) * size,
-        column_texts=(text,) * 3 * size,
-        column_width=1,
-        memory_columns=2 * size,
+        pictures=Pictures(
+            heads=tuple(HeadPicture(fact.layer, fact.head, values, 0.9) for fact in facts[:pictures]),
+            query_texts=(text,) * size,
+            column_texts=(text,) * 3 * size,
+            column_width=1,
+            memory_columns=2 * size,
+        ),
     )
     return Measures("text.txt", texts, context, look)
 

@@ -15,6 +15,7 @@ from rich import progress
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
+from txl_report.numbers import prefixed
 from txl_runtime.bundle.encoding import escaped, utf8
 
 from txl_deploy import stopping
@@ -207,10 +208,7 @@ def number(value: object) -> str:
 
 def quantity(count: int, unit: str = "B") -> str:
     """Bytes or counts with a decimal prefix: 8.9 MB, 2.0 M."""
-    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {prefix}{unit}"
-    return f"{count} {unit}".strip()
+    return prefixed(count, unit)
 
 
 def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -> str:

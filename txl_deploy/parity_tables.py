@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.text import Text
-from txl_report.schema.verification import Chain, Ranks, Tensor, Verification
+from txl_report.schema.verification import Chain, Ranks, Tensor, Verification, as_size
 
 from txl_deploy.console import curve, number, rows_table, stdout
 
@@ -33,7 +32,7 @@ def print_parity(found: Verification) -> None:
             soft_wrap=True,
         )
     if found.sensitivity:
-        worst = sorted(found.sensitivity.items(), key=lambda item: -_size(item[1]))
+        worst = sorted(found.sensitivity.items(), key=lambda item: -as_size(item[1]))
         stdout.print(rows_table(("quantised alone", "KL mean"), [(name, number(kl)) for name, kl in worst[:6]]))
     gates = [
         (gate.name, number(gate.value), number(gate.limit), Text(gate.verdict, COLOURS[gate.verdict]))
@@ -64,7 +63,7 @@ def _print_chains(chains: Sequence[Chain]) -> None:
             chain.streams,
             chain.segments,
             _largest(outputs := _inexact(chain.outputs)),
-            number(max((sum(map(_size, one.mean)) / max(len(one.mean), 1) for one in outputs), default=None)),
+            number(max((sum(map(as_size, one.mean)) / max(len(one.mean), 1) for one in outputs), default=None)),
             _largest(_inexact(chain.states)),
         )
         for chain in chains
@@ -79,7 +78,7 @@ def _print_chains(chains: Sequence[Chain]) -> None:
     ]
     stdout.print(rows_table(("\ncompared", "\n", "\nmax abs", "\n"), compared))
     for name, output in longest.outputs.items():
-        most = list(map(_size, output.most))
+        most = list(map(as_size, output.most))
         stdout.print(curve(most, f"\ndrift: {name} max abs, {longest.name}"), soft_wrap=True)
 
 
@@ -89,9 +88,4 @@ def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _largest(tensors: Iterable[Tensor]) -> str:
-    return number(max((_size(tensor.largest) for tensor in tensors), default=None))
-
-
-def _size(value: float | None) -> float:
-    """What a file has no number for was infinite or none."""
-    return math.inf if value is None else value
+    return number(max((as_size(tensor.largest) for tensor in tensors), default=None))

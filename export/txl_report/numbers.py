@@ -73,7 +73,7 @@ def share(value: float | None) -> str:
 
 def size(count: int | None) -> str:
     """Bytes with a decimal prefix: 8.9 MB."""
-    return NONE if count is None else _prefixed(count, "B")
+    return NONE if count is None else prefixed(count, "B")
 
 
 def quantity(count: int | None) -> str:
@@ -86,11 +86,12 @@ def quantity(count: int | None) -> str:
     return whole(count)
 
 
-def _prefixed(count: int, unit: str) -> str:
+def prefixed(count: int, unit: str) -> str:
+    """A count of units with a decimal prefix: 8.9 MB."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= factor:
             return f"{count / factor:,.1f} {prefix}{unit}"
-    return f"{count} {unit}"
+    return f"{count} {unit}".strip()
 
 
 def _signed(written: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from txl_report.blocks import KeyFigure, Page, Section
 from txl_report.facts.gathering import Facts
-from txl_report.facts.model import Context
+from txl_report.facts.model import Context, family_of, memory_rows, size_of_files
 from txl_report.facts.plain import Missing, quoted
 from txl_report.measuring.results import ContextMeasure, HeadsLook, TextMeasures
 from txl_report.numbers import counted, number, quantity, share, size
@@ -27,13 +27,13 @@ class Measures:
 
     Attributes:
         source: what the text is called.
-        text, context, heads: see `txl_report.measuring`.
+        text, context, heads: see `txl_report.measuring`; why nothing was where it was tried in vain.
     """
 
     source: str = ""
-    text: TextMeasures | None = None
-    context: ContextMeasure | None = None
-    heads: HeadsLook | None = None
+    text: TextMeasures | Missing | None = None
+    context: ContextMeasure | Missing | None = None
+    heads: HeadsLook | Missing | None = None
 
 
 def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> str:
@@ -55,10 +55,10 @@ def page_values(facts: Facts, measures: Measures | None = None, when: str = "") 
     measured = measures or Measures()
     # The first screen answers with the later verification where there is one: it is of this machine and of now.
     proof = facts.exported if isinstance(facts.repeated, Missing) else facts.repeated
-    model = facts.model
+    manifest = facts.manifest
     return Page(
         title=facts.name,
-        kind=f"{model.family}, {quantity(model.parameters)} parameters, {model.precision}",
+        kind=f"{family_of(manifest)}, {quantity(manifest.parameters)} parameters, {manifest.precision}",
         verdict=verdict_of(proof),
         verdict_by=verdict_by(proof),
         figures=_figures(facts, measured),
@@ -74,17 +74,18 @@ def _sections(facts: Facts, measured: Measures) -> list[Section]:
         again = f"txl-deploy export CHECKPOINT -o {quoted(name)} --attention --force"
     else:
         again = f"{export.line} --attention --force"
-    option = "--text FILE" if facts.model.vocabulary else "--tokens FILE.npy" if facts.model.vocab_size else None
+    reads_text, reads_tokens = facts.manifest.vocabulary is not None, facts.manifest.vocab_size > 0
+    option = "--text FILE" if reads_text else "--tokens FILE.npy" if reads_tokens else None
     return [
         model_section(facts),
         sameness_section(facts),
         memory_section(name, measured.text, measured.source, option),
-        context_section(name, facts.model, measured.context, option),
+        context_section(name, facts.context, measured.context, option),
         attention_section(
             name,
-            facts.model.attention,
+            facts.manifest.attention,
             measured.heads,
-            again if facts.model.memory_length is not None else None,
+            again if memory_rows(facts.manifest) is not None else None,
             option,
         ),
         speed_section(name, facts.speed, facts.bench_file),
@@ -96,19 +97,20 @@ def _sections(facts: Facts, measured: Measures) -> list[Section]:
 
 
 def _figures(facts: Facts, measured: Measures) -> list[KeyFigure]:
-    model = facts.model
+    manifest = facts.manifest
+    parameters = f"{quantity(manifest.parameters)} parameters in {manifest.precision}"
     return [
-        KeyFigure("Size", size(model.file_bytes), f"{quantity(model.parameters)} parameters in {model.precision}"),
+        KeyFigure("Size", size(size_of_files(manifest)), parameters),
         _looks_back(facts, measured.context),
         _perplexity(facts, measured.text),
         _speed(facts.speed),
     ]
 
 
-def _looks_back(facts: Facts, found: ContextMeasure | None) -> KeyFigure:
-    context = facts.model.context
+def _looks_back(facts: Facts, found: ContextMeasure | Missing | None) -> KeyFigure:
+    context = facts.context
     allowed = counted(context.tokens, "token") if isinstance(context, Context) else "no known end"
-    if found is None or not found.lengths:
+    if not isinstance(found, ContextMeasure):
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
     each = found.lengths[0]
     of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
@@ -116,18 +118,18 @@ def _looks_back(facts: Facts, found: ContextMeasure | None) -> KeyFigure:
     return KeyFigure("Looks back", length_of(each), f"{of}{hardest}; {plain_length_of(each)} by plain losses")
 
 
-def _perplexity(facts: Facts, found: TextMeasures | None) -> KeyFigure:
-    if found is not None and found.loss is not None:
+def _perplexity(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:
+    if isinstance(found, TextMeasures):
         loss, sure = found.loss, ""
         if loss.error is not None:
             sure = f" ± {number(loss.perplexity * loss.error, 2)}"
         bits = f"{bits_of(loss)} bits per byte; " if found.of_bytes else ""
         below = f"{bits}on {counted(loss.count, 'token')} of the text{', ± one standard error' if sure else ''}"
         return KeyFigure("Perplexity", number(loss.perplexity, 4) + sure, below)
-    rows = facts.model.memory_length
+    rows = memory_rows(facts.manifest)
     if rows is not None:
-        return KeyFigure("Memory", counted(rows, "row"), f"per layer, {size(facts.model.state_bytes)} per sequence")
-    return KeyFigure("State", size(facts.model.state_bytes), "carried from step to step, per sequence")
+        return KeyFigure("Memory", counted(rows, "row"), f"per layer, {size(facts.manifest.state_bytes)} per sequence")
+    return KeyFigure("State", size(facts.manifest.state_bytes), "carried from step to step, per sequence")
 
 
 def _speed(found: Measurement | Missing) -> KeyFigure:

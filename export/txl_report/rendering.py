@@ -54,17 +54,13 @@ def _environment() -> Environment:
     return made
 
 
-def shown(text: str) -> Markup:
-    """Any text as markup: escaped, with symbols for what cannot be seen; text of other directions on its own."""
-    return _marked(text)
-
-
 def _command(text: str) -> Markup:
     """A command, whole: nobody could type one that is cut."""
-    return _marked(text, MOST_IN_A_ROW)
+    return shown(text, MOST_IN_A_ROW)
 
 
-def _marked(text: str, most: int = MOST) -> Markup:
+def shown(text: str, most: int = MOST) -> Markup:
+    """Any text as markup: escaped, with symbols for what cannot be seen; text of other directions on its own."""
     from markupsafe import Markup, escape
 
     symbol = Markup('<span class="symbol">{}</span>')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from txl_deploy.bench.floor import Bytes, device_floor
+from txl_deploy.bench.floor import device_floor
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -26,9 +26,10 @@ def value(cell: str) -> float:
 
 
 def test_further_layers_add_what_the_second_does() -> None:
-    one = Bytes(weights=110, embedding=1, memory=20, positions=3), 13
-    two = Bytes(weights=210, embedding=1, memory=40, positions=6), 23
-    assert benchmark.extended(one, two, 12) == (Bytes(weights=1210, embedding=1, memory=240, positions=36), 123)
+    one = {"weights": 110, "embedding": 1, "memory": 20, "positions": 3}, 13
+    two = {"weights": 210, "embedding": 1, "memory": 40, "positions": 6}, 23
+    twelve = {"weights": 1210, "embedding": 1, "memory": 240, "positions": 36}, 123
+    assert benchmark.extended(one, two, 12) == twelve
     assert benchmark.extended(one, two, 1) == one
 
 
@@ -52,7 +53,7 @@ def test_the_page_shows_what_the_functions_compute() -> None:
 
 
 def test_a_table_that_is_made_has_every_device() -> None:
-    size = Bytes(weights=90_000_000, embedding=0, memory=9_000_000, positions=1_000_000)
+    size = {"weights": 90_000_000, "embedding": 0, "memory": 9_000_000, "positions": 1_000_000}
     parts, times = benchmark.tables_of({"a model": (size, 100)})
     assert parts.rows == [("a model", 90.0, 0.0, 9.0, 1.0, 100.0, 100)]
     nearest = dict(zip(times.columns, next(row for row in times.rows if row[1] == "RTX 3060, 12 GB"), strict=True))

@@ -53,7 +53,9 @@ def verified(make_bundle: Callable[..., Path]) -> Facts:
 @pytest.fixture(scope="module")
 def seeing(verified: Facts) -> Facts:
     """The same with a program that shows attention."""
-    return dataclasses.replace(verified, model=dataclasses.replace(verified.model, attention=True))
+    programs = verified.manifest.programs
+    look = structs.replace(programs[0], name="attention", kind="attention")
+    return dataclasses.replace(verified, manifest=structs.replace(verified.manifest, programs=(*programs, look)))
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +103,9 @@ def test_the_page_of_a_verified_bundle_says_so(verified: Facts):
     read = held(page_of(verified))
     assert "Verified: the same model" in read.text
     assert "against the checkpoint, computed in float64" in read.text
-    assert f"{verified.model.parameters:,}" in read.text
+    assert f"{verified.manifest.parameters:,}" in read.text
     assert [each["id"] for each in read.all("section")] == SECTIONS
-    for file in verified.files:
+    for file in verified.manifest.files.values():
         assert file.sha256 in read.text
 
 
@@ -326,6 +328,6 @@ def test_the_first_screen_tells_how_sure_the_perplexity_is_and_of_which_tokens(s
 
 def test_a_small_number_of_parameters_is_told_once(verified: Facts):
     rows = dict(model_section(verified).blocks[0].rows)
-    assert rows["Parameters"] == f"{verified.model.parameters:,}"
-    large = dataclasses.replace(verified, model=dataclasses.replace(verified.model, parameters=1_974_784))
+    assert rows["Parameters"] == f"{verified.manifest.parameters:,}"
+    large = dataclasses.replace(verified, manifest=structs.replace(verified.manifest, parameters=1_974_784))
     assert dict(model_section(large).blocks[0].rows)["Parameters"] == "2.0 million (1,974,784)"

@@ -20,6 +20,11 @@ def is_transformer_xl(manifest: Manifest) -> bool:
     return manifest.family_name == "transformer_xl"
 
 
+def shortest_length(manifest: Manifest) -> int:
+    """How long the shortest segment is that a bundle is measured at: a single token of a Transformer-XL."""
+    return 1 if is_transformer_xl(manifest) else manifest.segment_lengths[-1]
+
+
 def random_inputs(manifest: Manifest, length: int, seed: int = 0) -> dict[str, Array]:
     """One segment of all sequences: normal values, uniform ids, and of other whole numbers 0 and 1."""
     draws = np.random.default_rng(seed)
@@ -34,20 +39,19 @@ def _random(entry: Input, sizes: tuple[int, ...], draws: np.random.Generator) ->
     return draws.standard_normal(sizes, np.float32)
 
 
-def until_full(stream: Stream, manifest: Manifest, seed: int = 0) -> Iterator[dict[str, Array]]:
-    """Random segments of the longest length, each of them to be run on the stream, until its state grows no more."""
-    shapes: list[tuple[int, ...]] = []
-    same = 0
-    for index in range(MOST_SEGMENTS):
-        yield random_inputs(manifest, manifest.segment_lengths[0], seed + index)
-        now = [array.shape for array in stream.state().values()]
-        same = same + 1 if now == shapes else 0
-        shapes = now
-        if same >= STEADY:
-            return
+def filling(manifest: Manifest, stream: Stream | None, seed: int = 0) -> Iterator[dict[str, Array]]:
+    """Random segments of the longest length that fill a state.
 
-
-def fill_steps(stream: Stream, manifest: Manifest) -> None:
-    """Fill a stream's state with random segments."""
-    for inputs in until_full(stream, manifest):
-        stream.run(inputs)
+    Where memory rows are counted, they fill the memory and then move every row of it out. Any other state is full when
+    it grows no more, which `stream` tells: every segment has to be run on it.
+    """
+    longest, shapes, same = manifest.segment_lengths[0], list[tuple[int, ...]](), 0
+    counted = -(-manifest.memory_length // longest) + 1 if is_transformer_xl(manifest) else None
+    for index in range(MOST_SEGMENTS if counted is None else counted):
+        yield random_inputs(manifest, longest, seed + index)
+        if counted is None and stream is not None:
+            now = [array.shape for array in stream.state().values()]
+            same = same + 1 if now == shapes else 0
+            shapes = now
+            if same >= STEADY:
+                return

@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 from txl_report.schema.measurement import DeviceFloor
 from txl_runtime.bundle.manifest import Manifest
@@ -20,52 +19,49 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES
 from txl_runtime.bundle.weight_header import read_header
 
+from txl_deploy.bench.driving import is_transformer_xl
+
 PASSES_SECONDS = 0.15
 ARRAY_BYTES = 512 * 2**20
 GOAL = 0.6
 """The share of the memory's speed that a step on a device should reach."""
 
 
-class Bytes(Struct, frozen=True, kw_only=True):
-    """Bytes that one step of L tokens has to read at least, all sequences together.
+def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
+    """Bytes that one segment of `length` has to read at least, of all sequences together, by what they are of.
 
-    Attributes:
-        weights: of the layers and the softmax, each once, as stored in the weight file.
-        embedding: the tokens' own rows.
-        memory: M rows of keys and values, or of hidden states, per layer and sequence.
-        positions: relative positions, one table per layer, up to the clamp or the window.
-    """
+    They follow from the manifest and the sizes in the weight file's header. Of a Transformer-XL:
 
-    weights: int
-    embedding: int
-    memory: int
-    positions: int
+    * weights: of the layers and the softmax, each once, as stored in the weight file;
+    * embedding: the tokens' own rows;
+    * memory: M rows of keys and values, or of hidden states, per layer and sequence;
+    * positions: relative positions, one table per layer, up to the clamp or the window.
 
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.embedding + self.memory + self.positions
+    With an adaptive softmax it is the floor of the full distribution; `generate` may read less. Of any other model,
+    where it makes no difference how many positions there are:
 
-
-def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
-    """The floor of one segment with full memory, from the manifest and the sizes in the weight file's header.
-
-    With an adaptive softmax it is that of the full distribution; `generate` may read less.
+    * weights: what the weight file holds, each tensor once. A table of which a step reads single rows counts whole;
+      what is so small that it stands in the graphs does not count;
+    * state: of all sequences, with as many rows as it can have.
     """
     m = bundle.manifest
-    c, stored = m.config, {name: tensor.length for name, tensor in read_header(bundle.file(m.weights)).items()}
+    if not is_transformer_xl(m):
+        stored = read_header(bundle.file(m.weights)).items()
+        read = sum(tensor.length for name, tensor in stored if not name.startswith("initial."))
+        return {"weights": read, "state": state_bytes(m)}
+    c, sizes = m.config, {name: tensor.length for name, tensor in read_header(bundle.file(m.weights)).items()}
     item = 4 if not m.states or m.states[0].dtype == "float32" else 2
     width = 2 * c.n_head * c.d_head if m.transformer_xl.memory == "kv" else c.d_model
     memory = m.batch_size * c.n_layer * m.memory_length * width * item
-    untied = {name.split(".")[2] for name in stored if name.startswith("softmax.tables.")}
+    untied = {name.split(".")[2] for name in sizes if name.startswith("softmax.tables.")}
     weights = embedding = 0
-    for name, size in stored.items():
+    for name, size in sizes.items():
         if name.startswith("initial.") or ".table." in name or name.endswith(".positions"):
             continue  # rows a memory starts with; positions are counted by what a query can reach
         if ".attention.position.weight" in name or ".attention.position.bias" in name or ".distance." in name:
             continue  # folded into the tables
         matrix, _, part = name.rpartition(".")
-        if part in ("columns", "column_scale") and f"{matrix}.int8" in stored:
+        if part in ("columns", "column_scale") and f"{matrix}.int8" in sizes:
             continue  # the same matrix once more, for segments
         if name.startswith("embedding.tables."):
             cluster = name.split(".")[2]
@@ -74,35 +70,15 @@ def bytes_of_step(bundle: Bundle, length: int) -> Bytes:
             embedding += 0 if tied else m.batch_size * length * c.cluster_width(int(cluster)) * 4
         else:
             weights += size
-    return Bytes(weights=weights, embedding=embedding, memory=memory, positions=_position_bytes(m, length))
+    positions = _position_bytes(m, length)
+    return {"weights": weights, "embedding": embedding, "memory": memory, "positions": positions}
 
 
-class StepBytes(Struct, frozen=True, kw_only=True):
-    """Bytes that one step of a model of any family has to read at least, all sequences together.
-
-    Attributes:
-        weights: what the weight file holds, each tensor once. A table of which a step reads single rows counts whole;
-            what is so small that it stands in the graphs does not count.
-        state: of all sequences, with as many rows as it can have.
-    """
-
-    weights: int
-    state: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.state
-
-
-def bytes_of_any_step(bundle: Bundle) -> StepBytes:
-    """The floor of one step by its tables alone; how many positions it has makes no difference to it."""
-    manifest = bundle.manifest
-    stored = read_header(bundle.file(manifest.weights)).items()
-    weights = sum(tensor.length for name, tensor in stored if not name.startswith("initial."))
+def state_bytes(manifest: Manifest) -> int:
+    """Of all sequences, with as many rows as a state can have."""
     sizes = {"bool": 1, "float16": 2, "bfloat16": 2}
     states = manifest.states_of(manifest.updates[0])
-    return StepBytes(weights=weights, state=sum(sizes.get(state.dtype, 4) * math.prod(state.shape) for state in states))
+    return sum(sizes.get(state.dtype, 4) * math.prod(state.shape) for state in states)
 
 
 def _position_bytes(m: Manifest, length: int) -> int:

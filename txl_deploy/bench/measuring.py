@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from msgspec.structs import asdict
 from txl_report.schema.measurement import Agreement, Conditions, Machine, Measurement, Row
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
 
 from txl_deploy.bench import timing
-from txl_deploy.bench.floor import Bandwidth
+from txl_deploy.bench.competitor import Competitor, fill
+from txl_deploy.bench.floor import Bandwidth, floor_of
 from txl_deploy.bench.on_device import bandwidth_of, device_floors
 from txl_deploy.bench.overhead import overhead
 from txl_deploy.bench.processes import measure_footprint, measure_load
 from txl_deploy.bench.timing import interleave
-from txl_deploy.bench.works import C, Task, Works
+from txl_deploy.bench.works import Task, Works
 
 ROUNDS = 5
 SHORTEST, LONGEST = 0.01, 600.0
@@ -26,8 +26,8 @@ AT_REST = f"before every slice, until all threads together use less than {timing
 
 
 def bench(
-    works: Works[C],
-    others: Sequence[C] = (),
+    works: Works,
+    others: Sequence[Competitor] = (),
     agreement: Mapping[str, Agreement] | None = None,
     *,
     threads: int,
@@ -61,14 +61,14 @@ def bench(
         heard.stage("memory of a fresh process")
         memory = measure_footprint(model.bundle.path, threads, backend=model.backend.name)
     if not others:
-        works.fill()
+        fill(works.ours, model)
     bandwidth = bandwidth_of(model.backend, threads)
-    everybody: list[C] = [works.ours, *others]
+    everybody: list[Competitor] = [works.ours, *others]
     rows = time_tasks(works, everybody, works.tasks, bandwidth, seconds, rounds, heard)
     heard.stage("cost of Python")
     timing.come_to_rest()
     python, manifest = overhead(works), model.manifest
-    shortest = works.floor(min(task.segment_length for task in works.tasks))
+    shortest = floor_of(model.bundle, works.shortest.segment_length)
     return Measurement(
         model_id=manifest.model_id,
         family=manifest.family_name,
@@ -85,13 +85,13 @@ def bench(
             **works.conditions(),
         ),
         rows=rows,
-        floor={task.kind: asdict(works.floor(task.segment_length)) for task in works.tasks},
+        floor={task.kind: floor_of(model.bundle, task.segment_length) for task in works.tasks},
         agreement=dict(agreement or {}),
         left_out=dict(left_out or {}),
         overhead=python,
         load=load,
         memory=memory,
-        device_floors=device_floors(model, shortest.total, bandwidth),
+        device_floors=device_floors(model, sum(shortest.values()), bandwidth),
     )
 
 
@@ -104,8 +104,8 @@ def check_times(seconds: float, rounds: int = ROUNDS) -> None:
 
 
 def time_tasks(
-    works: Works[C],
-    competitors: Sequence[C],
+    works: Works,
+    competitors: Sequence[Competitor],
     tasks: Sequence[Task],
     bandwidth: Bandwidth | None,
     seconds: float,

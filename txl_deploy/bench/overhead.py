@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import replace
-from typing import Any
 
 from txl_report.schema.measurement import Overhead, Percentiles
 from txl_runtime.bundle.tables import Program
@@ -15,6 +14,7 @@ from txl_runtime.host.engine import Engine
 from txl_runtime.streaming.loop import Backend
 from txl_runtime.types import Arrays, Call
 
+from txl_deploy.bench.competitor import fill
 from txl_deploy.bench.on_device import without_programs
 from txl_deploy.bench.timing import percentiles
 from txl_deploy.bench.works import Works
@@ -65,7 +65,7 @@ class _Timed(_Null):
         return returned
 
 
-def overhead(works: Works[Any], steps: int = 300) -> Overhead | None:
+def overhead(works: Works, steps: int = 300) -> Overhead | None:
     """Measure what Python costs around one step when the state is full; None where nothing is known of the engine.
 
     The model is not changed: streams are opened on shallow copies of it that have another engine.
@@ -85,11 +85,13 @@ def overhead(works: Works[Any], steps: int = 300) -> Overhead | None:
     return Overhead(in_step=in_step, without_engine=alone.p50 * 1e3, step=step, share=in_step / step)
 
 
-def _steps(works: Works[Any], backend: Backend, engine: _Null | None, steps: int) -> tuple[Percentiles, Percentiles]:
+def _steps(works: Works, backend: Backend, engine: _Null | None, steps: int) -> tuple[Percentiles, Percentiles]:
     """Times of steps outside the engine's calls, where those are timed, and of whole steps."""
-    other = copy.copy(works.model)
-    other.backend = backend
-    step = works.shortest(other.stream())
+    model = copy.copy(works.model)
+    model.backend = backend
+    other = Works(model)
+    fill(other.ours, model)
+    step = other.call(other.ours, other.shortest)
     outside, whole = [], []
     for index in range(-10, steps):
         before = engine.nanoseconds if engine else 0

@@ -13,20 +13,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from txl_report.schema.measurement import Footprint, LoadTime
+from txl_report.schema.measurement import BUNDLE, Footprint, LoadTime
 from txl_runtime.errors import BackendError
-from txl_runtime.model import Model, load
+from txl_runtime.model import load
 from txl_runtime.starting import APART, environment
-from txl_runtime.streaming.stream import Stream
 
-from txl_deploy.bench.driving import fill_steps, is_transformer_xl, random_inputs
-from txl_deploy.bench.floor import bytes_of_any_step
+from txl_deploy.bench.competitor import BundleCompetitor, fill
+from txl_deploy.bench.driving import is_transformer_xl, random_inputs, shortest_length
+from txl_deploy.bench.floor import state_bytes
 from txl_deploy.bench.on_device import import_library
 
 SAMPLE_SECONDS = 0.02
@@ -85,20 +84,11 @@ def _load_and_draw(bundle: str, options: dict[str, Any]) -> dict[str, float]:
     started = time.perf_counter()
     model = load(bundle, **options)
     loaded = time.perf_counter()
-    first = _first(model)
+    inputs = random_inputs(model.manifest, shortest_length(model.manifest))
     prepared = time.perf_counter()
-    first(model.stream())
+    BundleCompetitor(BUNDLE, model).advance(inputs)
     drawn = time.perf_counter()
     return {"load": loaded - started, "first_token": drawn - prepared, "drawn_at": time.time()}
-
-
-def _first(model: Model) -> Callable[[Stream], object]:
-    """The first thing asked of a stream."""
-    if is_transformer_xl(model.manifest):
-        prompt = np.zeros((model.batch_size, 1), np.int32)
-        return lambda stream: next(stream.generate(prompt, 1, temperature=0))
-    inputs = random_inputs(model.manifest, model.segment_lengths[-1])
-    return lambda stream: stream.run(inputs)
 
 
 def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
@@ -115,8 +105,11 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
     sampler.start()
     try:
         model = load(bundle, **options)
-        run = _tokens if is_transformer_xl(model.manifest) else _segments
-        run(model)
+        ours = BundleCompetitor(BUNDLE, model)
+        fill(ours, model)  # by the longest segments
+        inputs = random_inputs(model.manifest, shortest_length(model.manifest))
+        for _ in range(DECODED):
+            ours.run(inputs)
     finally:
         done.set()
         sampler.join()
@@ -129,27 +122,8 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
         private=settled[1] if settled else None,
         high_water=_high_water(),
         weights=model.bundle.file(model.manifest.weights).stat().st_size,
-        state=of_rows if is_transformer_xl(manifest) else bytes_of_any_step(model.bundle).state,
+        state=of_rows if is_transformer_xl(manifest) else state_bytes(manifest),
     )
-
-
-def _tokens(model: Model) -> None:
-    """What a Transformer-XL does: prefill until the memory is full, then decode."""
-    stream, longest = model.stream(), model.segment_lengths[0]
-    for index in range(-(-model.manifest.memory_length // longest) + 2):
-        tokens = np.full((model.batch_size, longest), index % model.manifest.vocab_size, np.int32)
-        next(stream.generate(tokens, 1, temperature=0))
-    for _ in range(DECODED):
-        stream.step(tokens[:, :1])
-
-
-def _segments(model: Model) -> None:
-    """What any step does: the longest segments until the state is full, then the shortest."""
-    stream = model.stream()
-    fill_steps(stream, model.manifest)
-    inputs = random_inputs(model.manifest, model.segment_lengths[-1])
-    for _ in range(DECODED):
-        stream.run(inputs)
 
 
 def resident_bytes() -> tuple[int, int] | None:

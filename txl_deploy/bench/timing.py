@@ -15,7 +15,6 @@ from itertools import count
 import numpy as np
 from msgspec import Struct
 from txl_report.schema.measurement import Percentiles
-from txl_runtime.types import Ids
 
 Work = Callable[[int], object]
 """One unit of work; the argument counts calls, so that each may use other tokens."""
@@ -152,8 +151,3 @@ def _foreign_seconds() -> float | None:
         return None
     busy = sum(ticks) - ticks[3] - ticks[4]  # all but idle and waiting for disks
     return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
-def random_tokens(vocab_size: int, shape: tuple[int, ...], seed: int = 0) -> Ids:
-    """Uniformly random token ids, so that every row of an embedding is as likely to be read as any other."""
-    return np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int32)

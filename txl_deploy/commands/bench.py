@@ -16,11 +16,11 @@ from txl_report.schema.measurement import Agreement, Measurement
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
-from txl_deploy.bench.agreement import compared
-from txl_deploy.bench.competitor import Maker, StepCompetitor
+from txl_deploy.bench.competitor import Competitor, Maker
+from txl_deploy.bench.driving import is_transformer_xl
 from txl_deploy.bench.measuring import bench, check_times
 from txl_deploy.bench.timing import available_cores
-from txl_deploy.bench.works import StepWorks, TokenWorks, works_of
+from txl_deploy.bench.works import Works
 from txl_deploy.bench_tables import document_of, panels, show
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
 from txl_deploy.commands.own_modules import own_frames
@@ -72,16 +72,13 @@ def run(
         check_plot(plot)
     check_times(seconds)
     cores = available_cores() if threads is None else threads
-    works = works_of(txl_runtime.load(bundle, backend=backend, threads=cores))
-    if isinstance(works, TokenWorks):
-        if source is not None:
-            raise UsageError(
-                f"{bundle}: is a Transformer-XL's, which is compared by its own weights, "
-                f"{'--module' if adapter is None else '--adapter'} is for a model of your own; leave it out"
-            )
-        found = _transformer_xl(works, asked, cores, seconds)
-    else:
-        found = _own_module(works, asked, source, None if adapter else weights, cores, seconds)
+    works = Works(txl_runtime.load(bundle, backend=backend, threads=cores))
+    if source is not None and is_transformer_xl(works.model.manifest):
+        raise UsageError(
+            f"{bundle}: is a Transformer-XL's, which is compared by its own weights, "
+            f"{'--module' if adapter is None else '--adapter'} is for a model of your own; leave it out"
+        )
+    found = _measured(works, asked, source, None if adapter else weights, cores, seconds)
     if json:
         print_json(document_of(found))
     else:
@@ -90,54 +87,51 @@ def run(
         draw(plot, panels(found))
 
 
-def _transformer_xl(works: TokenWorks, asked: tuple[str, ...] | None, threads: int, seconds: float) -> Measurement:
-    names = asked if asked is not None else () if find_spec("torch") is None else DEFAULT
-    if names:
-        require_export("bench --against")
-    with tempfile.TemporaryDirectory(prefix="txl-bench-") as folder, Display() as display:
-        makers, left_out = _makers(names, works.model, threads, Path(folder), asked=asked is not None)
-        _tell(display, left_out)
-        pair = compared(works, makers, display)
-        return bench(works, *pair, threads=threads, seconds=seconds, left_out=left_out, listener=display)
-
-
-def _own_module(
-    works: StepWorks,
+def _measured(
+    works: Works,
     asked: tuple[str, ...] | None,
     source: str | Adapted | None,
     weights: Path | None,
     threads: int,
     seconds: float,
 ) -> Measurement:
-    """The bundle alone without --module or --adapter. What the user's code prints goes to standard error."""
-    names = asked if asked is not None else () if source is None else OWN_DEFAULT
-    if names and source is None:
+    """The bundle and its competitors; without any alone. What a user's code prints goes to standard error."""
+    own = not is_transformer_xl(works.model.manifest)
+    there = source is not None if own else find_spec("torch") is not None
+    usual = OWN_DEFAULT if own else DEFAULT
+    names = asked if asked is not None else usual if there else ()
+    if names and own and source is None:
         raise UsageError(
             f"--against {names[0]} compares a model of your own with its module; give --module FILE.py:FUNCTION and "
             "--weights, or --against none"
         )
-    others, agreement, left_out = list[StepCompetitor](), dict[str, Agreement](), dict[str, str]()
-    with Display() as display, own_frames(), redirect_stdout(sys.stderr):
-        if names and source is not None:
-            from txl_deploy.bench.competitors.own_module import make_competitors
+    if names:
+        require_export("bench --against")
+    others, agreement, left_out = list[Competitor](), dict[str, Agreement](), dict[str, str]()
+    with (
+        tempfile.TemporaryDirectory(prefix="txl-bench-") as folder,
+        Display() as display,
+        own_frames(),
+        redirect_stdout(sys.stderr),
+    ):
+        if names:
+            from txl_deploy.bench.competitors.agreement import compared
 
-            path = None if weights is None else str(weights)
-            others, agreement, left_out = make_competitors(names, source, path, works, threads, display)
-            _refuse_none(names, left_out, asked is not None)
-            _tell(display, left_out)
+            makers, left_out = _makers(names, source, weights, works.model, threads, Path(folder), display)
+            _tell(display, names, left_out, left_out, asked is not None)
+            others, agreement, failed = compared(works, makers, display)
+            left_out |= failed
+            _tell(display, names, left_out, failed, asked is not None)
         return bench(works, others, agreement, threads=threads, seconds=seconds, left_out=left_out, listener=display)
 
 
-def _tell(display: Display, left_out: dict[str, str]) -> None:
-    for name, why in left_out.items():
-        display.warn(f"{name} is left out: {why}")
-
-
-def _refuse_none(names: tuple[str, ...], left_out: dict[str, str], asked: bool) -> None:
-    """Raise UsageError where competitors were asked for by name, and none of them can run."""
+def _tell(display: Display, names: tuple[str, ...], left_out: dict[str, str], new: dict[str, str], asked: bool) -> None:
+    """Say which are left out now; raise UsageError where competitors were asked for, and none of them can run."""
     if asked and len(left_out) == len(names):
         name, why = next(iter(left_out.items()))
         raise UsageError(f"--against {name}: {why}; expected one that can run here, or none")
+    for name, why in new.items():
+        display.warn(f"{name} is left out: {why}")
 
 
 def _names(against: str) -> tuple[str, ...]:
@@ -150,19 +144,21 @@ def _names(against: str) -> tuple[str, ...]:
 
 
 def _makers(
-    names: tuple[str, ...], model: Model, threads: int, folder: Path, asked: bool
+    names: tuple[str, ...],
+    source: str | Adapted | None,
+    weights: Path | None,
+    model: Model,
+    threads: int,
+    folder: Path,
+    heard: Display,
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Makers of the competitors that can run here, and why the others cannot.
+    """Makers of the competitors that can run here, and why the others cannot."""
+    if source is not None:
+        from txl_deploy.bench.competitors.own_module import own_competitors
 
-    Raises:
-        UsageError: competitors were asked for by name, and none of them can run.
-    """
-    if not names:
-        return {}, {}
+        return own_competitors(names, source, None if weights is None else str(weights), model, threads, heard)
     from txl_deploy.bench.competitors import competitors, why_not
 
-    reasons = {name: why_not(name, model) for name in names}
-    left_out = {name: why for name, why in reasons.items() if why is not None}
-    _refuse_none(names, left_out, asked)
+    left_out = {name: why for name in names if (why := why_not(name, model)) is not None}
     chosen = tuple(name for name in names if name not in left_out)
     return competitors(chosen, model, threads, folder), left_out

@@ -10,15 +10,15 @@ import typer
 from rich.text import Text
 from txl_export.families.registry import facts_of_bundle
 from txl_export.options import Family
-from txl_report.facts.engines import built_for, described_engines
-from txl_report.facts.files import Source, source_of
+from txl_report.facts.engines import built_for, engines_of
 from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle
+from txl_report.facts.source import Source, source_of
 from txl_report.facts.tables import tables_of
 from txl_report.numbers import counted
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
-from txl_runtime.device.engines.files import describe_engine
+from txl_runtime.device.engines.files import describe_engine, engine_facts
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
@@ -45,7 +45,8 @@ def run(
         if family != "auto" or config is not None or aliases:
             raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
         bundle = open_bundle(path)
-        manifest, (engines, broken) = bundle.manifest, described_engines(bundle)
+        manifest, (found, broken) = bundle.manifest, engines_of(bundle)
+        engines = [{"file": name} | engine_facts(sidecar) for name, sidecar in found]
         document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
         if json:
             print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
@@ -102,7 +103,7 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
         shown["boundary token"] = "none" if manifest.boundary_token is None else str(manifest.boundary_token)
     source = source_of(manifest)
     if isinstance(source, Source):
-        container = "".join(f" ({row.text})" for row in source.said if row.name == "container")
+        container = "".join(f" ({text})" for name, text in source.said if name == "container")
         shown["made from"] = f"{source.name}{container}"
     stdout.print(facts_table(shown), soft_wrap=True)
     _print_tables(manifest)
@@ -117,19 +118,12 @@ def _print_tables(manifest: Manifest) -> None:
     """What a step reads, returns and carries, and its programs."""
     tables = tables_of(manifest)
     ahead = "\nlook-ahead" if any(row.lookahead for row in tables.reads) else ""
-    reads = [(*_facts(row)[:4], f"+ {row.lookahead}" if row.lookahead else "") for row in tables.reads]
+    reads = [(*row[:4], f"+ {row.lookahead}" if row.lookahead else "") for row in tables.reads]
     stdout.print(rows_table(("\nreads", "\ndtype", "\nshape", "\nrole", ahead), reads))
-    returns = [_facts(row)[:4] for row in tables.returns]
+    returns = [row[:4] for row in tables.returns]
     stdout.print(rows_table(("\nreturns", "\ndtype", "\nshape", "\nrole"), returns))
-    carries = [(row.name, row.dtype, row.shape, row.update, row.starts) for row in tables.carries]
-    stdout.print(rows_table(("\ncarries", "\ndtype", "\nshape", "\nupdate", "\nstarts as"), carries))
-    programs = [_facts(row) for row in tables.programs]
-    stdout.print(rows_table(("\nprogram", "\nkind", "\nL", "\nupdate", "\nfile"), programs))
-
-
-def _facts(row: Any) -> tuple[Any, ...]:
-    """The fields of a row, in their order."""
-    return tuple(vars(row).values())
+    stdout.print(rows_table(("\ncarries", "\ndtype", "\nshape", "\nupdate", "\nstarts as"), tables.carries))
+    stdout.print(rows_table(("\nprogram", "\nkind", "\nL", "\nupdate", "\nfile"), tables.programs))
 
 
 def _print_engines(engines: list[dict[str, Any]]) -> None:
@@ -138,7 +132,7 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
             facts["file"],
             quantity(facts["bytes"]),
             f"{facts['flavour']} {facts['version']}",
-            built_for(facts),
+            built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
             facts["kernels"] or "–",
             "–"
             if facts["kernels"] is None and not facts["fused_attention"]
@@ -159,7 +153,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "memory": f"{facts['update']}, {facts['in_place']} updated in place, {facts['read_in_place']} read in place",
         "precision": facts["precision"],
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
-        "built for": built_for(facts),
+        "built for": built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
         "attention": "not known" if facts["kernels"] is None and not facts["fused_attention"] else united,
         "checked": ", ".join(facts["verified_on"]),

@@ -60,7 +60,7 @@ def new_figure(name: str, title: str, description: str, kind: str) -> Element:
     return figure
 
 
-def add_axes(figure: Element, across: Scale, up: Scale, *, grid_across: bool = False) -> None:
+def add_axes(figure: Element, across: Scale, up: Scale) -> None:
     """Grid lines, ticks and their labels."""
     axes = SubElement(figure, "g", {"class": "axes", "aria-hidden": "true"})
     for value, label in up.ticks:
@@ -71,8 +71,6 @@ def add_axes(figure: Element, across: Scale, up: Scale, *, grid_across: bool = F
     for value, label in across.ticks:
         if (part := across.at(value)) is not None:
             place = percent(part)
-            if grid_across:
-                SubElement(axes, "line", {"class": "grid", "x1": place, "x2": place, "y1": "0", "y2": "100%"})
             SubElement(axes, "line", {"class": "tick", "x1": place, "x2": place, "y1": "100%", "y2": "100%"})
             SubElement(axes, "text", {"class": "across", "x": place, "y": "100%", "dy": "1.5em"}).text = label
     SubElement(axes, "line", {"class": "axis", "x1": "0", "x2": "100%", "y1": "100%", "y2": "100%"})

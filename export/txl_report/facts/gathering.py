@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 
 from txl_report.facts.commands import Commands, commands_of
 from txl_report.facts.engines import Engines, read_engines
-from txl_report.facts.files import FileFacts, Source, files_of, source_of, versions_of
-from txl_report.facts.model import ModelFacts, model_facts
+from txl_report.facts.model import Context, context_of
 from txl_report.facts.parts import Parts, read_parts
-from txl_report.facts.plain import Missing, Row
+from txl_report.facts.plain import Missing, Said, some
 from txl_report.facts.results import measurement_of_file, verification_of_bundle, verification_of_file
+from txl_report.facts.source import Source, source_of, versions_of
+from txl_report.facts.tables import Tables, tables_of
 from txl_report.schema.measurement import Measurement
 from txl_report.schema.verification import Verification
 
@@ -28,7 +30,10 @@ class Facts:
 
     Attributes:
         name: of the bundle's folder.
-        model: what it is.
+        manifest: what it says of itself; texts in it are a stranger's, and of any length.
+        described: what the exporter knows of the architecture.
+        context: the theoretical context, or why it is not known.
+        tables: what a step reads, returns and carries.
         parts: bytes by part of the weight file.
         exported: the verification that the export made.
         repeated: a later verification, read from a file.
@@ -36,21 +41,22 @@ class Facts:
         speed: a measurement, read from a file.
         source: what it was made from.
         versions: with which.
-        files: with their hashes.
         commands: to repeat everything.
         verify_file, bench_file: the names of the files that `repeated` and `speed` were read from.
     """
 
     name: str
-    model: ModelFacts
+    manifest: Manifest
+    described: tuple[Said, ...]
+    context: Context | Missing
+    tables: Tables
     parts: Parts | Missing
     exported: Verification | Missing
     repeated: Verification | Missing
     engines: Engines | Missing
     speed: Measurement | Missing
     source: Source | Missing
-    versions: tuple[Row, ...]
-    files: tuple[FileFacts, ...]
+    versions: tuple[Said, ...]
     commands: Commands
     verify_file: str = ""
     bench_file: str = ""
@@ -80,7 +86,10 @@ def gather(
     manifest, called = bundle.manifest, name or bundle.path.resolve().name
     return Facts(
         name=called,
-        model=model_facts(manifest, described or {}),
+        manifest=manifest,
+        described=some((described or {}).items()),
+        context=context_of(manifest),
+        tables=tables_of(manifest),
         parts=read_parts(bundle),
         exported=verification_of_bundle(bundle),
         repeated=NOT_REPEATED if verify is None else verification_of_file(verify, bundle),
@@ -88,7 +97,6 @@ def gather(
         speed=NOT_MEASURED if bench is None else measurement_of_file(bench, bundle),
         source=source_of(manifest),
         versions=versions_of(manifest),
-        files=files_of(manifest),
         commands=commands_of(manifest, called),
         verify_file="" if verify is None else verify.name,
         bench_file="" if bench is None else bench.name,

@@ -11,6 +11,9 @@ from typing import TypeVar
 MOST_ROWS = 400
 """Rows of a table: a stranger's tables may have any number of them."""
 
+Said = tuple[str, str]
+"""A name, and what is said of it."""
+
 T = TypeVar("T")
 
 
@@ -25,14 +28,6 @@ class Missing:
 
     reason: str
     command: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A name and what is said of it."""
-
-    name: str
-    text: str
 
 
 def as_path(name: str) -> str:

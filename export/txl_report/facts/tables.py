@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from txl_runtime.bundle.manifest import Manifest
 
@@ -11,8 +11,7 @@ from txl_report.facts.plain import some
 from txl_report.schema.reading import short
 
 
-@dataclass(frozen=True)
-class TensorRow:
+class TensorRow(NamedTuple):
     """A tensor that a step reads or returns; `lookahead` is that of `txl_runtime.bundle.tables.Input`."""
 
     name: str
@@ -22,8 +21,7 @@ class TensorRow:
     lookahead: int = 0
 
 
-@dataclass(frozen=True)
-class StateRow:
+class StateRow(NamedTuple):
     """States of one form, such as those of all layers.
 
     Attributes:
@@ -39,8 +37,7 @@ class StateRow:
     starts: str
 
 
-@dataclass(frozen=True)
-class ProgramRow:
+class ProgramRow(NamedTuple):
     """One graph; `segment_length` is 0 for the parts of the softmax."""
 
     name: str
@@ -50,8 +47,7 @@ class ProgramRow:
     file: str
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(NamedTuple):
     """What a step reads, returns and carries, and the programs that run it."""
 
     reads: tuple[TensorRow, ...]

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
+from txl_runtime.streaming.inputs import refusal
 
+from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import loss_of
 from txl_report.measuring.effective import effective_contexts
 from txl_report.measuring.results import ContextLoss, ContextMeasure
 from txl_report.measuring.runs import Plan, contexts_of
-from txl_report.measuring.texts import checked_ids, fewer, why_not
+from txl_report.measuring.texts import checked_ids, fewer
 
 if TYPE_CHECKING:
     from txl_runtime.model import Model
@@ -42,7 +44,7 @@ def measure_context(
     step: int | None = None,
     longest: int | None = None,
     most: int | None = None,
-) -> ContextMeasure:
+) -> ContextMeasure | Missing:
     """Measure the effective context by the rule of Dai et al. 2019 (see `effective`).
 
     Args:
@@ -55,7 +57,7 @@ def measure_context(
             number. The same model and text always give the same numbers.
 
     Returns:
-        What was measured, or the sentence why nothing was.
+        What was measured, or why nothing was.
 
     Raises:
         UsageError: the ids are not of this model, or `step` or `longest` are not possible.
@@ -65,30 +67,26 @@ def measure_context(
     step, lengths = _lengths(model, step, longest)
     smallest = Plan(step, lengths, max(FEWEST_BLOCKS, -(-FEWEST_COMPARED // step)))
     needed = smallest.targets + 1
-    reason = why_not(manifest)
+    reason = refusal(manifest, "score")
     if not manifest.can.run_fewer:
         reason = "This model's sequences influence one another, so no run has a context of its own."
-    elif reason is None and len(given) < needed:
+    elif not reason and len(given) < needed:
         reason = f"A text of {needed:,} tokens or more is needed, this one has {len(given):,}."
-    losses = np.zeros((0, 0))
-    if reason is None:
-        most = fewer(manifest, MOST_COMPARED) if most is None else most
-        blocks = min((len(given) - 1) // step - (lengths - 1), max(smallest.blocks, most // step))
-        plan = Plan(step, lengths, blocks)
-        losses = contexts_of(model, given, plan, listener)
-        if not np.isfinite(losses).all():
-            losses, reason = losses[:, :0], "Some losses are no finite numbers; see what `verify` says of this bundle."
+    if reason:
+        return Missing(reason)
+    most = fewer(manifest, MOST_COMPARED) if most is None else most
+    blocks = min((len(given) - 1) // step - (lengths - 1), max(smallest.blocks, most // step))
+    losses = contexts_of(model, given, Plan(step, lengths, blocks), listener)
+    if not np.isfinite(losses).all():
+        return Missing("Some losses are no finite numbers; see what `verify` says of this bundle.")
     return ContextMeasure(
         given=len(given),
-        used=(lengths - 1) * step + losses.shape[1] + 1 if losses.size else 0,
+        used=(lengths - 1) * step + losses.shape[1] + 1,
         compared=losses.shape[1],
         step=step,
         longest=(lengths - 1) * step,
-        lengths=None if reason else effective_contexts(losses, step),
-        losses=None
-        if reason
-        else tuple(ContextLoss(index * step, loss_of(row.reshape(1, -1, step))) for index, row in enumerate(losses)),
-        reasons=dict.fromkeys(("lengths", "losses"), reason) if reason else {},
+        lengths=effective_contexts(losses, step),
+        losses=tuple(ContextLoss(index * step, loss_of(row.reshape(1, -1, step))) for index, row in enumerate(losses)),
         notes=(ALONE, MINIMUM),
     )
 

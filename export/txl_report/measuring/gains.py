@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,59 +21,57 @@ BEFORE, AFTER = 24, 8
 """Tokens of context around them."""
 
 
-def passage_of(
-    pieces: Pieces, ids: Ids, with_memory: Values, without: Values, vocabulary: Vocabulary | None, most: int
-) -> tuple[TokenGain, ...]:
-    """The first tokens that count of the first piece, each with its losses.
+@dataclass(frozen=True)
+class Gains:
+    """The losses of the same tokens with the whole memory and without any.
 
-    Args:
+    Attributes:
         pieces: what was read.
         ids: int32 [T], the text.
         with_memory, without: losses [sequences, segments, positions], after the warm-up.
         vocabulary: of the bundle.
-        most: tokens at most.
     """
-    count = min(most, with_memory[0].size)
-    return tuple(_token(pieces, ids, with_memory, without, vocabulary, index) for index in range(count))
 
+    pieces: Pieces
+    ids: Ids
+    with_memory: Values
+    without: Values
+    vocabulary: Vocabulary | None
 
-def gain_of(
-    pieces: Pieces, ids: Ids, with_memory: Values, without: Values, vocabulary: Vocabulary | None
-) -> MemoryGain:
-    """What the memory did for all tokens; arguments as in `passage_of`."""
-    gains = without - with_memory
-    flat = gains.ravel()
-    order = np.argsort(flat, kind="stable")
+    def passage(self, most: int) -> tuple[TokenGain, ...]:
+        """The first tokens that count of the first piece, `most` of them at most, each with its losses."""
+        return tuple(map(self._token, range(min(most, self.with_memory[0].size))))
 
-    def told(indices: Indices) -> tuple[GainInContext, ...]:
-        tokens = [_token(pieces, ids, with_memory, without, vocabulary, int(index)) for index in indices]
-        return tuple(_in_context(ids, token, vocabulary) for token in tokens)
+    def whole(self) -> MemoryGain:
+        """What the memory did for all tokens."""
+        gains = self.without - self.with_memory
+        flat = gains.ravel()
+        order = np.argsort(flat, kind="stable")
+        return MemoryGain(
+            count=flat.size,
+            mean=float(flat.mean()),
+            error=error_of(gains),
+            share_gained=float((flat > 0).mean()),
+            doubled=float((flat >= np.log(2)).mean()),
+            most_gained=self._told([index for index in order[::-1] if flat[index] > 0]),
+            most_lost=self._told([index for index in order if flat[index] < 0]),
+        )
 
-    return MemoryGain(
-        count=flat.size,
-        mean=float(flat.mean()),
-        error=error_of(gains),
-        share_gained=float((flat > 0).mean()),
-        doubled=float((flat >= np.log(2)).mean()),
-        most_gained=told(_apart([index for index in order[::-1] if flat[index] > 0])),
-        most_lost=told(_apart([index for index in order if flat[index] < 0])),
-    )
+    def _told(self, order: list[int]) -> tuple[GainInContext, ...]:
+        """The first of some tokens that do not stand close to each other."""
+        return tuple(self._in_context(self._token(int(index))) for index in _apart(order))
 
+    def _token(self, index: int) -> TokenGain:
+        sequence, position = divmod(index, self.with_memory[0].size)
+        place = self.pieces.place(sequence, self.pieces.warm_up * self.pieces.length + position)
+        token = int(self.ids[place])
+        losses = float(self.with_memory.flat[index]), float(self.without.flat[index])
+        return TokenGain(place, token, piece_of_text(self.vocabulary, [token]), *losses)
 
-def _token(
-    pieces: Pieces, ids: Ids, with_memory: Values, without: Values, vocabulary: Vocabulary | None, index: int
-) -> TokenGain:
-    sequence, position = divmod(index, with_memory[0].size)
-    place = pieces.place(sequence, pieces.warm_up * pieces.length + position)
-    token = int(ids[place])
-    losses = float(with_memory.flat[index]), float(without.flat[index])
-    return TokenGain(place, token, piece_of_text(vocabulary, [token]), *losses)
-
-
-def _in_context(ids: Ids, token: TokenGain, vocabulary: Vocabulary | None) -> GainInContext:
-    before = ids[max(0, token.place - BEFORE) : token.place]
-    after = ids[token.place + 1 : token.place + 1 + AFTER]
-    return GainInContext(token, shown_text(vocabulary, before), shown_text(vocabulary, after))
+    def _in_context(self, token: TokenGain) -> GainInContext:
+        before = self.ids[max(0, token.place - BEFORE) : token.place]
+        after = self.ids[token.place + 1 : token.place + 1 + AFTER]
+        return GainInContext(token, shown_text(self.vocabulary, before), shown_text(self.vocabulary, after))
 
 
 def _apart(order: list[int]) -> Indices:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from txl_runtime.listener import Listener, Silent
-from txl_runtime.types import Floats, Ids
+from txl_runtime.types import Floats
 
+from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import FEWEST_BLOCKS
 from txl_report.measuring.pictures import pictures_of
 from txl_report.measuring.results import DistanceBin, HeadFacts, HeadsLook
@@ -29,20 +30,20 @@ def look_at_heads(
     listener: Listener | None = None,
     *,
     segments: int | None = None,
-) -> HeadsLook:
+) -> HeadsLook | Missing:
     """Look at a model's attention while it reads a text.
 
     Segments that only fill the memory are read first. Then every query, a token of a segment, sees M memory rows and
     its own segment up to itself.
 
     Args:
-        model: of a bundle with an attention program; of any other, the result says what is missing.
+        model: of a bundle with an attention program.
         ids: int [T], the text as token ids; its start is used.
         listener: hears how many segments were looked at.
         segments: how many are looked at, at most; 32 without it, and as few as 8 where segments are long.
 
     Returns:
-        What every head looks at on average, and pictures of the last segment.
+        What every head looks at on average, and pictures of the last segment; or why nobody can look.
 
     Raises:
         UsageError: the ids are not of this model.
@@ -58,7 +59,7 @@ def look_at_heads(
         needed = (warm_up + 1) * length
         reason = f"The memory and a segment need a text of at least {needed:,} tokens, this one has {len(given):,}."
     if reason:
-        return _nothing(len(given), length, model.memory_length, reason)
+        return Missing(reason)
     stream = model.stream(1)
     listener.stage("looking at attention", warm_up + there)
     sums: _Sums | None = None
@@ -75,11 +76,8 @@ def look_at_heads(
         stream.feed(segment, last=True)
     assert sums is not None, "one segment at least was looked at"
     facts = sums.facts(length)
-    shown = pictures_of(looked, _around(given, first, rows, length), rows, facts, model.vocabulary)
     bins = _bins(rows + length)
     return HeadsLook(
-        given=len(given),
-        used=first + length,
         segments=len(sums.distances),
         queries=len(sums.distances) * length,
         segment_length=length,
@@ -91,12 +89,7 @@ def look_at_heads(
         mean_beyond=sum(head.distance >= length for head in facts),
         distance_bins=bins,
         distance_shares=np.stack([sums.shares[..., b.first : b.last + 1].sum(axis=-1) for b in bins], axis=-1),
-        pictures=shown.pictures,
-        query_texts=shown.query_texts,
-        column_texts=shown.column_texts,
-        column_width=shown.column_width,
-        memory_columns=shown.memory_columns,
-        notes=shown.notes,
+        pictures=pictures_of(looked, given[first - rows : first + length], rows, facts, model.vocabulary),
     )
 
 
@@ -163,35 +156,6 @@ class _Sums:
             for layer, head in np.ndindex(distances.shape[1:])
         ]
         return tuple(sorted(found, key=lambda head: head.distance))
-
-
-def _nothing(given: int, length: int, rows: int | None, reason: str) -> HeadsLook:
-    return HeadsLook(
-        given=given,
-        used=0,
-        segments=0,
-        queries=0,
-        segment_length=length,
-        memory_length=rows,
-        layers=0,
-        heads=0,
-        facts=None,
-        beyond=0,
-        mean_beyond=0,
-        distance_bins=(),
-        distance_shares=None,
-        pictures=(),
-        query_texts=(),
-        column_texts=(),
-        column_width=1,
-        memory_columns=0,
-        reasons={"facts": reason, "distance_shares": reason, "pictures": reason},
-    )
-
-
-def _around(ids: Ids, first: int, rows: int, length: int) -> Ids:
-    """The tokens of the memory's slots and of a segment, [M + T]."""
-    return ids[first - rows : first + length]
 
 
 def _bins(slots: int) -> tuple[DistanceBin, ...]:

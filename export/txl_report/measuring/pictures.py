@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from txl_runtime.types import Floats, Ids
 
-from txl_report.measuring.results import HeadFacts, HeadPicture
+from txl_report.measuring.results import HeadFacts, HeadPicture, Pictures
 from txl_report.measuring.texts import shown_text
 
 if TYPE_CHECKING:
@@ -18,18 +17,6 @@ if TYPE_CHECKING:
 MOST_QUERIES, MOST_COLUMNS = 128, 512
 MOST_BYTES = 1 << 20
 """Of all pictures together, before they are compressed."""
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures, and what their rows and columns stand for; attributes as in `HeadsLook`."""
-
-    pictures: tuple[HeadPicture, ...]
-    query_texts: tuple[str, ...]
-    column_texts: tuple[str, ...]
-    column_width: int
-    memory_columns: int
-    notes: tuple[str, ...]
 
 
 def pictures_of(
@@ -59,7 +46,7 @@ def pictures_of(
         notes.append(f"Pictures show the last {shown} of the segment's {length} tokens.")
     ends = [*edges[1:], slots]
     return Pictures(
-        pictures=tuple(
+        heads=tuple(
             _picture(np.add.reduceat(looked[head.layer, head.head, length - shown :], edges, axis=1), head)
             for head in sorted(chosen, key=lambda head: (head.layer, head.head))
         ),

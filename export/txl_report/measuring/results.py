@@ -1,20 +1,17 @@
-"""What was measured on a text: plain values, for the page and for JSON.
+"""What was measured on a text, as plain values for the page.
 
 Losses are negative log-likelihoods in nats per token. A standard error is that of the mean. Tokens that stand near each
-other are not independent, so errors are computed from means of blocks of neighbouring tokens. A field that is None has
-a sentence under its own name in `reasons`, which says why nothing was measured and what would make it measurable.
+other are not independent, so errors are computed from means of blocks of neighbouring tokens. Where nothing was
+measured, a `Missing` stands instead of these values: it says why, and what would make it measurable.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-Reasons = dict[str, str]
-"""Why a field is None, by the field's name."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +125,12 @@ class TextMeasures:
         sequences: pieces of the text that ran side by side.
         segment_length: L, the length of the segments that the text was cut into.
         memory_length: M; None for a model that counts no memory rows.
-        loss: over all tokens that count, with the whole memory; None for a model whose tokens have no losses.
-        by_position: within the segment, in order; single positions, or bins of them where L is large; None likewise.
+        loss: over all tokens that count, with the whole memory.
+        by_position: within the segment, in order; single positions, or bins of them where L is large.
         by_memory: by rows of memory, fewest first; None where the model counts none, or the text is too short.
         passage: tokens that follow each other, each with its gain; None likewise.
         gain: the same over the whole text; None likewise.
-        reasons: why something is None.
+        reason: why those are None, as a sentence.
         notes: sentences that belong beside the numbers.
         of_bytes: whether every token is a byte, so that bits per token are bits per byte.
     """
@@ -144,12 +141,12 @@ class TextMeasures:
     sequences: int
     segment_length: int
     memory_length: int | None
-    loss: Loss | None
-    by_position: tuple[PositionLoss, ...] | None
+    loss: Loss
+    by_position: tuple[PositionLoss, ...]
     by_memory: tuple[MemoryLoss, ...] | None
     passage: tuple[TokenGain, ...] | None
     gain: MemoryGain | None
-    reasons: Reasons = field(default_factory=dict)
+    reason: str = ""
     notes: tuple[str, ...] = ()
     of_bytes: bool = False
 
@@ -219,9 +216,9 @@ class ContextMeasure:
         compared: tokens whose loss was measured at every length.
         step: Δ, by how many tokens contexts differ.
         longest: the longest context c that was measured.
-        lengths: for r = 0.1, 0.5 and 1; None where the text is too short.
-        losses: for every c, shortest first; None likewise.
-        reasons, notes: as in `TextMeasures`.
+        lengths: for r = 0.1, 0.5 and 1.
+        losses: for every c, shortest first.
+        notes: as in `TextMeasures`.
     """
 
     given: int
@@ -229,9 +226,8 @@ class ContextMeasure:
     compared: int
     step: int
     longest: int
-    lengths: tuple[EffectiveContext, ...] | None
-    losses: tuple[ContextLoss, ...] | None
-    reasons: Reasons = field(default_factory=dict)
+    lengths: tuple[EffectiveContext, ...]
+    losses: tuple[ContextLoss, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -290,45 +286,51 @@ class HeadPicture:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadsLook:
-    """What the heads look at. See `look_at_heads`.
+class Pictures:
+    """Attention of one segment as pictures, and what their rows and columns stand for.
 
     Attributes:
-        given, used: tokens in the text, and from its start those that were fed.
-        segments, queries: how many segments were looked at with a full memory, and how many tokens that is.
-        segment_length, memory_length: T of the segments looked at, and M.
-        layers, heads: of the model.
-        facts: every head, by its mean distance, nearest first; None where the bundle has no attention program, or the
-            text is too short.
-        beyond: how many heads reach beyond one segment: `reach` is L or more, a tenth of the attention goes there.
-        mean_beyond: how many heads look back by L tokens or more on average.
-        distance_bins: bins of distances that become wider.
-        distance_shares: float64 [layers, heads, bins]: the share of a head's attention in each bin.
-        pictures: of chosen heads; all of them where they are few.
+        heads: pictures of chosen heads; of all of them where they are few.
         query_texts: of each row of a picture, the token that looks.
         column_texts: of each column, the tokens that are looked at: M memory slots, oldest first, then the segment.
         column_width: how many slots one column of a picture stands for; a column shows their sum.
         memory_columns: how many columns are memory; the rest is the segment.
-        reasons, notes: as in `TextMeasures`.
+        notes: sentences that belong beside the pictures.
     """
 
-    given: int
-    used: int
+    heads: tuple[HeadPicture, ...]
+    query_texts: tuple[str, ...]
+    column_texts: tuple[str, ...]
+    column_width: int
+    memory_columns: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class HeadsLook:
+    """What the heads look at. See `look_at_heads`.
+
+    Attributes:
+        segments, queries: how many segments were looked at with a full memory, and how many tokens that is.
+        segment_length, memory_length: T of the segments looked at, and M.
+        layers, heads: of the model.
+        facts: every head, by its mean distance, nearest first.
+        beyond: how many heads reach beyond one segment: `reach` is L or more, a tenth of the attention goes there.
+        mean_beyond: how many heads look back by L tokens or more on average.
+        distance_bins: bins of distances that become wider.
+        distance_shares: float64 [layers, heads, bins]: the share of a head's attention in each bin.
+        pictures: of the last segment.
+    """
+
     segments: int
     queries: int
     segment_length: int
     memory_length: int | None
     layers: int
     heads: int
-    facts: tuple[HeadFacts, ...] | None
+    facts: tuple[HeadFacts, ...]
     beyond: int
     mean_beyond: int
     distance_bins: tuple[DistanceBin, ...]
-    distance_shares: NDArray[np.float64] | None
-    pictures: tuple[HeadPicture, ...]
-    query_texts: tuple[str, ...]
-    column_texts: tuple[str, ...]
-    column_width: int
-    memory_columns: int
-    reasons: Reasons = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    distance_shares: NDArray[np.float64]
+    pictures: Pictures

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from txl_runtime.bundle.vocabulary import Bytes, Words
 from txl_runtime.listener import Listener, Silent
+from txl_runtime.streaming.inputs import refusal
 from txl_runtime.types import Ids
 
+from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import Values, error_of, loss_of
-from txl_report.measuring.gains import gain_of, passage_of
+from txl_report.measuring.gains import Gains
 from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
-from txl_report.measuring.texts import Pieces, checked_ids, cut_pieces, fewer, why_not
+from txl_report.measuring.texts import Pieces, checked_ids, cut_pieces, fewer
 from txl_report.numbers import counted
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def measure_text(
     *,
     most: int | None = None,
     passage: int = 256,
-) -> TextMeasures:
+) -> TextMeasures | Missing:
     """Measure a model's losses on a text.
 
     The text is cut into whole segments of the largest length. With every memory length the same segments are read in
@@ -59,22 +61,21 @@ def measure_text(
         passage: tokens of which each one's own gain is told.
 
     Returns:
-        What was measured, and sentences for what was not.
+        What was measured, or why nothing was.
 
     Raises:
         UsageError: the ids are not of this model.
     """
     listener, given = listener or Silent(), checked_ids(model, ids)
     length, rows = model.segment_lengths[0], model.memory_length
-    reason, pieces = why_not(model.manifest), None
-    if reason is None:
+    reason, pieces = refusal(model.manifest, "score"), None
+    if not reason:
         used = most_tokens(model) if most is None else max(most, 2)
         pieces = cut_pieces(model, given[:used], -(-(rows or 0) // length))
         if pieces is None:
             reason = _too_short(model, len(given))
     if pieces is None:
-        reasons = dict.fromkeys(("loss", "by_position", "by_memory", "passage", "gain"), reason or "")
-        return TextMeasures(len(given), 0, 0, 0, length, rows, None, None, None, None, None, reasons)
+        return Missing(reason)
     lengths, why = _memory_lengths(model, pieces)
     losses = _read(model, pieces, lengths, listener)
     whole = losses[-1]
@@ -84,8 +85,8 @@ def measure_text(
     if len(lengths) > 1:
         notes += [CAPPED, FRAGMENTS]
         by_memory = tuple(_memory_loss(rows, loss, whole) for rows, loss in zip(lengths, losses, strict=True))
-        passing = passage_of(pieces, given, whole, losses[0], model.vocabulary, passage)
-        gain = gain_of(pieces, given, whole, losses[0], model.vocabulary)
+        gains = Gains(pieces, given, whole, losses[0], model.vocabulary)
+        passing, gain = gains.passage(passage), gains.whole()
     elif rows and not pieces.warm_up:
         notes += ["The memory was still filling while the losses were measured, because the text is short."]
     return TextMeasures(
@@ -100,7 +101,7 @@ def measure_text(
         by_memory=by_memory,
         passage=passing,
         gain=gain,
-        reasons=dict.fromkeys(("by_memory", "passage", "gain"), why) if why else {},
+        reason=why,
         notes=tuple(notes),
         of_bytes=isinstance(model.vocabulary, Bytes),
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.inputs import refusal
 from txl_runtime.types import Ids
 
 if TYPE_CHECKING:
@@ -69,11 +68,6 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
             "vocabulary the ids come from"
         )
     return found.astype(np.int32)
-
-
-def why_not(manifest: Manifest, what: str = "score") -> str | None:
-    """Why a model cannot be measured on token ids; None where it can. `what` is a method of streams."""
-    return refusal(manifest, what) or None
 
 
 def cut_pieces(model: Model, ids: Ids, warm_up: int) -> Pieces | None:

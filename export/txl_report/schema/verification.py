@@ -7,6 +7,7 @@ infinite or none is null in the file, and None once it was read.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -25,6 +26,11 @@ Names = Annotated[tuple[Word, ...], Meta(max_length=100_000)]
 
 LOGPROBS, MEMORY = "logprobs", "memory"
 """The output and the state of a Transformer-XL's chain; version 0.8 wrote them without names."""
+
+
+def as_size(value: float | None) -> float:
+    """The size of an error; what a file has no number for was infinite or none."""
+    return math.inf if value is None else value
 
 
 class Gate(Struct, frozen=True):

@@ -8,9 +8,10 @@ from txl_report.blocks import Block, Cell, Figure, Gap, Heading, Pairs, Paragrap
 from txl_report.charts.heat import heat_map, legend_address, map_address
 from txl_report.charts.lines import Series, line_chart
 from txl_report.charts.scales import Scale, linear_scale, shifted_scale
+from txl_report.facts.plain import Missing
 from txl_report.measuring.results import DistanceBin, HeadFacts, HeadPicture, HeadsLook
 from txl_report.numbers import counted, fixed, number, share, whole
-from txl_report.sections.common import report_command, table
+from txl_report.sections.common import gap, report_command, table
 from txl_report.visible import as_one_line
 
 LARGE = 2
@@ -20,7 +21,7 @@ FINE = 8
 
 
 def attention_section(
-    name: str, has_program: bool, found: HeadsLook | None, export: str | None, option: str | None
+    name: str, has_program: bool, found: HeadsLook | Missing | None, export: str | None, option: str | None
 ) -> Section:
     """What was seen; `export` is the command that adds the program, `option` gives a report its text."""
     blocks: list[Block]
@@ -35,10 +36,10 @@ def attention_section(
     elif found is None:
         why = "The bundle can show its attention, but no text was given to look at."
         blocks = [Gap("Attention", why, (report_command(name, option),))]
-    elif found.facts is None:
-        blocks = [Gap("Attention", found.reasons.get("facts", "It could not be looked at."))]
+    elif isinstance(found, Missing):
+        blocks = [gap("Attention", found)]
     else:
-        blocks = _seen(found, found.facts)
+        blocks = _seen(found)
     return Section(
         "attention",
         "Where the heads look",
@@ -52,7 +53,8 @@ def _looked_at(found: HeadsLook) -> str:
     return f"{counted(found.queries, 'token')} in {counted(found.segments, 'segment')}{full}"
 
 
-def _seen(found: HeadsLook, facts: tuple[HeadFacts, ...]) -> list[Block]:
+def _seen(found: HeadsLook) -> list[Block]:
+    facts, pictures = found.facts, found.pictures
     heads = counted(found.layers * found.heads, "head")
     far_back = f"{counted(found.segment_length, 'token')} back (a segment) or further"
     distances = {(f.layer, f.head): (f.distance, number(f.distance)) for f in facts}
@@ -68,22 +70,22 @@ def _seen(found: HeadsLook, facts: tuple[HeadFacts, ...]) -> list[Block]:
                 ("Furthest", f"{_head(far)}: {number(far.distance)} tokens back on average"),
             ]
         ),
-        *(Paragraph(note, quiet=True) for note in found.notes),
+        *(Paragraph(note, quiet=True) for note in pictures.notes),
         Heading("How far back, head by head"),
         _grid("How many tokens back each head looks on average", found, distances),
         _grid(f"Share of each head's attention that goes {far_back}", found, beyond),
         _every(facts),
+        Heading("Spread over distances"),
+        _spread(found),
     ]
-    if found.distance_shares is not None and found.distance_bins:
-        blocks += [Heading("Spread over distances"), _spread(found, facts)]
-    if found.pictures:
-        by_head = {(picture.layer, picture.head): picture for picture in found.pictures}
+    if pictures.heads:
+        by_head = {(picture.layer, picture.head): picture for picture in pictures.heads}
         shown = [fact for fact in facts if (fact.layer, fact.head) in by_head]
         chosen = [*shown[-1:], *shown[:1]][: min(LARGE, len(shown))]
         chosen = chosen[:1] if len(shown) == 1 else chosen
         blocks.append(Heading("Who looks where"))
         blocks += [_large(index, found, by_head[fact.layer, fact.head], fact) for index, fact in enumerate(chosen)]
-        blocks.append(_small(found, {(f.layer, f.head): f for f in facts}))
+        blocks.append(_small(found))
     return blocks
 
 
@@ -119,9 +121,8 @@ def _every(facts: tuple[HeadFacts, ...]) -> Block:
     return table(caption, names, range(1, 7), rows, folded=True)
 
 
-def _spread(found: HeadsLook, facts: tuple[HeadFacts, ...]) -> Figure:
-    shares = np.asarray(found.distance_shares, np.float64)
-    bins = found.distance_bins
+def _spread(found: HeadsLook) -> Figure:
+    facts, shares, bins = found.facts, found.distance_shares, found.distance_bins
     chosen = [("nearest head", facts[0]), ("furthest head", facts[-1])]
     curves = [(f"{said} ({_head(f)})", shares[f.layer, f.head]) for said, f in chosen]
     curves.insert(0, ("mean of all heads", shares.mean(axis=(0, 1))))
@@ -162,16 +163,16 @@ def _large(index: int, found: HeadsLook, picture: HeadPicture, fact: HeadFacts) 
     """One head with axes, and the token that each query looks at most."""
     title = f"Layer {picture.layer + 1}, head {picture.head + 1}: {number(fact.distance)} tokens back on average"
     queries, columns = picture.values.shape
-    width = found.column_width
-    memory = found.memory_columns * width
+    shown, width = found.pictures, found.pictures.column_width
+    memory = shown.memory_columns * width
     first = found.segment_length - queries  # of a long segment, pictures have the last queries
     slots = columns * width
     rows = []
     for query in range(queries):
         best = int(np.argmax(picture.values[query]))
         value = (float(picture.values[query, best]) / 255) ** 2 * picture.largest
-        text = found.query_texts[query] if query < len(found.query_texts) else ""
-        looked = found.column_texts[best] if best < len(found.column_texts) else ""
+        text = shown.query_texts[query] if query < len(shown.query_texts) else ""
+        looked = shown.column_texts[best] if best < len(shown.column_texts) else ""
         back = memory + first + query - best * width
         rows.append((whole(first + query), text, looked, whole(max(back, 0)), share(value)))
     step = max(1, -(-queries // 4))
@@ -201,14 +202,15 @@ def _large(index: int, found: HeadsLook, picture: HeadPicture, fact: HeadFacts) 
     )
 
 
-def _small(found: HeadsLook, facts: dict[tuple[int, int], HeadFacts]) -> Block:
+def _small(found: HeadsLook) -> Block:
     """All pictures, a layer in each row."""
-    layers = sorted({picture.layer for picture in found.pictures})
-    most = max(sum(picture.layer == layer for picture in found.pictures) for layer in layers)
+    pictures, facts = found.pictures.heads, {(fact.layer, fact.head): fact for fact in found.facts}
+    layers = sorted({picture.layer for picture in pictures})
+    most = max(sum(picture.layer == layer for picture in pictures) for layer in layers)
     rows: list[list[Cell]] = []
     for layer in layers:
         cells: list[Cell] = [f"Layer {layer + 1}"]
-        for picture in found.pictures:
+        for picture in pictures:
             if picture.layer == layer:
                 fact = facts[layer, picture.head]
                 words = as_one_line(

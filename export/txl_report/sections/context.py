@@ -5,30 +5,32 @@ from __future__ import annotations
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
 from txl_report.charts.lines import Series, heights, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale
-from txl_report.facts.model import Context, ModelFacts
+from txl_report.facts.model import Context
+from txl_report.facts.plain import Missing
 from txl_report.measuring.results import ContextMeasure, EffectiveContext
 from txl_report.numbers import counted, fixed, number, share, whole
 from txl_report.sections.common import NO_TOKENS, gap, perplexities, report_command, spread_note, table
 
 
-def context_section(name: str, model: ModelFacts, found: ContextMeasure | None, option: str | None) -> Section:
+def context_section(
+    name: str, allowed: Context | Missing, found: ContextMeasure | Missing | None, option: str | None
+) -> Section:
     """The theoretical context, and beside it the measured one."""
     blocks: list[Block] = []
-    if isinstance(model.context, Context):
-        said = f"{counted(model.context.tokens, 'token')}: {model.context.formula}"
+    if isinstance(allowed, Context):
+        said = f"{counted(allowed.tokens, 'token')}: {allowed.formula}"
         blocks.append(Pairs([("Architecture allows", said)]))
     else:
-        blocks.append(gap("Theoretical context", model.context))
+        blocks.append(gap("Theoretical context", allowed))
     if found is None and option is None:
         blocks.append(Gap("Measured effective context", NO_TOKENS))
     elif found is None:
         why = "How much of its context the model uses was not measured; that takes a text and some time."
         blocks.append(Gap("Measured effective context", why, (report_command(name, f"{option} --context"),)))
-    elif found.lengths is None:
-        why = found.reasons.get("lengths") or next(iter(found.reasons.values()), "It could not be measured.")
-        blocks.append(Gap("Measured effective context", why))
+    elif isinstance(found, Missing):
+        blocks.append(gap("Measured effective context", found))
     else:
-        blocks += _measured(found, found.lengths)
+        blocks += _measured(found)
     return Section(
         "context",
         "Effective context",
@@ -52,7 +54,7 @@ def _meaning(step: int) -> str:
     return "means c + 1 tokens" if step == 1 else f"means c + 1 … c + {whole(step)} tokens, each equally often"
 
 
-def _measured(found: ContextMeasure, lengths: tuple[EffectiveContext, ...]) -> list[Block]:
+def _measured(found: ContextMeasure) -> list[Block]:
     rows = [
         (
             "all tokens" if each.share == 1 else f"hardest {share(each.share)}",
@@ -61,7 +63,7 @@ def _measured(found: ContextMeasure, lengths: tuple[EffectiveContext, ...]) -> l
             f"{whole(each.low)} … {'≥ ' if each.high_at_least else ''}{whole(each.high)}",
             plain_length_of(each),
         )
-        for each in lengths
+        for each in found.lengths
     ]
     blocks: list[Block] = [
         Pairs(
@@ -78,20 +80,19 @@ def _measured(found: ContextMeasure, lengths: tuple[EffectiveContext, ...]) -> l
             (1, 2, 3, 4),
             rows,
         ),
-        _gains(found, lengths),
+        _gains(found),
+        _losses(found),
     ]
-    if found.losses:
-        blocks.append(_losses(found))
     blocks += (
         [Heading("How to read this"), *(Paragraph(note, quiet=True) for note in found.notes)] if found.notes else []
     )
     return blocks
 
 
-def _gains(found: ContextMeasure, lengths: tuple[EffectiveContext, ...]) -> Figure:
-    named = [("all tokens" if each.share == 1 else f"hardest {share(each.share)}", each) for each in lengths]
+def _gains(found: ContextMeasure) -> Figure:
+    named = [("all tokens" if each.share == 1 else f"hardest {share(each.share)}", each) for each in found.lengths]
     series = [Series(name, [(gain.context, gain.gain * 100) for gain in each.gains]) for name, each in named]
-    contexts = [gain.context for gain in lengths[0].gains]
+    contexts = [gain.context for gain in found.lengths[0].gains]
     rows = [
         (whole(context), *(share(each.gains[index].gain) for _, each in named))
         for index, context in enumerate(contexts)
@@ -116,7 +117,7 @@ def _gains(found: ContextMeasure, lengths: tuple[EffectiveContext, ...]) -> Figu
 
 
 def _losses(found: ContextMeasure) -> Figure:
-    losses = found.losses or ()
+    losses = found.losses
     series = [perplexities("perplexity", [(each.context, each.loss) for each in losses])]
     rows = [
         (whole(each.context), fixed(each.loss.nll, 4), number(each.loss.error, 2), number(each.loss.perplexity, 4))

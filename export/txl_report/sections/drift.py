@@ -12,7 +12,7 @@ from txl_report.charts.lines import Series, line_chart
 from txl_report.charts.scales import exact_scale, log_scale
 from txl_report.facts.plain import some
 from txl_report.numbers import number, whole
-from txl_report.schema.verification import LOGPROBS, MEMORY, Chain, Gate, Tensor, Unit, Verification
+from txl_report.schema.verification import LOGPROBS, MEMORY, Chain, Gate, Tensor, Unit, Verification, as_size
 from txl_report.sections.common import table
 
 POINTS = 240
@@ -47,12 +47,8 @@ def curves_of(chain: Chain) -> list[Curve]:
         return [_curve(LOGPROBS, chain.outputs[LOGPROBS])]
     outputs = [(f"output {name}", tensor) for name, tensor in chain.outputs.items() if not tensor.exact]
     states = [(f"state {name}", tensor) for name, tensor in chain.states.items() if not tensor.exact]
-    furthest = sorted(states, key=lambda state: -_size(state[1].largest))[:1]
+    furthest = sorted(states, key=lambda state: -as_size(state[1].largest))[:1]
     return [_curve(name, tensor) for name, tensor in (*outputs[:CURVES], *furthest)]
-
-
-def _size(value: float | None) -> float:
-    return math.inf if value is None else value
 
 
 def _curve(name: str, tensor: Tensor) -> Curve:

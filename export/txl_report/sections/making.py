@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from txl_runtime.bundle.reading import MANIFEST
+
 from txl_report.blocks import Block, Cell, Code, CommandList, Gap, Pairs, Section
 from txl_report.facts.gathering import Facts
-from txl_report.facts.plain import Missing
+from txl_report.facts.model import size_of_files
+from txl_report.facts.plain import Missing, some
 from txl_report.numbers import size, whole
 from txl_report.sections.common import gap, table, titled
 
 
 def files_section(facts: Facts) -> Section:
     """Every file with its size and hash."""
-    rows: list[tuple[Cell, ...]] = [(each.name, whole(each.bytes), Code(each.sha256)) for each in facts.files]
+    files = some((name, file) for name, file in sorted(facts.manifest.files.items()) if name != MANIFEST)
+    rows: list[tuple[Cell, ...]] = [(name, whole(file.size), Code(file.sha256)) for name, file in files]
     source = facts.source
     blocks: list[Block] = []
     if isinstance(source, Missing):
@@ -19,8 +23,8 @@ def files_section(facts: Facts) -> Section:
     else:
         made: list[tuple[str, Cell]] = [("Made from", source.name)]
         made += [("SHA-256 of it", Code(source.sha256))] if source.sha256 else []
-        blocks.append(Pairs([*made, *((titled(row.name), row.text) for row in source.said)]))
-    caption = f"{len(facts.files)} files, {size(facts.model.file_bytes)}, and the manifest, which lists them"
+        blocks.append(Pairs([*made, *((titled(name), text) for name, text in source.said)]))
+    caption = f"{len(files)} files, {size(size_of_files(facts.manifest))}, and the manifest, which lists them"
     blocks.append(table(caption, ("File", "Bytes", "SHA-256"), (1,), rows))
     return Section(
         "files", "Size and files", "What the bundle consists of; a file that was altered has another hash.", blocks
@@ -31,8 +35,7 @@ def versions_section(facts: Facts) -> Section:
     """What the bundle was exported with."""
     blocks: list[Block]
     if facts.versions:
-        rows = [(row.name, row.text) for row in facts.versions]
-        blocks = [table("Versions at export", ("Package", "Version"), (), rows)]
+        blocks = [table("Versions at export", ("Package", "Version"), (), facts.versions)]
     else:
         blocks = [Gap("Versions", "The bundle does not say with which versions it was exported.")]
     return Section("versions", "Versions", "What made this bundle.", blocks)

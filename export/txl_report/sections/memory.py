@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
 from txl_report.charts.lines import heights, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale
+from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import BLOCK
 from txl_report.measuring.results import GainInContext, Loss, MemoryGain, MemoryLoss, PositionLoss, TextMeasures
 from txl_report.numbers import counted, fixed, number, share, signed, whole
-from txl_report.sections.common import NO_TOKENS, perplexities, report_command, spread_note, table
+from txl_report.sections.common import NO_TOKENS, gap, perplexities, report_command, spread_note, table
 from txl_report.sections.passage import passage_block
 
 POSITIONS = (
@@ -21,7 +22,7 @@ POSITIONS = (
 ALONE = "There is no second curve without memory to hold this one against, so a level line proves little."
 
 
-def memory_section(name: str, found: TextMeasures | None, source: str, option: str | None) -> Section:
+def memory_section(name: str, found: TextMeasures | Missing | None, source: str, option: str | None) -> Section:
     """What was measured on a text, which is called `source`; `option` says how one is given, None if it cannot be."""
     blocks: list[Block]
     if found is None:
@@ -29,6 +30,8 @@ def memory_section(name: str, found: TextMeasures | None, source: str, option: s
         blocks = [
             Gap("Losses on a text", *((NO_TOKENS,) if option is None else (why, (report_command(name, option),))))
         ]
+    elif isinstance(found, Missing):
+        blocks = [gap("Losses on a text", found)]
     else:
         blocks = _measured(found, source)
     return Section(
@@ -41,8 +44,6 @@ def memory_section(name: str, found: TextMeasures | None, source: str, option: s
 
 def _measured(found: TextMeasures, source: str) -> list[Block]:
     blocks: list[Block] = []
-    if found.loss is None or found.by_position is None:
-        return [Gap("Losses on a text", found.reasons.get("loss", "The model has no losses."))]
     cut = "" if found.used >= found.given else f"; the text has {whole(found.given)}, the rest was not read"
     blocks.append(
         Pairs(
@@ -60,7 +61,7 @@ def _measured(found: TextMeasures, source: str) -> list[Block]:
     blocks += [Heading("By position in the segment"), _by_position(found.by_position, found.segment_length)]
     blocks.append(Heading("By memory length"))
     if found.by_memory is None:
-        blocks.append(Gap("Perplexity by memory length", found.reasons.get("by_memory", "")))
+        blocks.append(Gap("Perplexity by memory length", found.reason))
     else:
         blocks.append(_by_memory(found.by_memory))
     blocks.append(Heading("Token by token"))
@@ -69,7 +70,7 @@ def _measured(found: TextMeasures, source: str) -> list[Block]:
     if found.passage:
         blocks.append(passage_block(found.passage))
     else:
-        blocks.append(Gap("The gain of each token", found.reasons.get("passage", "")))
+        blocks.append(Gap("The gain of each token", found.reason))
     if found.gain is not None:
         blocks += [
             _standing_out("Tokens that memory helped most", found.gain.most_gained),

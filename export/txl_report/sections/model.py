@@ -5,8 +5,9 @@ from __future__ import annotations
 from txl_report.blocks import Block, Cell, Code, Figure, Heading, Pairs, Paragraph, Section
 from txl_report.charts.bars import Bar, named_bars
 from txl_report.facts.gathering import Facts
-from txl_report.facts.model import Context, ModelFacts
+from txl_report.facts.model import LENGTHS, STREAMS, Context, family_of, memory_rows
 from txl_report.facts.parts import Parts
+from txl_report.facts.plain import some
 from txl_report.facts.tables import Tables
 from txl_report.numbers import NONE, counted, quantity, share, size, whole
 from txl_report.sections.common import gap, table, titled
@@ -14,32 +15,32 @@ from txl_report.sections.common import gap, table, titled
 
 def model_section(facts: Facts) -> Section:
     """What is known of the model without running it."""
-    blocks: list[Block] = [Pairs(_rows(facts.model))]
+    blocks: list[Block] = [Pairs(_rows(facts))]
     if isinstance(facts.parts, Parts):
         blocks += [Heading("Bytes by part"), _parts(facts.parts)]
     else:
         blocks.append(gap("Bytes by part", facts.parts))
-    blocks += [Heading("What a step reads, returns and carries"), *_tables(facts.model.tables)]
+    blocks += [Heading("What a step reads, returns and carries"), *_tables(facts.tables)]
     return Section("model", "The model", "What this bundle computes, and how large it is.", blocks)
 
 
-def _rows(model: ModelFacts) -> list[tuple[str, Cell]]:
-    context = model.context
+def _rows(facts: Facts) -> list[tuple[str, Cell]]:
+    model, context, memory = facts.manifest, facts.context, memory_rows(facts.manifest)
     reads = f"{whole(model.vocab_size)} token ids" if model.vocab_size else "no token ids"
-    text = ", with a vocabulary to read and write text" if model.vocabulary else ", without a vocabulary"
+    text = ", with a vocabulary to read and write text" if model.vocabulary is not None else ", without a vocabulary"
     short, exact = quantity(model.parameters), whole(model.parameters)
     rows: list[tuple[str, Cell]] = [
         ("Model", Code(model.model_id)),
-        ("Kind", model.family),
-        *((titled(row.name), row.text) for row in model.described),
+        ("Kind", family_of(model)),
+        *((titled(name), text) for name, text in facts.described),
         ("Parameters", exact if short == exact else f"{short} ({exact})"),
         ("Precision", model.precision),
-        ("Segment length L", ", ".join(map(whole, model.segment_lengths))),
-        ("Memory length M", "not counted in rows" if model.memory_length is None else f"{whole(model.memory_length)}"),
-        ("Sequences B", ", ".join(map(whole, model.batch_sizes))),
+        ("Segment length L", ", ".join(map(whole, some(model.segment_lengths)))),
+        ("Memory length M", "not counted in rows" if memory is None else whole(memory)),
+        ("Sequences B", ", ".join(map(whole, some((model.batch_size, *model.batch_sizes))))),
         ("State", f"{size(model.state_bytes)} per sequence"),
-        ("Sequences are", model.streams),
-        ("Lengths", model.lengths),
+        ("Sequences are", STREAMS[model.streams]),
+        ("Lengths", LENGTHS[model.lengths]),
         ("Reads", reads + (text if model.vocab_size else "")),
         ("Boundary token", NONE if model.boundary_token is None else whole(model.boundary_token)),
     ]
@@ -67,12 +68,8 @@ def _parts(parts: Parts) -> Figure:
 
 
 def _tables(tables: Tables) -> list[Block]:
-    reads = [
-        (row.name, row.dtype, row.shape, row.role, f"+ {row.lookahead}" if row.lookahead else NONE)
-        for row in tables.reads
-    ]
-    returns = [(row.name, row.dtype, row.shape, row.role) for row in tables.returns]
-    carries = [(row.name, row.dtype, row.shape, row.update, row.starts) for row in tables.carries]
+    reads = [(*row[:4], f"+ {row.lookahead}" if row.lookahead else NONE) for row in tables.reads]
+    returns = [row[:4] for row in tables.returns]
     programs = [
         (row.name, row.kind, whole(row.segment_length) if row.segment_length else NONE, row.update, row.file)
         for row in tables.programs
@@ -81,6 +78,6 @@ def _tables(tables: Tables) -> list[Block]:
         Paragraph("B is the number of sequences, L the length of a segment.", quiet=True),
         table("A step reads", ("Name", "Type", "Shape", "Role", "Look-ahead"), (), reads, folded=True),
         table("A step returns", ("Name", "Type", "Shape", "Role"), (), returns, folded=True),
-        table("A step carries", ("Name", "Type", "Shape", "Update", "Starts as"), (), carries, folded=True),
+        table("A step carries", ("Name", "Type", "Shape", "Update", "Starts as"), (), tables.carries, folded=True),
         table("Programs: one graph each", ("Name", "Kind", "L", "Update", "File"), (2,), programs, folded=True),
     ]

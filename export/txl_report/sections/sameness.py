@@ -14,7 +14,7 @@ from txl_report.charts.scales import linear_scale
 from txl_report.facts.gathering import Facts
 from txl_report.facts.plain import Missing, some
 from txl_report.numbers import counted, fixed, number, power_of_ten, share, whole
-from txl_report.schema.verification import Chain, Counts, Edges, Gate, Ranks, Spread, Text, Unit, Verification
+from txl_report.schema.verification import Chain, Counts, Edges, Gate, Ranks, Spread, Text, Unit, Verification, as_size
 from txl_report.sections.common import gap, table
 from txl_report.sections.drift import drift
 
@@ -98,7 +98,7 @@ def _verification(name: str, found: Verification) -> list[Block]:
     if found.text is not None:
         blocks.append(_text(found.text))
     if found.sensitivity:
-        worst = sorted(found.sensitivity.items(), key=lambda item: -(math.inf if item[1] is None else item[1]))
+        worst = sorted(found.sensitivity.items(), key=lambda item: -as_size(item[1]))
         blocks.append(_sensitivity(name, some(worst)))
     return blocks
 

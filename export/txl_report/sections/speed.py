@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from txl_runtime.device.engines.sidecar import Sidecar
+
 from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
 from txl_report.charts.bars import Bar, named_bars
-from txl_report.facts.engines import EngineFacts, Engines
+from txl_report.facts.engines import Engine, Engines, built_for
 from txl_report.facts.plain import Missing, quoted, some
 from txl_report.numbers import NONE, fixed, number, share, size, whole
 from txl_report.schema.measurement import Conditions, Machine, Measurement, Row
@@ -145,9 +147,9 @@ def engines_section(name: str, found: Engines | Missing) -> Section:
         blocks = [gap("Engines", found, name)]
     else:
         blocks = [table("Engines", ENGINE_COLUMNS, (2, 5, 6), [_engine(each) for each in found.engines])]
-        for each in found.engines:
-            if each.fused_kernels or each.layers:
-                blocks += [Heading(each.file), *_inside(each)]
+        for file, engine in found.engines:
+            if engine.fused_kernels or engine.layers:
+                blocks += [Heading(file), *_inside(file, engine)]
         blocks += [Paragraph(problem) for problem in found.problems]
     return Section(
         "engines", "Engines", "What a vendor's compiler made of each program, and what was checked of it.", blocks
@@ -167,24 +169,26 @@ ENGINE_COLUMNS = (
 )
 
 
-def _engine(found: EngineFacts) -> tuple[str, ...]:
+def _engine(found: Engine) -> tuple[str, ...]:
+    file, engine = found
+    made = engine.identity
     return (
-        found.file,
-        f"{found.program}, {found.update}, {found.precision}",
-        size(found.bytes),
-        f"{found.built_by}, {number(found.seconds)} s",
-        found.built_for,
-        whole(found.kernels),
-        NONE if found.kernels is None else f"{found.fused_attention} of {found.attention_layers}",
-        f"{found.in_place} updated, {found.read_in_place} read, {found.copying} copied",
-        "; ".join(found.verified_on) or "not checked on a device",
+        file,
+        f"{made.program}, {made.update}, {made.precision}",
+        size(engine.bytes),
+        f"{made.flavour} {made.version}, {number(engine.seconds)} s",
+        built_for(made.compute_capabilities, made.device, made.platform),
+        whole(engine.kernels),
+        NONE if engine.kernels is None else f"{engine.fused_attention} of {engine.attention_layers}",
+        f"{engine.in_place} updated, {engine.read_in_place} read, {engine.copying} copied",
+        "; ".join(some(engine.verified_on)) or "not checked on a device",
     )
 
 
-def _inside(found: EngineFacts) -> list[Block]:
-    fused = ", ".join(found.fused_kernels) or NONE
-    caption = f"Layers of {found.file}, in the order in which they run"
+def _inside(file: str, engine: Sidecar) -> list[Block]:
+    fused = ", ".join(some(engine.fused_kernels)) or NONE
+    caption = f"Layers of {file}, in the order in which they run"
     return [
         Pairs([("Fused attention", fused)]),
-        table(caption, ("Layer", "Kind"), (), found.layers, folded=True),
+        table(caption, ("Layer", "Kind"), (), some(engine.layers), folded=True),
     ]

@@ -22,9 +22,9 @@ from txl_export.families.transformer_xl.weights import check_weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckError, UsageError
 
-from txl_deploy.bench.agreement import agree
 from txl_deploy.bench.competitor import BundleCompetitor
 from txl_deploy.bench.competitors import NAMES, competitors, config_values, weights_of, why_not
+from txl_deploy.bench.competitors.agreement import agree
 from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.hidden import BatchFirstHidden, TimeFirstHidden
 from txl_deploy.bench.competitors.parts import Eager, Parts

@@ -19,7 +19,7 @@ from txl_deploy.bench.competitor import BundleCompetitor, fill
 from txl_deploy.bench.floor import HostBandwidth
 from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.overhead import overhead
-from txl_deploy.bench.works import works_of
+from txl_deploy.bench.works import Works
 
 SMAPS = """\
 00400000-00500000 r-xp 00000000 fd:00 11 /usr/bin/thing
@@ -120,7 +120,7 @@ def test_bandwidth_is_a_rate() -> None:
 def test_python_is_timed_without_changing_the_model(make_bundle: Callable[..., Path]) -> None:
     model = txl_runtime.load(make_bundle(), threads=1)
     engine = model.backend
-    found = overhead(works_of(model), steps=20)
+    found = overhead(Works(model), steps=20)
     assert model.backend is engine
     assert 0 < found.in_step < found.step
     assert found.share == pytest.approx(found.in_step / found.step)
@@ -135,7 +135,7 @@ def test_filling_fills_every_stream(make_bundle: Callable[..., Path]) -> None:
 
 
 def test_a_bundle_is_measured_without_competitors_and_processes(make_bundle: Callable[..., Path]) -> None:
-    works = works_of(txl_runtime.load(make_bundle(), threads=1))
+    works = Works(txl_runtime.load(make_bundle(), threads=1))
     found = bench(works, threads=1, seconds=0.01, rounds=1, processes=False)
     assert [row.task for row in found.rows] == ["decode", "prefill", "score"]
     assert found.load is None
@@ -151,7 +151,7 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_measuring_needs_no_torch_and_no_command_line() -> None:
     names = sorted(path.stem for path in Path(timing.__file__).parent.glob("[!_]*.py"))
-    assert {"measuring", "agreement", "overhead", "processes"} <= set(names)
+    assert {"measuring", "works", "overhead", "processes"} <= set(names)
     code = "".join(f"import txl_deploy.bench.{name}\n" for name in names)
     code += "import sys\nassert not {'torch', 'txl_export', 'onnx', 'typer', 'rich'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -23,7 +23,7 @@ from txl_deploy.bench.floor import HostBandwidth
 from txl_deploy.bench.measuring import bench, time_tasks
 from txl_deploy.bench.on_device import DeviceBandwidth, bandwidth_of, device_floors, import_library, without_programs
 from txl_deploy.bench.overhead import PYTHON, WITH_DRIVER, overhead
-from txl_deploy.bench.works import TokenWorks, works_of
+from txl_deploy.bench.works import Works
 from txl_deploy.bench_tables import panels, show, verdict
 
 SLOW = 0.02
@@ -72,7 +72,7 @@ def slow(backend: DeviceBackend) -> list[str]:
 def test_c8_the_cost_of_python_is_that_of_steps_without_programs(model: Model) -> None:
     backend = model.backend
     ran = slow(backend)
-    found = overhead(works_of(model), steps=6)
+    found = overhead(Works(model), steps=6)
     assert ran, "a whole step runs the programs"
     assert model.backend is backend, "the model is not changed"
     assert found.step > 1e6 * SLOW
@@ -95,7 +95,7 @@ def test_c8_programs_that_do_nothing_are_tied_like_the_real_ones(model: Model) -
 
 
 def test_on_the_cpu_it_is_python_s_alone(make_bundle: Callable[..., Path]) -> None:
-    assert overhead(works_of(txl_runtime.load(make_bundle(), backend="cpu", threads=1)), steps=5).what == PYTHON
+    assert overhead(Works(txl_runtime.load(make_bundle(), backend="cpu", threads=1)), steps=5).what == PYTHON
 
 
 def test_c8_the_bandwidth_is_the_device_s_own(model: Model) -> None:
@@ -126,7 +126,7 @@ def test_c8_copies_are_of_memory_on_the_device(model: Model) -> None:
 
 
 def test_c8_where_the_device_has_no_room_nothing_is_shown(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
-    report = bench(works_of(model), threads=1, seconds=0.01, rounds=1, processes=False)
+    report = bench(Works(model), threads=1, seconds=0.01, rounds=1, processes=False)
     assert report.machine.read_gb_per_second > 0
     assert all(row.of_bandwidth is not None for row in report.rows)
     model.backend.device.allocate = refuse("out of memory")
@@ -158,7 +158,7 @@ def test_the_floor_of_a_step_on_a_device_is_its_bytes_at_the_memory_s_speed(
     model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(on_device, "bundle_engines", listing({"logprobs-ring-1": 5, "logprobs-ring-5": 99}))
-    report = bench(works_of(model), threads=1, seconds=0.01, rounds=1, processes=False)
+    report = bench(Works(model), threads=1, seconds=0.01, rounds=1, processes=False)
     measured, stated = report.device_floors
     assert measured.bytes == stated.bytes == sum(report.floor["decode"].values())
     assert measured.gb_per_second == report.machine.read_gb_per_second
@@ -189,7 +189,7 @@ def test_a_speed_that_the_driver_does_not_know_is_not_made_up(
     assert (measured.us, measured.kernels, measured.us_per_kernel) == (1000, None, None), "no engine of this backend"
     assert stated.by.startswith("not known")
     assert (stated.gb_per_second, stated.us, stated.goal_us, stated.us_per_kernel) == (None, None, None, None)
-    report = bench(works_of(model), threads=1, seconds=0.01, rounds=1, processes=False)
+    report = bench(Works(model), threads=1, seconds=0.01, rounds=1, processes=False)
     capsys.readouterr()
     show(report)
     shown = " ".join(capsys.readouterr().out.split())
@@ -203,7 +203,7 @@ def test_on_the_cpu_no_floor_of_a_device_is_shown(make_bundle: Callable[..., Pat
 
 
 def test_c8_rows_of_competitors_on_the_cpu_have_no_share_of_it(model: Model) -> None:
-    works, here = TokenWorks(model), BundleCompetitor("torch", model)
+    works, here = Works(model), BundleCompetitor("torch", model)
     rows = time_tasks(works, [works.ours, here], works.tasks[:1], bandwidth_of(model.backend, 1), 0.01, 1)
     assert [(row.competitor, row.of_bandwidth is None) for row in rows] == [("bundle", False), ("torch", True)]
 
@@ -221,7 +221,7 @@ def test_c8_processes_open_the_backend_that_was_asked_for(
     monkeypatch.setattr(processes, "_child", child)
     model = txl_runtime.load(make_bundle(), backend="cpu", threads=1)
     model.backend.name = "rtx"
-    report = bench(works_of(model), threads=1, seconds=0.01, rounds=1)
+    report = bench(Works(model), threads=1, seconds=0.01, rounds=1)
     assert report.load is not None
     assert {row["what"] for row in asked} == {"load", "memory"}
     assert {row["backend"] for row in asked} == {"rtx"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +17,18 @@ from txl_export import StepSpec
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.listener import Silent
 from txl_runtime.model import Model
+from txl_runtime.types import Array, Arrays
 
 from txl_deploy.bench import processes
-from txl_deploy.bench.competitor import BundleSteps
+from txl_deploy.bench.competitor import BundleCompetitor
 from txl_deploy.bench.competitors import own_module
-from txl_deploy.bench.competitors.own_module import CompiledSteps, TorchSteps, agree, make_competitors
-from txl_deploy.bench.driving import STEADY, random_inputs, until_full
-from txl_deploy.bench.floor import bytes_of_any_step
+from txl_deploy.bench.competitors.agreement import agree, compared
+from txl_deploy.bench.competitors.own_module import CompiledSteps, TorchSteps, own_competitors
+from txl_deploy.bench.driving import STEADY, filling, random_inputs
+from txl_deploy.bench.floor import floor_of
 from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.overhead import overhead
-from txl_deploy.bench.works import StepWorks, works_of
+from txl_deploy.bench.works import Works
 
 LENGTHS = {"policy": (4, 1), "window": (2,), "ahead": (4,), "counted": (4, 1)}
 
@@ -49,7 +51,7 @@ def open_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]
 @pytest.mark.parametrize("name", EVERY)
 def test_a_module_agrees_with_its_bundle_and_is_timed(name: str, open_model: Callable[..., Model]) -> None:
     model = open_model(name)
-    works, other = StepWorks(model), TorchSteps(EVERY[name](), model)
+    works, other = Works(model), TorchSteps(EVERY[name](), model)
     agreed = agree(works.ours, other, model)
     assert agreed.measure == "max_abs"
     assert max(agreed.found.values()) <= 1e-5 < agreed.limit
@@ -67,7 +69,7 @@ def test_a_module_agrees_with_its_bundle_and_is_timed(name: str, open_model: Cal
 
 def test_a_module_in_half_precision_is_compared_by_its_deviation(open_model: Callable[..., Model]) -> None:
     model = open_model("policy", "fp16")
-    agreed = agree(BundleSteps("bundle", model), TorchSteps(policy(), model), model)
+    agreed = agree(BundleCompetitor("bundle", model), TorchSteps(policy(), model), model)
     assert agreed.measure == "deviation"
     assert 1e-5 < max(agreed.found.values()) <= agreed.limit < 0.1
 
@@ -77,7 +79,7 @@ def test_another_function_is_not_timed(open_model: Callable[..., Model]) -> None
     with torch.no_grad():
         other.module.lstm.weight_hh_l1 *= 1.5
     with pytest.raises(CheckError, match=r"torch: \w+ differs from the bundle's by max_abs .* expected at most 0.001"):
-        agree(BundleSteps("bundle", model), TorchSteps(other, model), model)
+        agree(BundleCompetitor("bundle", model), TorchSteps(other, model), model)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +101,13 @@ def test_the_state_is_filled_as_far_as_it_grows(open_model: Callable[..., Model]
     model = open_model("window")
     stream = model.stream()
     segments = 0
-    for inputs in until_full(stream, model.manifest):
+    for inputs in filling(model.manifest, stream):
         assert inputs["tokens"].shape == (2, 2)
         stream.run(inputs)
         segments += 1
     assert stream.state()["rows"].shape == (6, 2, 4)
     assert segments == 3 + STEADY, "three until there are six rows"
-    assert overhead(works_of(model), steps=20) is not None
+    assert overhead(Works(model), steps=20) is not None
 
 
 def test_random_inputs_are_of_every_kind(open_model: Callable[..., Model]) -> None:
@@ -120,11 +122,11 @@ def test_random_inputs_are_of_every_kind(open_model: Callable[..., Model]) -> No
 
 def test_what_a_step_reads_is_its_weights_and_its_state(open_model: Callable[..., Model]) -> None:
     model = open_model("policy")
-    floor = bytes_of_any_step(model.bundle)
+    floor = floor_of(model.bundle, 4)
     parameters = sum(tensor.numel() for tensor in policy().module.parameters())
-    assert floor.state == 2 * 2 * 2 * 8 * 4, "states, layers, sequences, width, bytes"
-    assert 2 * parameters < floor.weights <= 4 * parameters
-    assert TorchSteps(policy(), model).step_bytes(4) == 4 * parameters + floor.state
+    assert floor["state"] == 2 * 2 * 2 * 8 * 4, "states, layers, sequences, width, bytes"
+    assert 2 * parameters < floor["weights"] <= 4 * parameters
+    assert TorchSteps(policy(), model).step_bytes(4) == 4 * parameters + floor["state"]
 
 
 def test_load_time_and_memory_of_any_step(
@@ -149,14 +151,14 @@ def test_a_compiler_that_fails_leaves_its_competitor_out(
     (tmp_path / "mine.py").write_text("from stand_ins.small_steps import policy as build\n")
     model = open_model("policy")
     monkeypatch.setattr(torch, "compile", lambda step, **_: fails)
-    others, agreement, left_out = make_competitors(
-        ("torch", "torch-compile"), f"{tmp_path}/mine.py:build", None, StepWorks(model), 1, Silent()
-    )
+    works, given = Works(model), (f"{tmp_path}/mine.py:build", None, model, 1, Silent())
+    makers, left_out = own_competitors(("torch", "torch-compile"), *given)
+    others, agreement, failed = compared(works, makers, Silent())
     assert [other.name for other in others] == list(agreement) == ["torch"]
-    assert left_out == {"torch-compile": "it fails on this module: RuntimeError: no such operator"}
+    assert left_out == {}
+    assert failed == {"torch-compile": "it fails on this module: RuntimeError: no such operator"}
     monkeypatch.setattr(own_module, "no_compiler", lambda: "there is no compiler")
-    given = (f"{tmp_path}/mine.py:build", None, StepWorks(model), 1, Silent())
-    assert make_competitors(("torch-compile",), *given)[2] == {"torch-compile": "there is no compiler"}
+    assert own_competitors(("torch-compile",), *given) == ({}, {"torch-compile": "there is no compiler"})
 
 
 def test_what_is_compiled_is_the_step_of_a_full_state(
@@ -173,9 +175,20 @@ def test_what_is_compiled_is_the_step_of_a_full_state(
 
     monkeypatch.setattr(torch, "compile", compiled)
     model = open_model("window")
-    agreed = agree(BundleSteps("bundle", model), CompiledSteps(window(), model), model)
+    agreed = agree(BundleCompetitor("bundle", model), CompiledSteps(window(), model), model)
     assert set(rows) == {6}
     assert len(rows) > agreed.segments / 2
+
+
+def test_after_a_comparison_that_failed_the_bundle_s_state_is_full(open_model: Callable[..., Model]) -> None:
+    class Fails(TorchSteps):
+        def run(self, inputs: Arrays) -> Mapping[str, Array]:
+            raise RuntimeError("at the first segment")
+
+    model = open_model("window")
+    works = Works(model)
+    assert compared(works, {"torch-compile": lambda: (Fails(window(), model), "fp32")}, Silent())[0] == []
+    assert works.ours.stream.state()["rows"].shape == (6, 2, 4)
 
 
 @pytest.mark.slow(keep=1)
@@ -183,5 +196,5 @@ def test_what_is_compiled_is_the_step_of_a_full_state(
 @pytest.mark.parametrize("name", ["policy", "window", "cell"])
 def test_the_compiled_module_is_the_bundle_s(name: str, open_model: Callable[..., Model]) -> None:
     model = open_model(name)
-    agreed = agree(BundleSteps("bundle", model), CompiledSteps(EVERY[name](), model), model)
+    agreed = agree(BundleCompetitor("bundle", model), CompiledSteps(EVERY[name](), model), model)
     assert max(agreed.found.values()) <= 1e-4

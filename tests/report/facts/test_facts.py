@@ -11,14 +11,18 @@ import pytest
 from resealing import BASES, copied, reseal
 from support import FIXTURES
 from txl_export.families.registry import facts_of_bundle
+from txl_report.blocks import Code, Heading, Pairs, Table
 from txl_report.facts.commands import Command, commands_of
 from txl_report.facts.engines import Engines
-from txl_report.facts.files import Source
 from txl_report.facts.gathering import Facts, gather
-from txl_report.facts.model import Context, context_of
+from txl_report.facts.model import Context, context_of, family_of, memory_rows
 from txl_report.facts.parts import Part, Parts
 from txl_report.facts.plain import MOST_ROWS, Missing, some
+from txl_report.facts.source import Source
 from txl_report.schema.reading import MOST_TEXT, short
+from txl_report.sections.making import files_section
+from txl_report.sections.model import model_section
+from txl_report.sections.speed import engines_section
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle
@@ -42,44 +46,46 @@ def manifest_of(**fields: Any) -> Manifest:
 def test_a_transformer_xl_says_what_it_is():
     found = facts(BASES / "transformer_xl")
     manifest = open_bundle(BASES / "transformer_xl").manifest
-    model = found.model
     assert found.name == "transformer_xl"
-    assert (model.model_id, model.parameters) == (manifest.model_id, manifest.parameters)
-    assert [row.name for row in model.described] == ["architecture", "positions", "dialect"]
-    assert model.memory_length == manifest.memory_length
-    assert isinstance(model.context, Context)
-    assert model.context.tokens == manifest.reach
+    assert found.manifest == manifest
+    assert [name for name, _ in found.described] == ["architecture", "positions", "dialect"]
+    assert memory_rows(manifest) == manifest.memory_length
+    assert isinstance(found.context, Context)
+    assert found.context.tokens == manifest.reach
     config = manifest.config
     shown = f"{config.n_layer} × {manifest.memory_length} + {manifest.segment_lengths[0]}"
-    assert model.context.formula.endswith(shown)
-    assert {program.name for program in model.tables.programs} == {program.name for program in manifest.programs}
-    assert not model.attention
-    assert {file.name: (file.bytes, file.sha256) for file in found.files} == {
-        name: (record.size, record.sha256) for name, record in manifest.files.items()
-    }
+    assert found.context.formula.endswith(shown)
+    assert {program.name for program in found.tables.programs} == {program.name for program in manifest.programs}
+    assert not manifest.attention
+    shown = files_section(found).blocks[1]
+    assert isinstance(shown, Table)
+    assert [tuple(map(str, row)) for row in shown.rows] == [
+        (name, f"{record.size:,}", str(Code(record.sha256))) for name, record in sorted(manifest.files.items())
+    ]
 
 
 @pytest.mark.parametrize("name", ["adaptive", "half", "hidden", "kv", "plain10", "zeros"])
 def test_bundles_of_the_first_format_give_whole_facts(name: str):
     found = facts(FIXTURES / "format1" / name)
     assert isinstance(found.parts, Parts)
-    assert isinstance(found.model.context, Context)
+    assert isinstance(found.context, Context)
     assert isinstance(found.source, Source | Missing)
     assert found.commands.others
 
 
 @pytest.mark.parametrize(("name", "starts"), [("kv", "no rows"), ("zeros", "a tensor")])
 def test_memory_begins_as_its_model_says(name: str, starts: str):
-    assert {row.starts for row in facts(FIXTURES / "format1" / name).model.tables.carries} == {starts}
+    assert {row.starts for row in facts(FIXTURES / "format1" / name).tables.carries} == {starts}
 
 
 def test_a_model_of_ones_own_without_tokens_says_what_it_has_not():
     found = facts(BASES / "step")
-    assert isinstance(found.model.context, Missing)
-    assert "replaces" in found.model.context.reason
-    assert (found.model.vocab_size, found.model.vocabulary, found.model.memory_length) == (0, False, None)
-    assert [row.role for row in found.model.tables.reads] == ["feature", "valid"]
-    assert [(row.name, row.update) for row in found.model.tables.carries] == [
+    assert isinstance(found.context, Missing)
+    assert "replaces" in found.context.reason
+    rows = dict(model_section(found).blocks[0].rows)
+    assert (rows["Reads"], rows["Memory length M"]) == ("no token ids", "not counted in rows")
+    assert [row.role for row in found.tables.reads] == ["feature", "valid"]
+    assert [(row.name, row.update) for row in found.tables.carries] == [
         ("hidden", "replace"),
         ("count", "replace"),
     ]
@@ -92,11 +98,11 @@ def test_a_model_of_ones_own_without_tokens_says_what_it_has_not():
 def test_a_family_that_nobody_knows_has_its_tables(tmp_path: Path):
     path = reseal(copied(BASES / "step", tmp_path / "a.txl"), family={"name": "strange", "dialect": ["x"]})
     found = facts(path)
-    assert (found.model.family, found.model.described) == ("strange", ())
+    assert (family_of(found.manifest), found.described) == ("strange", ())
 
 
 def test_where_rows_stand_inside_a_segment_the_context_is_told_as_more():
-    context = facts(FIXTURES / "format1" / "kv").model.context
+    context = facts(FIXTURES / "format1" / "kv").context
     assert isinstance(context, Context)
     layers = manifest_of().config.n_layer
     assert layers >= 1
@@ -224,11 +230,16 @@ def with_engine(path: Path, **changes: Any) -> Path:
 def test_engines_tell_their_kernels_and_fusion(tmp_path: Path):
     found = facts(with_engine(copied(BASES / "transformer_xl", tmp_path / "a.txl"), verified_on=("selftest, GPU",)))
     assert isinstance(found.engines, Engines)
-    (engine,) = found.engines.engines
-    assert (engine.built_by, engine.built_for) == ("tensorrt_rtx 1.7.0", "SM 86, 89")
-    assert (engine.kernels, engine.attention_layers, engine.fused_attention) == (7, 2, 1)
-    assert (engine.fused_kernels, engine.verified_on) == (("_gemm_mha",), ("selftest, GPU",))
-    assert engine.layers == (("attention <b>", "myelin"),)
+    every, heading, fused, layers = engines_section(found.name, found.engines).blocks
+    assert isinstance(every, Table)
+    (row,) = every.rows
+    program = found.manifest.programs[0]
+    assert row[:2] == (f"engines/rtx/{program.name}.engine", f"{program.name}, {program.update}, fp32")
+    assert row[2:6] == ("9 B", "tensorrt_rtx 1.7.0, 2.50 s", "SM 86, 89", "7")
+    assert row[6:] == ("1 of 2", "0 updated, 0 read, 0 copied", "selftest, GPU")
+    assert (heading, fused) == (Heading(str(row[0])), Pairs([("Fused attention", "_gemm_mha")]))
+    assert isinstance(layers, Table)
+    assert layers.rows == (("attention <b>", "myelin"),)
     assert "txl-deploy build a.txl --target rtx" in {command.line for command in found.commands.others}
 
 

@@ -12,6 +12,7 @@ import pytest
 import txl_runtime
 from copying import copying, loss, repeating
 from step_models import VOCABULARY, counting, recurrent
+from txl_report.facts.plain import Missing
 from txl_report.measuring import effective, measure_context, texts
 from txl_report.measuring.effective import effective_contexts
 from txl_report.measuring.runs import Plan, contexts_of
@@ -134,11 +135,10 @@ def test_whole_segments_in_lockstep(tmp_path: Path) -> None:
 
 def test_a_text_that_is_too_short_says_how_long_it_has_to_be(model: txl_runtime.Model) -> None:
     found = measure_context(model, text(500))
-    assert found.lengths is found.losses is None
-    assert found.step == 1
-    assert found.reasons["lengths"] == "A text of 1,019 tokens or more is needed, this one has 500."
-    assert measure_context(model, text(1_019), most=0).compared == 1_000
-    assert measure_context(model, []).lengths is None
+    assert found == Missing("A text of 1,019 tokens or more is needed, this one has 500.")
+    enough = measure_context(model, text(1_019), most=0)
+    assert (enough.compared, enough.step) == (1_000, 1)
+    assert isinstance(measure_context(model, []), Missing)
 
 
 def test_of_a_large_model_a_quarter_as_many_tokens_are_compared(
@@ -152,12 +152,12 @@ def test_of_a_large_model_a_quarter_as_many_tokens_are_compared(
 
 def test_models_that_have_no_context_to_measure(tmp_path: Path) -> None:
     found = measure_context(txl_runtime.load(recurrent().write(tmp_path / "recurrent"), threads=1), text(50))
-    assert "takes token ids alone" in found.reasons["lengths"]
+    assert "takes token ids alone" in found.reason
     path = copying(3).write(tmp_path / "copying")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"joint": True, "streams": "lockstep"}))
     found = measure_context(txl_runtime.load(path, threads=1), repeating(2_000))
-    assert "influence one another" in found.reasons["losses"]
+    assert "influence one another" in found.reason
 
 
 def test_a_model_without_memory_rows_is_measured(tmp_path: Path) -> None:

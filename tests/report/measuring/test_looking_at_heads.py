@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import txl_runtime
 from step_models import counting
+from txl_report.facts.plain import Missing
 from txl_report.measuring import heads, look_at_heads, pictures
 from txl_report.measuring.pictures import pictures_of
 from txl_report.measuring.results import HeadFacts
@@ -30,10 +31,8 @@ def text(tokens: int) -> np.ndarray:
 def test_heads_are_averaged_as_plain_loops_do(model: txl_runtime.Model) -> None:
     ids = text(55)
     found = look_at_heads(model, ids)
-    assert (found.segments, found.queries, found.used) == (11, 44, 52)
-    assert (found.layers, found.heads, found.memory_length, found.reasons) == (LAYERS, HEADS, M, {})
-    assert found.facts is not None
-    assert found.distance_shares is not None
+    assert (found.segments, found.queries) == (11, 44)
+    assert (found.layers, found.heads, found.memory_length) == (LAYERS, HEADS, M)
     assert [(one.first, one.last) for one in found.distance_bins] == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 10)]
     stream = model.stream(1)
     stream.feed(ids[None, :8])
@@ -65,12 +64,12 @@ def test_heads_are_averaged_as_plain_loops_do(model: txl_runtime.Model) -> None:
 
 def test_pictures_show_the_last_segment(model: txl_runtime.Model) -> None:
     ids = text(55)
-    found = look_at_heads(model, ids)
+    found = look_at_heads(model, ids).pictures
     stream = model.stream(1)
     stream.feed(ids[None, :48])
     looked = stream.attention(ids[None, 48:52])[:, 0]
-    assert len(found.pictures) == LAYERS * HEADS
-    for picture in found.pictures:
+    assert len(found.heads) == LAYERS * HEADS
+    for picture in found.heads:
         values = looked[picture.layer, picture.head]
         assert picture.largest == pytest.approx(values.max())
         assert np.abs((picture.values / 255.0) ** 2 * picture.largest - values).max() < 0.01
@@ -89,8 +88,8 @@ def test_large_pictures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.column_width, found.memory_columns) == (3, 3)
     assert found.column_texts == ("0", "1 2 3", "4 5 6", "7 8 9", "10 11 12")
     assert found.query_texts == ("10", "11", "12")
-    assert [(picture.layer, picture.head) for picture in found.pictures] == [(0, 0), (1, 0), (1, 3)]
-    first = found.pictures[0]
+    assert [(picture.layer, picture.head) for picture in found.heads] == [(0, 0), (1, 0), (1, 3)]
+    first = found.heads[0]
     sums = looked[0, 0, 3:, 4:7].sum(axis=1)
     assert np.abs((first.values[:, 2] / 255.0) ** 2 * first.largest - sums).max() < 0.02
     assert len(found.notes) == 3
@@ -98,13 +97,11 @@ def test_large_pictures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_missing_is_said(model: txl_runtime.Model, tmp_path: Path) -> None:
     short = look_at_heads(model, text(11))
-    assert short.facts is short.distance_shares is None
-    assert short.reasons["facts"].startswith(
-        "The memory and a segment need a text of at least 12 tokens, this one has 11"
-    )
+    assert isinstance(short, Missing)
+    assert short.reason.startswith("The memory and a segment need a text of at least 12 tokens, this one has 11")
     assert look_at_heads(model, text(12)).segments == 1
     without = txl_runtime.load(counting().write(tmp_path / "counting.txl"), threads=1)
-    assert "--attention" in look_at_heads(without, [1, 2, 3]).reasons["facts"]
+    assert "--attention" in look_at_heads(without, [1, 2, 3]).reason
 
 
 @pytest.mark.parametrize(("queries", "segments"), [(2_048, 32), (40, 10), (4, 8)])

@@ -14,7 +14,8 @@ import pytest
 import txl_runtime
 from copying import copying, loss, repeating
 from step_models import VOCABULARY, counting, growing, recurrent
-from txl_report.measuring import TextMeasures, measure_text
+from txl_report.facts.plain import Missing
+from txl_report.measuring import measure_text
 from txl_report.measuring.gains import AFTER
 from txl_report.measuring.text import most_tokens
 from txl_report.measuring.texts import LARGE
@@ -59,7 +60,7 @@ def test_losses_are_those_of_a_plain_loop(model: txl_runtime.Model) -> None:
     found = measure_text(model, ids)
     whole = pieces(model, ids, None)
     assert (found.given, found.used, found.warm_up, found.sequences) == (203, 201, WARM_UP, 2)
-    assert (found.segment_length, found.memory_length, found.reasons) == (L, M, {})
+    assert (found.segment_length, found.memory_length, found.reason) == (L, M, "")
     assert found.loss is not None
     assert found.loss.count == whole.size == 184
     assert found.loss.nll == pytest.approx(whole.mean(), abs=1e-6)
@@ -167,18 +168,18 @@ def test_a_text_that_does_not_fill_the_memory_says_how_long_it_has_to_be(model: 
     assert found.loss is not None
     assert found.loss.count == 8
     assert found.by_memory is found.passage is found.gain is None
-    assert found.reasons["gain"] == "The text is too short for a memory of 7 rows; give one of at least 13 tokens."
+    assert found.reason == "The text is too short for a memory of 7 rows; give one of at least 13 tokens."
     assert measure_text(model, text(13)).by_memory is not None
     assert measure_text(model, text(3)).loss is not None  # less than a segment
     for tokens in (0, 1):
-        assert "needs a text of at least 2 tokens" in measure_text(model, text(tokens)).reasons["loss"]
+        assert "needs a text of at least 2 tokens" in measure_text(model, text(tokens)).reason
     assert measure_text(model, text(2)).loss is not None
 
 
 @pytest.mark.parametrize("tokens", range(2, 13))
 def test_however_short_a_text_is_the_same_length_is_asked_for(model: txl_runtime.Model, tokens: int) -> None:
     """Also where it is shorter than a segment and is read as one."""
-    assert "at least 13 tokens" in measure_text(model, text(tokens)).reasons["by_memory"]
+    assert "at least 13 tokens" in measure_text(model, text(tokens)).reason
 
 
 def test_tokens_that_stand_for_unknown_words_are_told(model: txl_runtime.Model) -> None:
@@ -204,7 +205,7 @@ def test_models_that_count_no_memory_rows(tmp_path: Path) -> None:
     assert found.loss is not None
     assert (found.loss.count, found.memory_length, found.warm_up) == (300, None, 0)
     assert found.by_memory is None
-    assert found.reasons["by_memory"].startswith("This model counts no memory rows (it carries seen)")
+    assert found.reason.startswith("This model counts no memory rows (it carries seen)")
 
 
 def test_lockstep_and_whole_segments(tmp_path: Path) -> None:
@@ -218,14 +219,14 @@ def test_lockstep_and_whole_segments(tmp_path: Path) -> None:
 def test_a_memory_of_no_rows(make_bundle: Callable[..., Path]) -> None:
     model = txl_runtime.load(make_bundle(batch_size=3, config={"memory_length": 0}), threads=1)
     found = measure_text(model, text(41, model.manifest.vocab_size))
-    assert found.reasons["by_memory"].startswith("This model has no memory")
+    assert found.reason.startswith("This model has no memory")
 
 
 def test_models_without_losses(tmp_path: Path) -> None:
     for name, made in {"recurrent": recurrent(), "growing": growing()}.items():
-        found: TextMeasures = measure_text(txl_runtime.load(made.write(tmp_path / name), threads=1), [1, 2, 3] * 9)
-        assert found.loss is found.by_position is found.by_memory is None
-        assert "expected" in found.reasons["loss"] or "takes token ids alone" in found.reasons["loss"]
+        found = measure_text(txl_runtime.load(made.write(tmp_path / name), threads=1), [1, 2, 3] * 9)
+        assert isinstance(found, Missing)
+        assert "expected" in found.reason or "takes token ids alone" in found.reason
 
 
 def test_sequences_that_influence_one_another_are_told(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def test_sequences_that_influence_one_another_are_told(tmp_path: Path) -> None:
     found = measure_text(model, repeating(49))
     assert found.sequences == 3
     assert "influence one another" in found.notes[0]
-    assert "at least 25" in measure_text(model, repeating(20)).reasons["loss"]
+    assert "at least 25" in measure_text(model, repeating(20)).reason
 
 
 def test_progress_and_bad_ids(model: txl_runtime.Model) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from resealing import BASES
 from txl_report.blocks import Figure, Pairs
 from txl_report.facts.results import verification_of_bundle
-from txl_report.measuring.results import HeadPicture, Loss, MemoryLoss, PositionLoss, TextMeasures
+from txl_report.measuring.results import HeadPicture, Loss, MemoryLoss, Pictures, PositionLoss, TextMeasures
 from txl_report.schema.verification import LOGPROBS, Chain, Errors, Ranks, Spread, Tensor, Text, Verification
 from txl_report.sections.attention import attention_section
 from txl_report.sections.drift import CURVES, MOST_CHAINS, POINTS, curves_of, drift
@@ -42,15 +42,8 @@ def test_where_a_token_looks_most_is_counted_from_its_place_in_the_segment(lengt
     for query in range(shown):
         values[query, rows + first + query - 3] = round(255 * math.sqrt(0.5))
     texts = tuple(f"slot {slot}" for slot in range(rows + length))
-    look = dataclasses.replace(
-        look,
-        segment_length=length,
-        pictures=(HeadPicture(0, 0, values, 1.0),),
-        query_texts=texts[-shown:],
-        column_texts=texts,
-        column_width=1,
-        memory_columns=rows,
-    )
+    pictures = Pictures((HeadPicture(0, 0, values, 1.0),), texts[-shown:], texts, column_width=1, memory_columns=rows)
+    look = dataclasses.replace(look, segment_length=length, pictures=pictures)
     blocks = attention_section("bundle", True, look, "export", "--text FILE").blocks
     (figure,) = (each for each in blocks if isinstance(each, Figure) and each.scale is not None)
     assert [row[:4] for row in figure.table.rows] == [

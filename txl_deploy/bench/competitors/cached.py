@@ -58,7 +58,7 @@ class KeyValue(Eager):
         def place(scores: Tensor) -> Tensor:
             return shift(scores) if mask is None else shift(scores) + mask
 
-        hidden = self.run(tokens, self._tables(self.rows + length), self._join, place)
+        hidden = self.layers(tokens, self._tables(self.rows + length), self._join, place)
         self._end += length
         self.rows = min(self.rows + length, self.parts.memory_length)
         return hidden
@@ -68,7 +68,7 @@ class KeyValue(Eager):
         rows = c.n_layer * (2 * self.batch_size * m + m + length) * c.n_head * c.d_head  # keys, values, positions
         return self.parts.read_bytes(".position.weight", ".position.bias") + rows * self.parts.dtype.itemsize
 
-    def run(self, tokens: Tensor, tables: list[Tensor], join: Join, place: Place) -> Tensor:
+    def layers(self, tokens: Tensor, tables: list[Tensor], join: Join, place: Place) -> Tensor:
         """All layers over a segment [B, T], with the positions [H, d_head, distances] of each: [B, T, D]."""
         parts = self.parts
         hidden = parts.embed(tokens)
@@ -191,6 +191,6 @@ class CompiledKeyValue(KeyValue):
         def place(scores: Tensor) -> Tensor:
             return scores.gather(3, index.expand(*scores.shape[:3], -1)).masked_fill(~visible, float("-inf"))
 
-        hidden = self.run(tokens, [table[:, :, : m + length] for table in self._by_distance], join, place)
+        hidden = self.layers(tokens, [table[:, :, : m + length] for table in self._by_distance], join, place)
         head.copy_((head + length) % size)
         return hidden

@@ -8,7 +8,6 @@ Both are compared with the bundle before they are timed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,20 +17,16 @@ from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
-from txl_export.proof.comparing import TensorErrors
-from txl_report.schema.measurement import Agreement
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.errors import CheckError, TxlError, UsageError, one_line
-from txl_runtime.ladder import competitor_step_limit
+from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Arrays
 
-from txl_deploy.bench.competitor import BundleSteps, StepCompetitor
+from txl_deploy.bench.competitor import Competitor, Maker
 from txl_deploy.bench.competitors import no_compiler
-from txl_deploy.bench.driving import random_inputs, until_full
-from txl_deploy.bench.floor import bytes_of_any_step
-from txl_deploy.bench.works import StepWorks
+from txl_deploy.bench.driving import random_inputs
+from txl_deploy.bench.floor import state_bytes
 
 NAMES = ("torch", "torch-compile")
 
@@ -39,7 +34,7 @@ States = dict[str, Tensor | None]
 Step = Callable[[dict[str, Tensor], States, Tensor | None], tuple[dict[str, Tensor], Any]]
 
 
-class TorchSteps(StepCompetitor):
+class TorchSteps(Competitor):
     """The module in eager mode, called as one would by hand, its state carried along.
 
     Raises:
@@ -53,7 +48,7 @@ class TorchSteps(StepCompetitor):
         _check_same(spec, model.manifest)
         held = [*spec.module.parameters(), *spec.module.buffers()]
         weights = sum(tensor.numel() * tensor.element_size() for tensor in held)
-        self._bytes: int = weights + bytes_of_any_step(model.bundle).state
+        self._bytes: int = weights + state_bytes(model.manifest)
         self._spec, self._batch_size = spec, model.batch_size
         self._logits = [entry.name for entry in output_specs(spec) if entry.role == "logits"]
         eager = Eager(spec)
@@ -118,21 +113,15 @@ class CompiledSteps(TorchSteps):
         return outputs, after
 
 
-def make_competitors(
-    names: tuple[str, ...],
-    source: str | Adapted,
-    weights: str | None,
-    works: StepWorks,
-    threads: int,
-    heard: Listener,
-) -> tuple[list[StepCompetitor], dict[str, Agreement], dict[str, str]]:
-    """Some of `NAMES`, compared with the bundle, the states of all of them full; how they agree; why others cannot run.
+def own_competitors(
+    names: tuple[str, ...], source: str | Adapted, weights: str | None, model: Model, threads: int, heard: Listener
+) -> tuple[dict[str, Maker], dict[str, str]]:
+    """Makers of some of `NAMES`, and why others of them cannot run here.
 
     Torch is set to `threads` too.
 
     Raises:
         UsageError: nothing is called that, or the user's file or module is not what it has to be.
-        CheckError: the module does not compute what the bundle computes.
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(
@@ -142,70 +131,13 @@ def make_competitors(
     if whose := whose_code(source):
         heard.warn(f"{whose} is run on this machine")
     spec, _ = read_source(source, weights)
-    model = works.model
-    others: list[StepCompetitor] = []
-    agreement: dict[str, Agreement] = {}
-    left_out: dict[str, str] = {}
-    for name in names:
-        heard.stage(f"check that {name} agrees")
-        if name == "torch":
-            others.append(TorchSteps(spec, model))
-        elif why := no_compiler():
-            left_out[name] = why
-            continue
-        else:
-            others.append(CompiledSteps(spec, model))
-        try:
-            agreement[name] = agree(works.ours, others[-1], model)
-        except TxlError:
-            raise
-        except Exception as error:  # each of a compiler's parts raises its own kinds
-            if name == "torch":
-                raise
-            left_out[name] = f"it fails on this module: {type(error).__name__}: {one_line(error)}"
-            others.pop()
-    return others, agreement, left_out
-
-
-def agree(ours: BundleSteps, other: StepCompetitor, model: Model) -> Agreement:
-    """Compare a competitor with the bundle over chained segments: new streams, states that fill, full ones.
-
-    Raises:
-        CheckError: they do not compute the same function, so timing them would compare nothing.
-    """
-    manifest, segments, started = model.manifest, 0, time.monotonic()
-    measure, limit = competitor_step_limit(manifest.precision)
-    errors = {output.name: TensorErrors(output.dtype in ("int32", "bool")) for output in manifest.outputs}
-
-    def compare(inputs: Arrays) -> None:
-        nonlocal segments
-        segments += 1
-        found, expected = ours.run(inputs), other.run(inputs)
-        for name, tensor in errors.items():
-            tensor.add((expected[name], found[name]))
-
-    ours.reset()
-    other.reset()
-    for seed, length in enumerate(model.segment_lengths):
-        compare(random_inputs(manifest, length, 100 + seed))
-    for inputs in until_full(ours.stream, manifest, seed=200):
-        compare(inputs)
-    for seed, length in enumerate(3 * model.segment_lengths):
-        compare(random_inputs(manifest, length, 300 + seed))
-    found = {
-        name: tensor.deviation if measure == "deviation" and not tensor.exact else tensor.largest
-        for name, tensor in errors.items()
+    why = no_compiler() if "torch-compile" in names else None
+    makers: dict[str, Maker] = {
+        "torch": lambda: (TorchSteps(spec, model), "fp32"),
+        "torch-compile": lambda: (CompiledSteps(spec, model), "fp32"),
     }
-    for name, tensor in errors.items():
-        if tensor.shapes or not found[name] <= (0 if tensor.exact else limit):
-            what = "shape" if tensor.shapes else f"{measure} {found[name]:.3g}"
-            raise CheckError(
-                f"{other.name}: {name} differs from the bundle's by {what} over {segments} chained segments, expected "
-                f"at most {0 if tensor.exact else limit:g}; it computes something else, so it is not timed: give the "
-                "module and the weights that the bundle was exported from"
-            )
-    took = time.monotonic() - started
-    return Agreement(segments=segments, found={**found}, limit=limit, measure=measure, seconds=took)
+    left_out = {} if why is None else {"torch-compile": why}
+    return {name: makers[name] for name in names if name not in left_out}, left_out
 
 
 def _by_hand(spec: StepSpec) -> Step:

@@ -14,7 +14,7 @@ from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Array, Floats, Ids
 
-from txl_deploy.bench.competitor import Competitor
+from txl_deploy.bench.competitor import TokenCompetitor
 
 Work = Callable[[Tensor], Tensor]
 """What is made of the token ids of a segment, [B, T]."""
@@ -197,7 +197,7 @@ class Parts:
         return hidden if projection is None else hidden @ projection
 
 
-class Eager(Competitor):
+class Eager(TokenCompetitor):
     """A PyTorch competitor, whatever its memory is."""
 
     def __init__(self, parts: Parts, batch_size: int) -> None:

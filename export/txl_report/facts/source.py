@@ -1,4 +1,4 @@
-"""The files of a bundle with their hashes, where they came from, and the versions that made them."""
+"""Where a bundle came from, and the versions that made it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import MANIFEST
 
-from txl_report.facts.plain import Missing, Row, some
+from txl_report.facts.plain import Missing, Said, some
 from txl_report.schema.reading import short
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """A file of the bundle: its name, its size and its SHA-256."""
-
-    name: str
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -34,19 +24,10 @@ class Source:
 
     name: str
     sha256: str
-    said: tuple[Row, ...]
+    said: tuple[Said, ...]
 
 
-def files_of(manifest: Manifest) -> tuple[FileFacts, ...]:
-    """Every file but the manifest itself, which nothing hashes."""
-    return some(
-        FileFacts(name, record.size, record.sha256)
-        for name, record in sorted(manifest.files.items())
-        if name != MANIFEST
-    )
-
-
-def versions_of(manifest: Manifest) -> tuple[Row, ...]:
+def versions_of(manifest: Manifest) -> tuple[Said, ...]:
     """The versions with which the bundle was exported; none where the manifest does not say."""
     return _rows(manifest.provenance.get("versions"))
 
@@ -61,6 +42,6 @@ def source_of(manifest: Manifest) -> Source | Missing:
     return Source(short(source["name"]), short(digest, 64) if isinstance(digest, str) else "", _rows(known))
 
 
-def _rows(values: Any) -> tuple[Row, ...]:
+def _rows(values: Any) -> tuple[Said, ...]:
     pairs: Mapping[Any, Any] = values if isinstance(values, dict) else {}
-    return some(Row(short(name, 80), short(text)) for name, text in pairs.items() if isinstance(text, str) and text)
+    return some((short(name, 80), short(text)) for name, text in pairs.items() if isinstance(text, str) and text)

@@ -1,0 +1,152 @@
+"""Whether a competitor computes what the bundle computes: only then does it make sense to time it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from txl_export.proof.comparing import TensorErrors
+from txl_report.schema.measurement import Agreement
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import CheckError, TxlError, one_line
+from txl_runtime.ladder import competitor_limit, competitor_step_limit
+from txl_runtime.listener import Listener
+from txl_runtime.model import Model
+from txl_runtime.types import Array, Arrays
+
+from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker, fill
+from txl_deploy.bench.driving import filling, is_transformer_xl, random_inputs
+from txl_deploy.bench.works import Works
+
+COMPILED = "torch-compile"
+"""The competitor that may fail on a model: each of a compiler's parts raises its own kinds of errors."""
+
+
+def compared(
+    works: Works, makers: Mapping[str, Maker], heard: Listener
+) -> tuple[list[Competitor], dict[str, Agreement], dict[str, str]]:
+    """Competitors that were compared with the bundle, the states of all of them full; how they agree; which failed.
+
+    Each is made when its turn comes.
+
+    Raises:
+        CheckError: one does not compute what the bundle computes.
+    """
+    others: list[Competitor] = []
+    agreement: dict[str, Agreement] = {}
+    failed: dict[str, str] = {}
+    for name, make in makers.items():
+        heard.stage(f"check that {name} agrees")
+        try:
+            other, precision = make()
+            agreement[name] = agree(works.ours, other, works.model, precision)
+            others.append(other)
+        except TxlError:
+            raise
+        except Exception as error:
+            if name != COMPILED:
+                raise
+            failed[name] = f"it fails on this module: {type(error).__name__}: {one_line(error)}"
+    if failed:
+        fill(works.ours, works.model)  # it may have been in the middle of a comparison
+    return others, agreement, failed
+
+
+def agree(bundle: BundleCompetitor, other: Competitor, model: Model, precision: str = "fp32") -> Agreement:
+    """Compare a competitor with the bundle over chained segments: while the state is new, and when it is full.
+
+    Both start anew, and are left with full states. `precision` is the competitor's; the bundle's own counts too.
+
+    Raises:
+        CheckError: they do not compute the same function, so timing them would compare nothing.
+    """
+    started, manifest = time.monotonic(), model.manifest
+    found = _Distributions(manifest, precision) if is_transformer_xl(manifest) else _Outputs(manifest)
+
+    def compare(inputs: Arrays) -> None:
+        found.add(bundle.run(inputs), other.run(inputs))
+
+    bundle.reset()
+    other.reset()
+    for seed, length in enumerate(found.first):
+        compare(random_inputs(manifest, length, 100 + seed))
+    for inputs in filling(manifest, bundle.stream, seed=200):
+        if found.while_filling:
+            compare(inputs)
+        else:
+            bundle.advance(inputs)
+            other.advance(inputs)
+    for seed, length in enumerate(found.last):
+        compare(random_inputs(manifest, length, 300 + seed))
+    return found.judged(other.name, time.monotonic() - started)
+
+
+class _Distributions:
+    """Log-probabilities: their largest difference, and the mean divergence of segments, in nats.
+
+    Attributes:
+        first, last: lengths of the segments that are compared before and after the state is filled.
+        while_filling: whether those that fill it are compared too.
+    """
+
+    while_filling = False
+
+    def __init__(self, manifest: Manifest, precision: str) -> None:
+        longest = manifest.segment_lengths[0]
+        self.first, self.last = (longest, 1), (longest, longest, 1, 1, 1, longest, 1)
+        self._measure, self._limit = competitor_limit({precision, str(manifest.precision)})
+        self._largest, self._divergences = list[float](), list[float]()  # of every segment
+
+    def add(self, ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> None:
+        (one,), (other,) = ours.values(), theirs.values()
+        worst, divergences = 0.0, []
+        for row in np.ndindex(one.shape[:-1]):  # row by row, since large vocabularies are large
+            p, q = one[row].astype(np.float64), other[row].astype(np.float64)
+            worst = float(np.fmax(worst, np.abs(p - q).max())) if np.isfinite(p).all() else np.nan
+            divergences.append(float((np.exp(q) * (q - p)).sum()))
+        self._largest.append(worst)
+        self._divergences.append(float(np.mean(divergences)))
+
+    def judged(self, name: str, seconds: float) -> Agreement:
+        """How the competitor of this name agrees; a CheckError where it does not."""
+        max_abs, kl = float(np.max(self._largest)), float(np.maximum(np.mean(self._divergences), 0))
+        measure, limit, segments = self._measure, self._limit, len(self._largest)
+        reached = kl if measure == "kl" else max_abs
+        if not reached <= limit:  # NaN is no agreement either
+            raise CheckError(
+                f"{name}: differs from the bundle by {measure} {reached:.3g} over {segments} chained segments, "
+                f"expected at most {limit:g}; it computes something else, so it is not timed: leave it out of --against"
+            )
+        return Agreement(segments=segments, max_abs=max_abs, kl=kl, limit=limit, measure=measure)
+
+
+class _Outputs:
+    """Every output of any other step, by the measure of the bundle's precision; attributes as of `_Distributions`."""
+
+    while_filling = True
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.first, self.last, self.segments = manifest.segment_lengths, 3 * manifest.segment_lengths, 0
+        self._measure, self._limit = competitor_step_limit(manifest.precision)
+        self._errors = {output.name: TensorErrors(output.dtype in ("int32", "bool")) for output in manifest.outputs}
+
+    def add(self, ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> None:
+        self.segments += 1
+        for name, tensor in self._errors.items():
+            tensor.add((theirs[name], ours[name]))
+
+    def judged(self, name: str, seconds: float) -> Agreement:
+        found: dict[str, float | None] = {}
+        for output, tensor in self._errors.items():
+            reached = tensor.deviation if self._measure == "deviation" and not tensor.exact else tensor.largest
+            limit = 0 if tensor.exact else self._limit
+            if tensor.shapes or not reached <= limit:
+                what = "shape" if tensor.shapes else f"{self._measure} {reached:.3g}"
+                raise CheckError(
+                    f"{name}: {output} differs from the bundle's by {what} over {self.segments} chained segments, "
+                    f"expected at most {limit:g}; it computes something else, so it is not timed: give the module and "
+                    "the weights that the bundle was exported from"
+                )
+            found[output] = reached
+        return Agreement(segments=self.segments, found=found, limit=self._limit, measure=self._measure, seconds=seconds)
