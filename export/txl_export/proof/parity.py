@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import to_builtins
 from txl_report.schema.verification import Divergence, Errors, Gate, Spread, Text, Unit, Verification
 from txl_runtime.errors import CheckError
-from txl_runtime.ladder import GAIN
+from txl_runtime.ladder import limit_of
 
 from txl_export.proof.comparing import ChainErrors
 from txl_export.proof.decades import EDGES, KL_EDGES, Decades, decades_of, joined
@@ -57,7 +57,7 @@ class Parity:
 
     def with_gain(self, error: float) -> Parity:
         """The same with a gate on how faithfully matrices were quantised."""
-        gate = Gate("quantised weights (gain)", error, GAIN, error <= GAIN)
+        gate = Gate("quantised weights (gain)", error, limit_of("gain"), error <= limit_of("gain"))
         return replace(self, gates=(*self.gates, gate))
 
     def require(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import AMPLIFIED, DRIFT_SLACK, no_drift_limit
+from txl_runtime.ladder import explained, float32_limit, no_drift_limit
 from txl_runtime.types import Array, Ids
 
 from txl_export.proof.chains import Planned, calls_of
@@ -79,7 +79,7 @@ class Growing:
     """What rounding grows in.
 
     Attributes:
-        far: outputs and states that are further than `AMPLIFIED` from themselves in float32, and how far at most.
+        far: outputs and states that rounding alone takes beyond `float32_limit`, and how far they are from themselves.
         drifting: others whose small distance from themselves becomes larger along a chain.
     """
 
@@ -112,9 +112,9 @@ def own_rounding(
         for name, errors in beside.errors.items():
             largest[name] = max(largest.get(name, 0.0), errors.largest)
             ends = ran.early_and_late(errors.tensor.mean)
-            if ends is not None and ends[1] > no_drift_limit(ends[0]) - DRIFT_SLACK:
+            if ends is not None and explained(ends[1]) > no_drift_limit(explained(ends[0])):
                 drifting.add(name)
-    far = {name: value for name, value in largest.items() if value > AMPLIFIED}
+    far = {name: value for name, value in largest.items() if explained(value) > float32_limit()}
     return Growing(far, drifting - set(far))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import AMPLIFIED
+from txl_runtime.ladder import float32_limit
 from txl_runtime.types import Array, Ids
 
 from txl_export.proof.input_source import InputSource
@@ -23,7 +23,7 @@ POSITIONS = 32
 """Positions that each length runs at least, as far as the number of steps allows: short segments fill a state later."""
 PLACES, STATE_PLACES = 64, 1024
 """Values of an output per sequence and step, and of a state per sequence."""
-SMALL = AMPLIFIED / 5
+SMALL = float32_limit() / 10
 """The model's own rounding that leaves room for a bundle's."""
 TRIES = 4
 """Inputs that are drawn for a first segment until rounding is small in it."""

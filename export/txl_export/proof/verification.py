@@ -11,7 +11,7 @@ from typing import Any
 
 from txl_report.schema.verification import Chain, Gate
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import EXPLAINED, rung
+from txl_runtime.ladder import explained, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model, load
 from txl_runtime.types import Ids
@@ -184,7 +184,7 @@ def _explained(
         return ""
     far = own_rounding(manifest, reference, samples, ran).far
     most = {gate: max((far[n] for n in far if n.startswith(kind)), default=0.0) for gate, kind in KINDS.items()}
-    if any((gate.value or 0.0) > EXPLAINED * most[gate.name] for gate in measured):
+    if any((gate.value or 0.0) > explained(most[gate.name]) for gate in measured):
         return ""
     own = max(most[gate.name] for gate in measured)
     return f"in float32 the model is {own:.0e} from itself in the same segments: {AMPLIFIES}"
