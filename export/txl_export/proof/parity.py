@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,11 +49,7 @@ class Parity:
     @property
     def passed(self) -> bool:
         """Whether no gate failed."""
-        return all(gate.passed is not False for gate in self.gates)
-
-    def failing(self) -> list[Gate]:
-        """The gates that failed."""
-        return [gate for gate in self.gates if gate.passed is False]
+        return not failing(self.gates)
 
     def with_gain(self, error: float) -> Parity:
         """The same with a gate on how faithfully matrices were quantised."""
@@ -62,8 +58,8 @@ class Parity:
 
     def require(self) -> None:
         """Raise ParityError, naming the failing gates, unless all passed."""
-        if failing := self.failing():
-            cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failing)
+        if failed := failing(self.gates):
+            cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failed)
             raise ParityError(f"parity failed: {cells}; {self.told}", self)
 
     @property
@@ -114,6 +110,11 @@ class Parity:
         errors = {name: Errors(unit, joined(parts).found()) for name, (unit, parts) in kinds.items()}
         counted = decades_of(kl, KL_EDGES).found() if kl else None
         return Spread(self.ran_on, EDGES, errors, KL_EDGES, counted, ranks.found())
+
+
+def failing(gates: Iterable[Gate]) -> list[Gate]:
+    """The gates that failed."""
+    return [gate for gate in gates if gate.passed is False]
 
 
 class ParityError(CheckError):

@@ -606,6 +606,48 @@ def test_rounding_that_grows_in_one_state_does_not_hide_what_leaks_from_another(
     assert failing(parity) == {OUTPUTS}, "mean, which reads the rows, by itself far from the module"
 
 
+def slowly_doubled(h: np.ndarray, rows: np.ndarray, x: np.ndarray, dtype: Any) -> dict[str, np.ndarray]:
+    """A state whose errors become a quarter larger with every segment, and another to which a little of it is added."""
+    h = (dtype(1.25) * h.astype(dtype) + x.astype(dtype).mean((1, 2))[None, :, None]) % dtype(1)
+    return {"h": h, "rows": rows.astype(dtype) + dtype(3e-5) * h.mean((0, 2))[:, None, None]}
+
+
+class DriftingBeside(NumpyReference):
+    """Rounding grows in one state along the whole chain, and shows a little in another."""
+
+    def __init__(self, single: bool = False) -> None:
+        self._single = single
+
+    def step(self, inputs: Any, states: Any, valid: Any) -> Any:
+        outputs, after = super().step(inputs, states, valid)
+        dtype = np.float32 if self._single else np.float64
+        return outputs, after | slowly_doubled(states["h"], after["rows"], inputs["x"], dtype)
+
+    def in_single(self) -> Any:
+        return None if self._single else DriftingBeside(single=True)
+
+
+class DriftingBesideStream(ArrayStream):
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | slowly_doubled(states["h"], after["rows"], x, np.float32)
+
+
+class DriftingBesideAndLeaking(DriftingBesideStream):
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | {"rows": after["rows"] + np.float32(4e-5)}
+
+
+@pytest.mark.parametrize(("stream", "gates"), [(DriftingBesideStream, set()), (DriftingBesideAndLeaking, {OUTPUTS})])
+def test_what_only_drifts_with_growing_rounding_is_held_to_the_limits_and_not_to_its_drift(stream, gates):
+    model = ArrayModel(stream)
+    parity = verify_model(lambda: model, DriftingBeside(), "the test", segments=80)
+    assert "output words, state h" in parity.reference
+    assert "state rows" not in parity.reference
+    assert failing(parity) == gates
+
+
 def test_a_fault_in_a_model_in_which_nothing_grows_is_not_taken_for_rounding():
     class Beside(NumpyReference):
         def in_single(self) -> Any:
