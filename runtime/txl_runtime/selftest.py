@@ -43,7 +43,7 @@ from itertools import zip_longest
 import numpy as np
 
 from txl_runtime.errors import BundleError, CheckError
-from txl_runtime.ladder import limit_of, rung
+from txl_runtime.ladder import float32_limit, limit_of, rung
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
 
@@ -129,7 +129,8 @@ def run_selftest(model: Model) -> SelftestResult:
         if "tokens" in vectors:
             vectors = _translated(vectors, model)
         if "reached" in vectors:
-            limits = [limit_of("further") * float(value) + 1e-4 for value in vectors["reached"].reshape(2)]
+            reached = vectors["reached"].reshape(2)
+            limits = [limit_of("further") * float(value) + float32_limit() for value in reached]
         errors: list[tuple[float, ...]] = []
         for b in streams:
             errors.append(_replay(model, vectors, b, rows))

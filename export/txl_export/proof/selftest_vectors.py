@@ -65,7 +65,7 @@ def selftest_vectors(
             {name: _rounded(values, samples) for name, values in source.take(batch, length).items()}
             for _ in range(TRIES)
         )
-        inputs, counts = next(taken), _counts(manifest, length, step, draws)
+        inputs, counts = next(taken), step_counts(manifest, length, step, draws)
         vectors["counts"][step] = counts
         if beside is not None and beside.segment(inputs, counts) > SMALL:
             vectors["reset"][step] = True
@@ -117,7 +117,7 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
     return kept, {step for step in resets if step < len(kept)} or {len(kept) - 2}
 
 
-def _counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
+def step_counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
     """Every third step has idle sequences, or segments of different lengths where the bundle takes them."""
     counts = np.full(manifest.batch_size, length, np.int32)
     if step % 3 == 2 and manifest.can.run_apart:

@@ -8,8 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
-from txl_export.proof.unusual_inputs import NAN, far_gates, nan_gates
+from txl_export.proof.parity import ParityError
+from txl_export.proof.unusual_inputs import FAR, NAN, far_gates, nan_gates
 from txl_runtime.errors import BackendError, UsageError
+from verified_steps import failing, verified
 
 
 class Bounds(ArrayStream):
@@ -109,3 +111,31 @@ def test_large_numbers_are_judged_where_the_modules_own_rounding_leaves_room(own
     assert gate.limit == 0.01
     (gate,), _ = far_gates(ArrayModel(), CoarseInFloat32(own))
     assert gate.passed, "what the module itself rounds is no failure"
+
+
+class ElseIfLarge(ArrayStream):
+    """Does something else with inputs that the chains never show."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs | {"mean": np.clip(outputs["mean"], -20, 20)}, after
+
+
+class NothingIfZero(ArrayStream):
+    """Does something else where there is nothing to read."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | ({} if x.any() else {"h": states["h"]})
+
+
+@pytest.mark.parametrize("stream", [ElseIfLarge, NothingIfZero])
+def test_what_shows_with_inputs_far_from_the_usual_alone_is_found(stream):
+    samples = {"x": np.random.default_rng(0).normal(size=(2, 50, 3)).astype(np.float32)}
+    for given in (None, samples):
+        parity = verified(stream, samples=given)
+        assert failing(parity) == {FAR}
+        with pytest.raises(
+            ParityError, match=r"with x (100 times as large|all zero).* (output mean|state h) is .* where"
+        ):
+            parity.require()
