@@ -99,14 +99,9 @@ def verify_model(
             if failing(judged(found)):
                 found, said = _told_apart(trial, chains, found)
                 described += said
-            if precision == "fp32" and not failing(judged(found)):
-                heard.stage("try inputs far from the usual ones")
-                far, where = far_gates(model, reference, samples)
-                extra, advice = tuple(far), where or advice
-                if where and far[0].passed is None:
-                    heard.warn(where)
-            hiding = nan_gates(model, reference, samples)
-            extra, advice = (*extra, *hiding), NAN_ADVICE if failing(hiding) else advice
+            far = precision == "fp32" and not failing(judged(found))
+            extra, told = _of_odd_inputs(model, reference, samples, heard, far)
+            advice = told or advice
         _warn(trial, held, found[0].chain, [name for name in idle_states(model, samples) if name not in idle])
         del model, trial
         for opener in others:
@@ -165,6 +160,22 @@ def _told_apart(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors
         f"; in float32 it is {most:.1e} away from that itself, because it amplifies rounding, so every segment begins "
         f"with its state for {names}"
     )
+
+
+def _of_odd_inputs(
+    model: Model, reference: Reference, samples: Mapping[str, Any] | None, heard: Listener, far: bool
+) -> tuple[tuple[Gate, ...], str]:
+    """The gates on NaN, before them those on numbers far from the usual ones where asked for, and what to do where one
+    failed.
+    """
+    gates, advice = list[Gate](), ""
+    if far:
+        heard.stage("try inputs far from the usual ones")
+        gates, advice = far_gates(model, reference, samples)
+        if advice and gates[0].passed is None:
+            heard.warn(advice)
+    hiding = nan_gates(model, reference, samples)
+    return (*gates, *hiding), NAN_ADVICE if failing(hiding) else advice
 
 
 def _explained(
