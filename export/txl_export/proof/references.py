@@ -226,14 +226,14 @@ def whole(returned: Returned, count: int) -> Array:
 
 def run_together(
     sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
-) -> Iterator[tuple[str, Indices, list[Array]]]:
+) -> Iterator[tuple[str, Indices, list[Returned]]]:
     """One segment on each side: every output of the sequences that ran, by "output" and its name, and every state."""
     for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
         rows = parts[0][0]
         for name in parts[0][1]:
-            yield f"output {name}", rows, [whole(outputs[name], len(rows)) for _, outputs in parts]
+            yield f"output {name}", rows, [outputs[name] for _, outputs in parts]
     for tensors in zip(*[side.shown() for side in sides], strict=True):
-        held = [values for _, values in tensors if values is not None]
+        held: list[Returned] = [values for _, values in tensors if values is not None]
         if len(held) == len(sides):
             yield f"state {tensors[0][0]}", np.arange(len(counts)), held
 

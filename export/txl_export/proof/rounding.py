@@ -39,17 +39,22 @@ class OwnRounding:
     def segment(self, inputs: Mapping[str, Array], counts: Ids) -> float:
         """One segment on both sides: how far they are apart at most."""
         pairs: dict[str, list[tuple[Array, Array]]] = {}
-        for name, _, (exact, rounded) in run_together(self._sides, inputs, counts):
-            pairs.setdefault(name, []).append((exact, rounded))
-        largest = 0.0
+        for name, rows, (exact, rounded) in run_together(self._sides, inputs, counts):
+            if callable(exact) and callable(rounded):  # log-probabilities, of which no piece is relative to another
+                pairs.setdefault(name, [])
+                for row in range(len(rows)):
+                    for piece in zip(exact(row), rounded(row), strict=True):
+                        self._of(name).compare(piece)
+            elif not callable(exact) and not callable(rounded) and exact.dtype.kind == "f":
+                pairs.setdefault(name, []).append((exact, rounded))
         for name, some in pairs.items():
-            if np.issubdtype(some[0][0].dtype, np.floating):
-                nats = name in self._nats
-                made = TensorErrors(nats=nats, mask=self._sides[0].reference.mask(nats))
-                errors = self.errors.setdefault(name, made)
-                errors.add(*some)
-                largest = max(largest, errors.tensor.most[-1] or 0.0)
-        return largest
+            self._of(name).add(*some)
+        return max((self._of(name).tensor.most[-1] or 0.0 for name in pairs), default=0.0)
+
+    def _of(self, name: str) -> TensorErrors:
+        nats = name in self._nats
+        made = TensorErrors(nats=nats, mask=self._sides[0].reference.mask(nats))
+        return self.errors.setdefault(name, made)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
         """These sequences, or all, begin anew on both sides."""

@@ -23,7 +23,7 @@ from txl_export.proof.bits import named, rows_of
 from txl_export.proof.chains import live_sequences
 from txl_export.proof.input_source import POISON, InputSource
 from txl_export.proof.lost_numbers import origin
-from txl_export.proof.references import Reference, ReferenceStreams, States, hand_over, run_together
+from txl_export.proof.references import Reference, ReferenceStreams, States, hand_over, run_together, whole
 
 FAR, NAN = "large and zero inputs max abs (relative)", "hidden NaN (values)"
 FACTOR, NUMBERS = 100, 8
@@ -72,7 +72,8 @@ class OddSegments:
             return
         ours = named(self._stream.run(inputs, lengths=self._counts), self._stream.state())
         nats = {f"output {one.name}" for one in self._manifest.outputs if one.role == "logprobs"}
-        for what, rows, (single, double) in returned:
+        for what, rows, sides in returned:
+            single, double = (whole(side, len(rows)) for side in sides)
             found = ours | rows_of(self._manifest, ours, rows)
             yield what, what in nats, found.get(what, np.zeros(0)), single, double
 
