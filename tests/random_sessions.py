@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from txl_runtime import Model, UsageError
-from txl_runtime.ladder import NEAR_TIE
+from txl_runtime.ladder import limit_of
 from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions, Ticket, Token
 from txl_runtime.sessions.checkpoint import Checkpoint
 from txl_runtime.sessions.state import SessionState, largest_state
@@ -317,7 +317,8 @@ class Game:
         if request.sampling.temperature == 0:
             best = float(row.max())
             if token.id != int(row.argmax()):
-                assert best - row[token.id] < NEAR_TIE, f"{token.id} is {best - row[token.id]} nats below the best"
+                below = best - row[token.id]
+                assert below < limit_of("near tie"), f"{token.id} is {below} nats below the best"
                 self.report.ties += 1
         else:
             uniform = chance.random()

@@ -19,7 +19,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import REPORT, SELFTEST
 from txl_runtime.bundle.tables import STATE_DTYPES
 from txl_runtime.errors import CheckError, UsageError
-from txl_runtime.ladder import EXPLAINED
+from txl_runtime.ladder import explained
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.selftest import SelftestResult, run_selftest
 
@@ -191,7 +191,7 @@ def _require(result: SelftestResult, prepared: Prepared, manifest: Manifest, fol
     limits = (result.limits[name] for name in result.largest)
     told = zip(result.largest.values(), limits, (*(rounding or (0.0, 0.0)), 0.0), strict=False)
     beyond = [(found, limit, own) for found, limit, own in told if found > limit]
-    if all(found <= EXPLAINED * own for found, _, own in beyond):
+    if all(found <= explained(own) for found, _, own in beyond):
         found, limit, own = max(beyond, key=lambda one: one[0] / one[1])
         raise CheckError(
             f"the self-test cannot judge this model: the bundle is {found:.0e} from it (limit {limit:.0e}), and so is "

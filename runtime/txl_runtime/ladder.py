@@ -12,47 +12,56 @@ from dataclasses import dataclass
 
 from txl_runtime.errors import BackendError
 
-NEAR_TIE = 0.02
-"""Where the reference's two best tokens are less than this many nats apart, which of them comes first says nothing."""
 
-GAIN = 0.02
-"""How far the size of a quantised matrix may be from its original's, relatively; 4 bits reach some thousandths."""
+@dataclass(frozen=True)
+class Limit:
+    """A row of `LIMITS`: a number by which one check judges, and why it is that one."""
 
-FURTHER = 2.0
-"""A quantised bundle's self-test may be this many times as far from the reference as it was where it was made, and a
-bundle in half precision from a competitor as the ladder has it."""
+    value: float
+    reason: str
 
-ROWS = 3.0
-"""The self-test, in half precision: so many times as far from the reference as where the bundle was made a row of
-log-probabilities or of memory may be. Right results that round elsewhere reach 1.9, wrong ones 3.7 and more."""
 
-EXPLAINED = 2.0
-"""A failed bundle is at some distance from its model. The model in float32 is at some distance from itself in float64.
-Where the first distance is at most twice the second, the message says that the model amplifies rounding. The check has
-failed all the same."""
+LIMITS: dict[str, Limit] = {
+    "near tie": Limit(
+        0.02,
+        "nats between the reference's two best tokens: below it, which of them a bundle likes best says nothing",
+    ),
+    "mask": Limit(
+        1e3,
+        'the size from which on a value is compared relative to itself. One that stands for "never", such as -1e4 at a '
+        "token that may not come, would hide any error beside it if all were relative to the largest",
+    ),
+    "drift": Limit(
+        1.5, "times the early mean error that the late one may be: inputs of one quarter of a chain can be harder"
+    ),
+    "drift floor": Limit(1e-6, "a late mean error so small is rounding, however much larger than the early one"),
+    "explained": Limit(
+        2.0,
+        "times the model's own rounding, float32 against float64, that its bundle's error may be before the bundle is "
+        "at fault: a bundle orders its sums as the model does not, and rounds once more",
+    ),
+    "gain": Limit(
+        0.02,
+        "how far the size of a quantised matrix may be from its original's, relatively; 4 bits reach some thousandths",
+    ),
+    "further": Limit(
+        2.0,
+        "times what was reached where a bundle was made: its self-test may reach that elsewhere, and in half precision "
+        "a competitor may differ by so much of what the ladder has",
+    ),
+    "rows": Limit(
+        3.0,
+        "likewise of one row of log-probabilities or memory in half precision: right results that round elsewhere "
+        "reach 1.9, wrong ones 3.7 and more",
+    ),
+}
+"""Limits of single checks, beside the `LADDER`, by name."""
 
-MASK = 1e3
-"""A value of this size and more is compared relative to itself, and says nothing of how large the other values of its
-tensor are: one that stands for "never", such as -1e4 at a token that may not come, would hide any error beside it."""
 
-AMPLIFIED = 5e-5
-"""Half of the limit of float32. An output or state whose float32 is further than this from its float64, relative to
-max(1, largest value), has no half left for the bundle's own rounding: it is compared segment by segment."""
+def limit_of(name: str) -> float:
+    """A number of `LIMITS`."""
+    return LIMITS[name].value
 
-DRIFT_SLACK = 5e-7
-"""Half of the smallest drift that counts. Beside an amplified tensor, a tensor whose own drift between float32 and
-float64 comes this close to the limit drifts by itself, because a bundle rounds once more than the module does."""
-
-FAR_INPUTS = 1e-2
-"""Inputs a hundred times as large as usual round a hundred times as coarsely: 1e-4 becomes 1e-2. A graph that does
-something else with them, such as an overflow or a bound, differs by far more."""
-
-COMPARABLE = 1e-3
-"""With such inputs a value is compared where the module's float32 and float64 agree to this, relative to max(1, value).
-Elsewhere the module itself does not say what is right."""
-
-HIDDEN_NAN = 0.0
-"""A bundle on the CPU shows NaN wherever its module does: no value may be a number there."""
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
 """`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
@@ -71,12 +80,12 @@ class Rung:
     Attributes:
         logprobs: largest |Δ| of a log-probability, in nats; of any other output relative to max(1, largest |value|).
         memory: largest |Δ| of a value of memory or state, relative to max(1, largest |value| of the reference).
-            For both see `MASK`.
+            For both see "mask" in `LIMITS`.
         kl: mean Kullback-Leibler divergence from the reference, in nats.
         top1: share of positions, near-ties aside, whose most probable token agrees.
         perplexity: relative difference of the perplexity on real text.
         burst: the mean error that counts as drift at least, as a share of the standard deviation. Half precision errs
-            in bursts, of which one quarter of a chain may hold more than another. None: 1e-6 (`no_drift_limit`).
+            in bursts, of which one quarter of a chain may hold more than another. None: "drift floor" of `LIMITS`.
         deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
             standard deviation of its values.
         attention: largest |Δ| of an attention probability, where a bundle tells them. Only float32 on the CPU has a
@@ -113,16 +122,29 @@ def rung(precision: str, backend: str) -> Rung:
     return found
 
 
-def no_drift_limit(early_mean: float, floor: float = 1e-6) -> float:
+def float32_limit() -> float:
+    """The largest error of an output or state in float32 on the CPU, which rounding alone may reach in a bundle."""
+    memory = rung("fp32", "cpu").memory
+    assert memory is not None, "float32 is judged by its largest error"
+    return memory
+
+
+def explained(own: float) -> float:
+    """The largest error of a bundle that the model's own rounding explains, how far float32 takes it from float64."""
+    return limit_of("explained") * own
+
+
+def no_drift_limit(early_mean: float, floor: float | None = None) -> float:
     """The largest late mean error that is no drift, given the early one and what is too small to say anything."""
-    return 1.5 * early_mean + floor
+    return limit_of("drift") * early_mean + (limit_of("drift floor") if floor is None else floor)
 
 
 def competitor_limit(precisions: set[str]) -> tuple[str, float]:
     """What `bench` compares two competitors of these precisions by ("max_abs" or "kl"), and the limit of that."""
     lower = precisions - {"fp32"}
-    limit = max((COMPETITOR_KL.get(name, max(COMPETITOR_KL.values())) for name in lower), default=COMPETITOR_FP32)
-    return ("kl" if lower else "max_abs"), limit
+    widest = max(COMPETITOR_KL.values())
+    most = max((COMPETITOR_KL.get(name, widest) for name in lower), default=COMPETITOR_FP32)
+    return ("kl" if lower else "max_abs"), most
 
 
 def competitor_step_limit(precision: str) -> tuple[str, float]:
@@ -131,4 +153,4 @@ def competitor_step_limit(precision: str) -> tuple[str, float]:
     "max_abs", relative to max(1, largest |value|), in fp32; else "deviation", as on the ladder (see `Rung`).
     """
     deviation = rung(precision, "any").deviation
-    return ("max_abs", COMPETITOR_FP32) if deviation is None else ("deviation", FURTHER * deviation)
+    return ("max_abs", COMPETITOR_FP32) if deviation is None else ("deviation", limit_of("further") * deviation)

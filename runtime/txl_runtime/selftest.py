@@ -24,7 +24,7 @@ become twice as far away. Half precision is rounded there after every operator, 
     reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state
 
 A Transformer-XL in half precision is judged row by row as well. A largest difference hides a fault in few rows; and the
-memory of a layer has been rounded by the layers below it alone, so that a fault there stands out (see `ladder.ROWS`):
+memory of a layer has been rounded by the layers below it alone, so that a fault there stands out ("rows" of `LIMITS`):
 
     rows       int32 [R], rows of the first sequences' memory after the last step, 0 for the newest
     channels   int32 [C], of the values of a row
@@ -43,7 +43,7 @@ from itertools import zip_longest
 import numpy as np
 
 from txl_runtime.errors import BundleError, CheckError
-from txl_runtime.ladder import FURTHER, MASK, ROWS, rung
+from txl_runtime.ladder import float32_limit, limit_of, rung
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
 
@@ -70,7 +70,7 @@ class SelftestResult:
         largest: the largest differences; NaN counts as infinite. Of a Transformer-XL those of "logprobs", |Δ|, and of
             "memory", relative to max(1, largest |value|), and in half precision of "rows", relative to their rounding.
             Of any other step those of "outputs" and "state", relative likewise but for log-probabilities (see
-            `ladder.MASK`); a whole number that differs counts as infinite.
+            "mask" in `ladder.LIMITS`); a whole number that differs counts as infinite.
         limits: the ladder's, by the same names.
         rows: how far each row is from what is expected, by the names of `reached/…`, with all sequences live.
     """
@@ -129,7 +129,8 @@ def run_selftest(model: Model) -> SelftestResult:
         if "tokens" in vectors:
             vectors = _translated(vectors, model)
         if "reached" in vectors:
-            limits = [FURTHER * float(value) + 1e-4 for value in vectors["reached"].reshape(2)]
+            reached = vectors["reached"].reshape(2)
+            limits = [limit_of("further") * float(value) + float32_limit() for value in reached]
         errors: list[tuple[float, ...]] = []
         for b in streams:
             errors.append(_replay(model, vectors, b, rows))
@@ -140,7 +141,8 @@ def run_selftest(model: Model) -> SelftestResult:
     except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
     largest = [max(found) for found in zip_longest(*errors, fillvalue=0.0)]
-    found, allowed = (dict(zip((*names, "rows"), values, strict=False)) for values in (largest, [*limits, ROWS]))
+    limits.append(limit_of("rows"))
+    found, allowed = (dict(zip((*names, "rows"), values, strict=False)) for values in (largest, limits))
     allowed = {name: allowed[name] for name in found}
     return SelftestResult(model.backend.description, steps, streams, found, allowed, rows)
 
@@ -239,17 +241,17 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
 
 
 def relative_difference(found: Array, expected: Array, nats: bool = False) -> float:
-    """The largest difference, relative to max(1, largest value) or in nats, and from `MASK` on relative to the value
-    itself; whole numbers and truths have to be equal.
+    """The largest difference, relative to max(1, largest value) or in nats, and from "mask" of `LIMITS` on relative to
+    the value itself; whole numbers and truths have to be equal.
     """
     if found.shape != expected.shape:
         raise ValueError(f"values have shape {found.shape}, stored were {expected.shape}")
     if not np.issubdtype(expected.dtype, np.floating):
         return 0.0 if np.array_equal(found, expected) else np.inf
-    sizes = np.abs(expected)
-    scale = 1.0 if nats else float(sizes[sizes < MASK].max(initial=1))
+    sizes, mask = np.abs(expected), limit_of("mask")
+    scale = 1.0 if nats else float(sizes[sizes < mask].max(initial=1))
     with np.errstate(all="ignore"):  # NaN counts as infinitely far
-        apart = np.abs(found.astype(np.float64) - expected) / np.where(sizes < MASK, scale, sizes)
+        apart = np.abs(found.astype(np.float64) - expected) / np.where(sizes < mask, scale, sizes)
     return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import txl_runtime
 from maze import FORGETFUL, Array, Episode, play
 from txl_runtime.errors import TxlError, UsageError
-from txl_runtime.ladder import NEAR_TIE, rung
+from txl_runtime.ladder import limit_of, rung
 
 
 class BundlePlayer:
@@ -81,7 +81,7 @@ def compare(ours: list[Episode], theirs: list[Episode]) -> Comparison:
         ties = 0
         for found, scores, action, expected in zip(one.scores, other.scores, one.actions, other.actions, strict=False):
             lower, best = np.sort(scores)[-2:]
-            tie = bool(best - lower < NEAR_TIE)
+            tie = bool(best - lower < limit_of("near tie"))
             ties += tie
             pairs.append((found, scores))
             counts.margin = min(counts.margin, float(best - lower))

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, field
 
 import numpy as np
 from txl_report.schema.verification import Chain, Tensor, Unit
-from txl_runtime.ladder import MASK
+from txl_runtime.ladder import limit_of
 from txl_runtime.types import Array
 
 from txl_export.proof.decades import Decades, joined
@@ -68,21 +68,21 @@ def or_infinite(value: float) -> float:
 
 
 class TensorErrors:
-    """Compares one output or state along one chain (see `ladder.MASK`).
+    """Compares one output or state along one chain (see "mask" in `ladder.LIMITS`).
 
     Args:
         exact: whether its values are whole numbers or truths, which have to be equal.
         nats: whether they are log-probabilities.
-        mask: from which size on values are compared relative to themselves.
+        mask: from which size on values are compared relative to themselves; None for that of `LIMITS`.
 
     Attributes:
         tensor: what was found.
         decades: how the errors of inexact values are spread.
-        usual: of the values below `ladder.MASK`.
+        usual: of the values below `mask`.
     """
 
-    def __init__(self, exact: bool = False, nats: bool = False, mask: float = MASK) -> None:
-        self.mask = mask
+    def __init__(self, exact: bool = False, nats: bool = False, mask: float | None = None) -> None:
+        self.mask = limit_of("mask") if mask is None else mask
         self.tensor = Tensor(exact=exact, nats=nats, largest=0.0, mean=[], most=[])
         self.decades, self.usual, self._large = Decades(), Sums(), Sums()
         self._large_relative = 0.0
@@ -106,7 +106,7 @@ class TensorErrors:
     @property
     def deviation(self) -> float:
         """Root of the mean squared Δ over the whole chain, relative to the standard deviation of the reference's
-        values; where those are all alike, relative to their size. Values from `ladder.MASK` on that are fewer than
+        values; where those are all alike, relative to their size. Values from `mask` on that are fewer than
         the others are relative to themselves.
         """
         if self._large.count > self.usual.count:
@@ -116,7 +116,7 @@ class TensorErrors:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the values below `ladder.MASK`, in the unit of the drift curve."""
+        """The standard deviation of the values below `mask`, in the unit of the drift curve."""
         return self.usual.size / self._scale
 
     def add(self, *pairs: tuple[Array, Array]) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from txl_runtime.ladder import NEAR_TIE
+from txl_runtime.ladder import limit_of
 
 from txl_export.proof.comparing import ChainErrors, TensorErrors, or_infinite
 
@@ -64,7 +64,7 @@ class Distributions:
         best = expected.argmax(axis=1)
         weight[every, best] = -1
         second = weight.argmax(axis=1)
-        decided = expected[every, best] - expected[every, second] >= NEAR_TIE
+        decided = expected[every, best] - expected[every, second] >= limit_of("near tie")
         decided |= expected.shape[1] == 1
         self._chain.chain.decided += int(decided.sum())
         self._chain.chain.agreeing += int((best == found.argmax(axis=1))[decided].sum())
@@ -72,7 +72,7 @@ class Distributions:
 
 
 def _relative(expected: Logprobs, found: Logprobs, difference: Logprobs, mask: float) -> Logprobs:
-    """Make differences of what stands for "never" relative to it (`ladder.MASK`); all other expected values."""
+    """Make differences of what stands for "never" relative to it ("mask" of `LIMITS`); all other expected values."""
     never = np.abs(expected) >= mask
     exact = expected[never]
     difference[never] = np.where(exact == found[never], 0, difference[never] / np.abs(exact))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from msgspec import to_builtins
 from txl_report.schema.verification import Divergence, Errors, Gate, Spread, Text, Unit, Verification
 from txl_runtime.errors import CheckError
-from txl_runtime.ladder import GAIN
+from txl_runtime.ladder import limit_of
 
 from txl_export.proof.comparing import ChainErrors
 from txl_export.proof.decades import EDGES, KL_EDGES, Decades, decades_of, joined
@@ -49,21 +49,17 @@ class Parity:
     @property
     def passed(self) -> bool:
         """Whether no gate failed."""
-        return all(gate.passed is not False for gate in self.gates)
-
-    def failing(self) -> list[Gate]:
-        """The gates that failed."""
-        return [gate for gate in self.gates if gate.passed is False]
+        return not failing(self.gates)
 
     def with_gain(self, error: float) -> Parity:
         """The same with a gate on how faithfully matrices were quantised."""
-        gate = Gate("quantised weights (gain)", error, GAIN, error <= GAIN)
+        gate = Gate("quantised weights (gain)", error, limit_of("gain"), error <= limit_of("gain"))
         return replace(self, gates=(*self.gates, gate))
 
     def require(self) -> None:
         """Raise ParityError, naming the failing gates, unless all passed."""
-        if failing := self.failing():
-            cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failing)
+        if failed := failing(self.gates):
+            cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failed)
             raise ParityError(f"parity failed: {cells}; {self.told}", self)
 
     @property
@@ -114,6 +110,11 @@ class Parity:
         errors = {name: Errors(unit, joined(parts).found()) for name, (unit, parts) in kinds.items()}
         counted = decades_of(kl, KL_EDGES).found() if kl else None
         return Spread(self.ran_on, EDGES, errors, KL_EDGES, counted, ranks.found())
+
+
+def failing(gates: Iterable[Gate]) -> list[Gate]:
+    """The gates that failed."""
+    return [gate for gate in gates if gate.passed is False]
 
 
 class ParityError(CheckError):

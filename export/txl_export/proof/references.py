@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Output, StateTensor
-from txl_runtime.ladder import MASK
+from txl_runtime.ladder import limit_of
 from txl_runtime.streaming.programs import Programs
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
@@ -36,7 +36,7 @@ class Reference(Protocol):
         together: whether it computes independent sequences at once, none of which can change another. Its states have
             the batch first, and one step has as many positions that count in each. Otherwise each runs on its own, so
             that whatever a batch does to its neighbours cannot happen.
-        masks: whether a log-probability may stand for "never" (`ladder.MASK`).
+        masks: whether a log-probability may stand for "never" ("mask" in `ladder.LIMITS`).
         resumes: whether its states are those of the bundle, so that each side can go on from the other's.
     """
 
@@ -65,7 +65,7 @@ class Reference(Protocol):
 
     def mask(self, nats: bool) -> float:
         """From which size on values of an output are compared relative to themselves."""
-        return MASK if self.masks or not nats else np.inf
+        return limit_of("mask") if self.masks or not nats else np.inf
 
     def shown(self, states: States) -> Iterator[tuple[str, Array]]:
         """Of one that does not resume: the memory rows of one sequence [1, rows, ...] by the bundle's names."""
@@ -226,14 +226,14 @@ def whole(returned: Returned, count: int) -> Array:
 
 def run_together(
     sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
-) -> Iterator[tuple[str, Indices, list[Array]]]:
+) -> Iterator[tuple[str, Indices, list[Returned]]]:
     """One segment on each side: every output of the sequences that ran, by "output" and its name, and every state."""
     for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
         rows = parts[0][0]
         for name in parts[0][1]:
-            yield f"output {name}", rows, [whole(outputs[name], len(rows)) for _, outputs in parts]
+            yield f"output {name}", rows, [outputs[name] for _, outputs in parts]
     for tensors in zip(*[side.shown() for side in sides], strict=True):
-        held = [values for _, values in tensors if values is not None]
+        held: list[Returned] = [values for _, values in tensors if values is not None]
         if len(held) == len(sides):
             yield f"state {tensors[0][0]}", np.arange(len(counts)), held
 

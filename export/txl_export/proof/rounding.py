@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import AMPLIFIED, DRIFT_SLACK, no_drift_limit
+from txl_runtime.ladder import explained, float32_limit, no_drift_limit
 from txl_runtime.types import Array, Ids
 
 from txl_export.proof.chains import Planned, calls_of
@@ -39,17 +39,22 @@ class OwnRounding:
     def segment(self, inputs: Mapping[str, Array], counts: Ids) -> float:
         """One segment on both sides: how far they are apart at most."""
         pairs: dict[str, list[tuple[Array, Array]]] = {}
-        for name, _, (exact, rounded) in run_together(self._sides, inputs, counts):
-            pairs.setdefault(name, []).append((exact, rounded))
-        largest = 0.0
+        for name, rows, (exact, rounded) in run_together(self._sides, inputs, counts):
+            if callable(exact) and callable(rounded):  # log-probabilities, of which no piece is relative to another
+                pairs.setdefault(name, [])
+                for row in range(len(rows)):
+                    for piece in zip(exact(row), rounded(row), strict=True):
+                        self._of(name).compare(piece)
+            elif not callable(exact) and not callable(rounded) and exact.dtype.kind == "f":
+                pairs.setdefault(name, []).append((exact, rounded))
         for name, some in pairs.items():
-            if np.issubdtype(some[0][0].dtype, np.floating):
-                nats = name in self._nats
-                made = TensorErrors(nats=nats, mask=self._sides[0].reference.mask(nats))
-                errors = self.errors.setdefault(name, made)
-                errors.add(*some)
-                largest = max(largest, errors.tensor.most[-1] or 0.0)
-        return largest
+            self._of(name).add(*some)
+        return max((self._of(name).tensor.most[-1] or 0.0 for name in pairs), default=0.0)
+
+    def _of(self, name: str) -> TensorErrors:
+        nats = name in self._nats
+        made = TensorErrors(nats=nats, mask=self._sides[0].reference.mask(nats))
+        return self.errors.setdefault(name, made)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
         """These sequences, or all, begin anew on both sides."""
@@ -79,7 +84,7 @@ class Growing:
     """What rounding grows in.
 
     Attributes:
-        far: outputs and states that are further than `AMPLIFIED` from themselves in float32, and how far at most.
+        far: outputs and states that rounding alone takes beyond `float32_limit`, and how far they are from themselves.
         drifting: others whose small distance from themselves becomes larger along a chain.
     """
 
@@ -112,9 +117,9 @@ def own_rounding(
         for name, errors in beside.errors.items():
             largest[name] = max(largest.get(name, 0.0), errors.largest)
             ends = ran.early_and_late(errors.tensor.mean)
-            if ends is not None and ends[1] > no_drift_limit(ends[0]) - DRIFT_SLACK:
+            if ends is not None and explained(ends[1]) > no_drift_limit(explained(ends[0])):
                 drifting.add(name)
-    far = {name: value for name, value in largest.items() if value > AMPLIFIED}
+    far = {name: value for name, value in largest.items() if explained(value) > float32_limit()}
     return Growing(far, drifting - set(far))
 
 

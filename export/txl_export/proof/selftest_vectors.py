@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import AMPLIFIED
+from txl_runtime.ladder import float32_limit
 from txl_runtime.types import Array, Ids
 
 from txl_export.proof.input_source import InputSource
@@ -23,7 +23,7 @@ POSITIONS = 32
 """Positions that each length runs at least, as far as the number of steps allows: short segments fill a state later."""
 PLACES, STATE_PLACES = 64, 1024
 """Values of an output per sequence and step, and of a state per sequence."""
-SMALL = AMPLIFIED / 5
+SMALL = float32_limit() / 10
 """The model's own rounding that leaves room for a bundle's."""
 TRIES = 4
 """Inputs that are drawn for a first segment until rounding is small in it."""
@@ -65,7 +65,7 @@ def selftest_vectors(
             {name: _rounded(values, samples) for name, values in source.take(batch, length).items()}
             for _ in range(TRIES)
         )
-        inputs, counts = next(taken), _counts(manifest, length, step, draws)
+        inputs, counts = next(taken), step_counts(manifest, length, step, draws)
         vectors["counts"][step] = counts
         if beside is not None and beside.segment(inputs, counts) > SMALL:
             vectors["reset"][step] = True
@@ -117,7 +117,7 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
     return kept, {step for step in resets if step < len(kept)} or {len(kept) - 2}
 
 
-def _counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
+def step_counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
     """Every third step has idle sequences, or segments of different lengths where the bundle takes them."""
     counts = np.full(manifest.batch_size, length, np.int32)
     if step % 3 == 2 and manifest.can.run_apart:

@@ -14,20 +14,14 @@ from txl_runtime.types import Array, Ids
 from txl_export.proof.bits import IDLE, KEPT, Bits, named, rows_of
 from txl_export.proof.comparing import MEMORY, ChainErrors, TensorErrors
 from txl_export.proof.distributions import Distributions
+from txl_export.proof.filling import Filling
 from txl_export.proof.heap import trim
 from txl_export.proof.input_source import poisoned
 from txl_export.proof.references import Indices, Reference, ReferenceStreams, Returned, hand_over, in_pieces
 
-FULL = 0.99
-"""A state is full when this share has changed of all values that ever change."""
-
 CHEAP_STATE, CHEAP_ROWS, SPARSE = 64_000_000, 8_000_000, 8
 """States of more bytes than the first number, or memory rows that the reference has to compute of more bytes per
 sequence than the second, are compared after every eighth segment and the last, not after each."""
-
-LAST, NEVER = 8, 1 << 40
-"""A whole number that grew in each of the last eight segments and never shrank is said to count. The place in a ring,
-which goes back to 0 once in a while, is not."""
 
 
 class SideBySide:
@@ -55,9 +49,8 @@ class SideBySide:
         self.stream = model.stream(chain.streams)
         self._truth = ReferenceStreams(manifest, reference, chain.streams)
         states = {state.name: state for state in manifest.states if not state.counted}
-        self._fresh = self._truth.state() if states else {}
-        self._changed: dict[str, list[int]] = {name: [] for name in states}
-        self._numbers = {name: _Numbers() for name, state in states.items() if state.dtype == "int32"}
+        fresh = self._truth.state() if states else {}
+        self._filling = {name: Filling(fresh[name], state.dtype == "int32") for name, state in states.items()}
         self._saved: tuple[Path, Any, int] | None = None
         self._rows_full_from = None if manifest.can.count_rows else 0
         exact = {"int32", "bool"}
@@ -130,9 +123,9 @@ class SideBySide:
     def _compare_state(self, held: dict[str, Array] | None = None) -> None:
         """Every state tensor, one at a time, and how much of each has changed since the beginning."""
         rows = self.stream.iter_memory() if MEMORY in self.errors.states else iter(())
-        replaced = (self.stream.state() if held is None else held) if self._changed else {}
+        replaced = (self.stream.state() if held is None else held) if self._filling else {}
         for name, expected in self._truth.shown():
-            if name in self._changed:
+            if name in self._filling:
                 self._compare_replaced(name, expected, replaced.get(name))
                 continue
             known, found = next(rows)
@@ -146,25 +139,21 @@ class SideBySide:
         if expected is None:
             expected = values = np.zeros(0) if values is None or not values.size else values
         self.errors.states[name].add((expected, np.zeros(0) if values is None else values))
-        fresh = self._fresh[name]
-        same = fresh is not None and fresh.shape == expected.shape
-        self._changed[name].append(int((expected != fresh).sum()) if same else expected.size)
-        if name in self._numbers:
-            self._numbers[name].add(expected)
+        self._filling[name].add(expected)
 
     def filling(self) -> tuple[str, ...]:
         """States that are not full, or have not been for as long as they took."""
-        return tuple(name for name, counts in self._changed.items() if 2 * _full_after(counts) > len(counts))
+        return tuple(name for name, state in self._filling.items() if state.filling)
 
     def counting(self) -> tuple[str, ...]:
         """States of whole numbers that were still changing in one direction when the chain ended."""
-        return tuple(name for name, numbers in self._numbers.items() if numbers.counting)
+        return tuple(name for name, state in self._filling.items() if state.counting)
 
     def full_from(self) -> int | None:
         """The first segment that met states that were all full; None where memory rows never were."""
         if self._rows_full_from is None:
             return None
-        full = (_full_after(counts) * self.errors.chain.every for counts in self._changed.values())
+        full = (state.full_after * self.errors.chain.every for state in self._filling.values())
         return max(self._rows_full_from, *full, 0)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
@@ -237,33 +226,3 @@ class SideBySide:
         chain.theirs = (chain.theirs or 0.0) - float(theirs[places].sum())
         chain.ours = (chain.ours or 0.0) - float(ours[places].astype(np.float64).sum())
         chain.targets += len(targets)
-
-
-def _full_after(changed: list[int]) -> int:
-    """How many segments it took until nearly everything had changed that ever did."""
-    most = max(changed, default=0)
-    return next((index + 1 for index, count in enumerate(changed) if count >= FULL * most), 0) if most else 0
-
-
-class _Numbers:
-    """Whole numbers of one state: whether any has only ever become larger, or only smaller, and still does."""
-
-    def __init__(self) -> None:
-        self._held: Array | None = None
-        self._up: Any = 0
-        self._down: Any = 0
-
-    def add(self, values: Array) -> None:
-        """What the state holds now; where it has another shape all begins anew."""
-        if self._held is None or self._held.shape != values.shape:
-            self._up = self._down = 0
-        else:
-            up, down = values > self._held, values < self._held
-            self._up = np.where(up, self._up + 1, np.where(down, -NEVER, np.minimum(self._up, 0)))
-            self._down = np.where(down, self._down + 1, np.where(up, -NEVER, np.minimum(self._down, 0)))
-        self._held = values
-
-    @property
-    def counting(self) -> bool:
-        """Whether one has changed in one direction for long."""
-        return bool((np.maximum(self._up, self._down) >= LAST).any())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from txl_report.schema.verification import Chain, Gate
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import EXPLAINED, rung
+from txl_runtime.ladder import explained, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model, load
 from txl_runtime.types import Ids
@@ -23,7 +23,7 @@ from txl_export.proof.comparing import ChainErrors
 from txl_export.proof.gates import OUTPUTS, STATES, judge
 from txl_export.proof.heap import give_back
 from txl_export.proof.input_source import extent
-from txl_export.proof.parity import AMPLIFIES, Parity
+from txl_export.proof.parity import AMPLIFIES, Parity, failing
 from txl_export.proof.perplexity import compare_text
 from txl_export.proof.references import Reference
 from txl_export.proof.rounding import own_rounding, told_apart
@@ -97,17 +97,12 @@ def verify_model(
             pairs = enumerate(zip(chains, found, strict=True))
             found = [settled(trial, precision, *pair, seed) for seed, pair in pairs]
         if reference.resumes:
-            if _failing(judged(found)):
+            if failing(judged(found)):
                 found, said = _told_apart(trial, chains, found)
                 described += said
-            if precision == "fp32" and not _failing(judged(found)):
-                heard.stage("try inputs far from the usual ones")
-                far, where = far_gates(model, reference, samples)
-                extra, advice = tuple(far), where or advice
-                if where and far[0].passed is None:
-                    heard.warn(where)
-            hiding = nan_gates(model, reference, samples)
-            extra, advice = (*extra, *hiding), NAN_ADVICE if _failing(hiding) else advice
+            far = precision == "fp32" and not failing(judged(found))
+            extra, told = _of_odd_inputs(model, reference, samples, heard, far)
+            advice = told or advice
         _warn(trial, held, found[0].chain, [name for name in idle_states(model, samples) if name not in idle])
         del model, trial
         for opener in others:
@@ -116,7 +111,7 @@ def verify_model(
             found, chains = found + _run(trial, brief), chains + brief
             del trial
         gates = (*judged(found), *extra)
-        if not reference.resumes and (missed := _failing(gates)):
+        if not reference.resumes and (missed := failing(gates)):
             heard.stage("look whether rounding grows in the model itself")
             advice = _explained(missed, manifest, reference, samples, list(zip(chains, found, strict=True))) or advice
     rounded = f", in float32 rounded to {stand_in_for} (indicative)" if stand_in_for else ""
@@ -138,10 +133,6 @@ def _opened(open_model: Callable[[], Model], heard: Listener) -> Model:
     heard.stage("load the bundle")
     give_back()
     return open_model()
-
-
-def _failing(gates: Iterable[Gate]) -> list[Gate]:
-    return [gate for gate in gates if gate.passed is False]
 
 
 def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
@@ -172,20 +163,36 @@ def _told_apart(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors
     )
 
 
+def _of_odd_inputs(
+    model: Model, reference: Reference, samples: Mapping[str, Any] | None, heard: Listener, far: bool
+) -> tuple[tuple[Gate, ...], str]:
+    """The gates on NaN, before them those on numbers far from the usual ones where asked for, and what to do where one
+    failed.
+    """
+    gates, advice = list[Gate](), ""
+    if far:
+        heard.stage("try inputs far from the usual ones")
+        gates, advice = far_gates(model, reference, samples)
+        if advice and gates[0].passed is None:
+            heard.warn(advice)
+    hiding = nan_gates(model, reference, samples)
+    return (*gates, *hiding), NAN_ADVICE if failing(hiding) else advice
+
+
 def _explained(
-    failing: Sequence[Gate],
+    missed: Sequence[Gate],
     manifest: Manifest,
     reference: Reference,
     samples: Mapping[str, Any] | None,
     ran: Sequence[tuple[Planned, ChainErrors]],
 ) -> str:
     """What to say where the model itself is about as far from itself in float32 as the bundle is; "" elsewhere."""
-    measured = [gate for gate in failing if gate.name in KINDS]
+    measured = [gate for gate in missed if gate.name in KINDS]
     if not measured:
         return ""
     far = own_rounding(manifest, reference, samples, ran).far
     most = {gate: max((far[n] for n in far if n.startswith(kind)), default=0.0) for gate, kind in KINDS.items()}
-    if any((gate.value or 0.0) > EXPLAINED * most[gate.name] for gate in measured):
+    if any((gate.value or 0.0) > explained(most[gate.name]) for gate in measured):
         return ""
     own = max(most[gate.name] for gate in measured)
     return f"in float32 the model is {own:.0e} from itself in the same segments: {AMPLIFIES}"

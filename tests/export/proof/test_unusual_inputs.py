@@ -1,4 +1,4 @@
-"""The gate of NaN: what hides it is found, with the names of what was given it and of what hides it."""
+"""Odd inputs: what hides NaN is found by name, and large numbers are compared where the module itself can say."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
-from txl_export.proof.unusual_inputs import NAN, nan_gates
+from txl_export.proof.parity import ParityError
+from txl_export.proof.unusual_inputs import FAR, NAN, far_gates, nan_gates
 from txl_runtime.errors import BackendError, UsageError
+from verified_steps import failing, verified
 
 
 class Bounds(ArrayStream):
@@ -77,3 +79,63 @@ def test_a_device_is_told_and_not_judged():
     (gate,) = gates(Bounds, backend="rtx")
     assert gate.value > 0
     assert gate.passed is None
+
+
+class CoarseInFloat32(NumpyReference):
+    """Far from itself, by this share of every value, where inputs are large."""
+
+    def __init__(self, own: float, off: float = 0.0) -> None:
+        self.own, self.off = own, off
+
+    def step(self, inputs, states, valid):
+        outputs, after = super().step(inputs, states, valid)
+        off = self.off * (np.abs(inputs["x"]).max() > 20) * np.maximum(1, np.abs(outputs["mean"]))
+        return outputs | {"mean": outputs["mean"] + off}, after
+
+    def in_single(self):
+        return CoarseInFloat32(self.own, self.own)
+
+
+class WrongIfLarge(ArrayStream):
+    """Is wrong where inputs are large."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs | {"mean": outputs["mean"] + 100 * (np.abs(x).max() > 20)}, after
+
+
+@pytest.mark.parametrize(("own", "judged"), [(0.004, True), (0.006, False)])
+def test_large_numbers_are_judged_where_the_modules_own_rounding_leaves_room(own, judged):
+    (gate,), where = far_gates(ArrayModel(WrongIfLarge), CoarseInFloat32(own))
+    assert (gate.passed is False, "output mean" in where) == (judged, judged)
+    assert gate.limit == 0.01
+    (gate,), _ = far_gates(ArrayModel(), CoarseInFloat32(own))
+    assert gate.passed, "what the module itself rounds is no failure"
+
+
+class ElseIfLarge(ArrayStream):
+    """Does something else with inputs that the chains never show."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs | {"mean": np.clip(outputs["mean"], -20, 20)}, after
+
+
+class NothingIfZero(ArrayStream):
+    """Does something else where there is nothing to read."""
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        return outputs, after | ({} if x.any() else {"h": states["h"]})
+
+
+@pytest.mark.parametrize("stream", [ElseIfLarge, NothingIfZero])
+def test_what_shows_with_inputs_far_from_the_usual_alone_is_found(stream):
+    samples = {"x": np.random.default_rng(0).normal(size=(2, 50, 3)).astype(np.float32)}
+    for given in (None, samples):
+        parity = verified(stream, samples=given)
+        assert failing(parity) == {FAR}
+        with pytest.raises(
+            ParityError, match=r"with x (100 times as large|all zero).* (output mean|state h) is .* where"
+        ):
+            parity.require()

@@ -12,6 +12,7 @@ from txl_runtime.bundle.tables import STATE_DTYPES
 
 from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_export.families.transformer_xl.reference import Reference
+from txl_export.proof.selftest_vectors import step_counts
 
 POSITIONS, COLUMNS, MOST_STEPS, ROWS, CHANNELS, SEQUENCES = 4, 64, 48, 256, 16, 2
 
@@ -35,9 +36,7 @@ def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDAr
     truth = OracleStreams(manifest, reference, batch)
     for step, length in enumerate(steps):
         tokens = draws.integers(0, manifest.config.vocab_size, (batch, length)).astype(np.int32)
-        # Every third step has sequences of different lengths, some idle.
-        partial = draws.integers(0, length + 1, batch) if step % 3 == 2 else np.full(batch, length)
-        counts = partial.astype(np.int32)
+        counts = step_counts(manifest, length, step, draws)
         positions = draws.integers(0, np.maximum(counts, 1)[:, None], (batch, POSITIONS)).astype(np.int32)
         positions[:, 0] = np.maximum(counts - 1, 0)
         expected = truth.step(tokens, counts)

@@ -1,0 +1,60 @@
+"""When a state is full, and whether its whole numbers still count: that decides how long a chain has to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from txl_runtime.types import Array
+
+FULL = 0.99
+"""A state is full when this share has changed of all values that ever change."""
+LAST, NEVER = 8, 1 << 40
+"""A whole number that grew in each of the last eight segments and never shrank is said to count. The place in a ring,
+which goes back to 0 once in a while, is not."""
+
+
+class Filling:
+    """One state along a chain.
+
+    Args:
+        fresh: its values before the first segment; None where it is absent then.
+        whole: whether they are whole numbers.
+    """
+
+    def __init__(self, fresh: Array | None, whole: bool) -> None:
+        self._fresh, self._whole = fresh, whole
+        self._changed: list[int] = []
+        self._held: Array | None = None
+        self._up: Any = 0
+        self._down: Any = 0
+
+    def add(self, values: Array) -> None:
+        """What the state holds after a segment; where it has another shape all whole numbers begin anew."""
+        same = self._fresh is not None and self._fresh.shape == values.shape
+        self._changed.append(int((values != self._fresh).sum()) if same else values.size)
+        if not self._whole:
+            return
+        if self._held is None or self._held.shape != values.shape:
+            self._up = self._down = 0
+        else:
+            up, down = values > self._held, values < self._held
+            self._up = np.where(up, self._up + 1, np.where(down, -NEVER, np.minimum(self._up, 0)))
+            self._down = np.where(down, self._down + 1, np.where(up, -NEVER, np.minimum(self._down, 0)))
+        self._held = values
+
+    @property
+    def full_after(self) -> int:
+        """How many segments it took until nearly everything had changed that ever did."""
+        most = max(self._changed, default=0)
+        return next((index + 1 for index, count in enumerate(self._changed) if count >= FULL * most), 0) if most else 0
+
+    @property
+    def filling(self) -> bool:
+        """Whether it is not full, or has not been for as long as it took."""
+        return 2 * self.full_after > len(self._changed)
+
+    @property
+    def counting(self) -> bool:
+        """Whether a whole number has changed in one direction for long."""
+        return bool((np.maximum(self._up, self._down) >= LAST).any())

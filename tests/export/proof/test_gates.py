@@ -1,0 +1,107 @@
+"""Gates that take more than one number: drift, half precision, the distribution."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from stand_ins.step_stream import MANIFEST, ArrayStream
+from txl_export.proof.bits import Bits
+from txl_export.proof.comparing import ChainErrors, TensorErrors
+from txl_export.proof.gates import OUTPUTS, judge
+from txl_report.schema.verification import Chain
+from txl_runtime.ladder import rung
+from verified_steps import MiscountedOnce, failing, verified
+
+
+def test_of_random_inputs_the_distribution_is_judged_in_float32_alone():
+    class Scaled(ArrayStream):
+        def compute(self, x, states):
+            outputs, after = super().compute(x, states)
+            return outputs | {"words": outputs["words"] * np.float32(1.01)}, after
+
+    assert "KL mean" in failing(verified(Scaled))
+    assert next(gate for gate in verified(Scaled, precision="fp16").gates if gate.name == "KL mean").passed is None
+
+
+def steady(segments: int) -> tuple[ChainErrors, TensorErrors]:
+    """A chain with one state that was full from the beginning, and what compares that."""
+    facts = Chain(name="segments of 1", streams=4, segments=segments, positions=0, rows=[64] * segments, full_from=0)
+    errors = TensorErrors()
+    return ChainErrors(facts, states={"h": errors}), errors
+
+
+@pytest.mark.parametrize("reach", [None, 8])
+@pytest.mark.parametrize(("share", "found"), [(0.5, set()), (3.0, {"drift of h"})])
+def test_in_half_precision_bursts_below_a_hundredth_of_the_limit_are_no_drift(share: float, found: set[str], reach):
+    random, burst = np.random.default_rng(0), rung("fp16", "cpu").burst
+    assert burst is not None
+    chain, errors = steady(40)
+    for segment in range(40):
+        values = random.normal(size=(64, 8))
+        errors.add((values, values + (share * burst if segment >= 30 else 0)))
+    gates = list(judge(msgspec.structs.replace(MANIFEST, reach=reach), "fp16", "cpu", [chain], Bits(), real=False))
+    assert {gate.name for gate in gates if gate.passed is False} == found
+
+
+def test_a_state_without_spread_has_no_limit_to_be_divided_by():
+    chain, errors = steady(40)
+    for _ in range(40):
+        errors.add((np.zeros((64, 8)), np.zeros((64, 8))))
+    gates = {gate.name: gate for gate in judge(MANIFEST, "fp16", "cpu", [chain], Bits(), real=False)}
+    assert (gates["drift of h"].value, gates["drift of h"].passed) == (0.0, True)
+
+
+class Rounded(ArrayStream):
+    """As fp16 computes: outputs and states lose bits, each by itself."""
+
+    bits = 1e-3
+
+    def compute(self, x, states):
+        outputs, after = super().compute(x, states)
+        draws = np.random.default_rng(self.steps)
+        return (
+            {name: self._rounded(values, draws) for name, values in outputs.items()},
+            {name: self._rounded(values, draws) for name, values in after.items()},
+        )
+
+    def _rounded(self, values: np.ndarray, draws: np.random.Generator) -> np.ndarray:
+        if values.dtype != np.float32:
+            return values
+        same = draws.uniform(-1, 1, values.shape[1:])  # for all sequences alike
+        return (values * (1 + self.bits * same)).astype(np.float32)
+
+
+def test_half_precision_is_judged_by_the_deviation_and_whole_numbers_stay_exact():
+    parity = verified(Rounded, precision="fp16")
+    assert OUTPUTS not in {gate.name for gate in parity.gates}
+    values = {gate.name: gate for gate in parity.gates}
+    for name in ("outputs", "state"):
+        gate = values[f"{name} RMS error (of the standard deviation)"]
+        assert gate.passed
+        assert gate.limit == 1e-2
+        assert gate.value is not None
+        assert 1e-5 < gate.value < 5e-3
+    assert values["whole numbers differing"].passed
+    assert values["top-1 differing"].verdict == "not judged"
+    assert verified(MiscountedOnce, precision="bf16").passed is False
+
+
+def test_nan_from_the_first_segment_on_is_found_in_half_precision_without_a_text():
+    class Lost(ArrayStream):
+        """Log-probabilities that are no numbers, which only a text would judge by their distribution."""
+
+        def compute(self, x, states):
+            outputs, after = super().compute(x, states)
+            return outputs | {"words": outputs["words"] * np.float32(np.nan)}, after
+
+    assert "drift of words" in failing(verified(Lost, precision="fp16"))
+
+
+def test_too_coarse_an_arithmetic_fails_by_the_deviation():
+    class Coarse(Rounded):
+        bits = 0.1
+
+    found = failing(verified(Coarse, precision="fp16"))
+    assert "outputs RMS error (of the standard deviation)" in found
+    assert "state RMS error (of the standard deviation)" in found
