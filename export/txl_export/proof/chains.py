@@ -8,7 +8,7 @@ counts memory rows it is known when they are full, and chains end soon after.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain as iterate
 from itertools import cycle, islice, repeat
@@ -61,10 +61,11 @@ class Planned:
     Attributes:
         name: for people.
         streams: sequences side by side.
-        lengths: of its segments, one after the other; a last one is repeated where states are not full by then.
+        lengths: of its segments, one after the other; the last one is repeated where states are not full by then.
         most: segments that it may have then.
         mixed: in place of whole segments partial ones: "counts", or "operations" where something is done to the stream
             before each.
+        seed: of its inputs.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Planned:
     lengths: tuple[int, ...]
     most: int = 0
     mixed: str = ""
+    seed: int = 0
 
     @property
     def segments(self) -> int:
@@ -85,7 +87,7 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: b
     Brief ones fill what a step carries and go on a little, but leave the judgement of drift to the others.
     """
     if manifest.can.count_rows:
-        return list(_planned_rows(manifest, segments, brief))
+        return _numbered(_planned_rows(manifest, segments, brief))
     lengths, many = manifest.segment_lengths, live_sequences(manifest)
     operations = MIXED if segments is None else max(8, min(MIXED, segments))
     rest = [_operations_of(manifest, operations)]
@@ -97,7 +99,12 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: b
     sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
     most = max(sampled, PATIENCE * longest)
     first = (lengths[0],) * (segments or sampled)
-    return [Planned(f"segments of {lengths[0]}", many, first, segments or most), *rest]
+    return _numbered([Planned(f"segments of {lengths[0]}", many, first, segments or most), *rest])
+
+
+def _numbered(chains: Iterable[Planned]) -> list[Planned]:
+    """Chains with inputs of their own each."""
+    return [replace(chain, seed=seed) for seed, chain in enumerate(chains)]
 
 
 def _planned_rows(manifest: Manifest, segments: int | None, brief: bool) -> Iterator[Planned]:
@@ -161,11 +168,11 @@ class Trial:
     begun: set[int] = field(default_factory=set)
 
 
-def run_chain(trial: Trial, chain: Planned, seed: int = 0) -> ChainErrors:
+def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
     """Run one chain on both sides and compare them after every segment."""
     manifest = trial.model.manifest
     facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
-    errors, draws = ChainErrors(facts), np.random.default_rng(seed)
+    errors, draws = ChainErrors(facts), np.random.default_rng(chain.seed)
     side = SideBySide(trial.model, trial.reference, errors, trial.bits, trial.folder, trial.handing_over)
     source = InputSource(manifest, trial.samples, draws, chain.segments * chain.streams, trial.reference.large)
     if chain.mixed == "operations":
@@ -194,9 +201,9 @@ def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) ->
         yield source.take(chain.streams, int(counts.max())), counts
 
 
-def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors, seed: int) -> ChainErrors:
-    """A chain as it is where its error does not drift. Else a chain `LONGER` times as long, whose drift is judged from
-    where this one ended.
+def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> tuple[Planned, ChainErrors]:
+    """A chain and what it found as they are where its error does not drift. Else those of a chain `LONGER` times as
+    long, whose drift is judged from where this one ended.
 
     Rounded weights take a slow state to another place, and the error grows until it is there. By then it grows no more;
     one that a recurrence gathers still does. Where sequences are independent, fewer of them run, so that it takes no
@@ -210,10 +217,10 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors, seed
         before = ran.chain.segments
         streams = max(1, chain.streams // LONGER) if manifest.can.run_apart else chain.streams
         chain = replace(chain, streams=streams, lengths=chain.lengths[:1] * (LONGER * before), most=0)
-        ran = run_chain(trial, chain, seed)
+        ran = run_chain(trial, chain)
         if ran.chain.full_from is not None:
             ran.chain.full_from = max(ran.chain.full_from, before)
-    return ran
+    return chain, ran
 
 
 def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSource, draws: np.random.Generator) -> None:

@@ -34,11 +34,11 @@ class Sums:
     squared: float = 0.0
 
     def add(self, exact: Array, difference: Array) -> None:
-        """Some more; what is infinite itself counts by its difference alone."""
+        """Some more values. Of an infinite value the difference counts, and not its size."""
         self.add_finite(np.where(np.isfinite(exact), exact, 0), difference)
 
     def add_finite(self, exact: Array, difference: Array) -> None:
-        """Some more, none of which is infinite or NaN itself."""
+        """Some more values, none of which is infinite or NaN itself."""
         self.count += exact.size
         self.summed += float(exact.sum())
         self.of_squares += float(np.einsum("i,i->", exact, exact))

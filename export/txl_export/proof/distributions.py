@@ -43,6 +43,8 @@ class Distributions:
         with np.errstate(all="ignore"):  # NaN and infinities are judged below
             np.copyto(other, found)
             np.subtract(other, expected, out=difference)
+            if math.isinf(float(expected.min())):  # a token that may not come, on both sides: nothing lies between
+                difference[other == expected] = 0
             np.exp(expected, out=weight, dtype=np.float64)  # in float32 an array would diverge from itself
             size = weight.sum(axis=1)
             first_order = np.einsum("ij,ij->i", weight, difference) / size

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from txl_report.schema.verification import Gate, Text
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import Rung, no_drift_limit, rung
+from txl_runtime.ladder import Rung, chain_limit, no_drift_limit, rung
 
 from txl_export.proof.bits import Bits
 from txl_export.proof.comparing import ChainErrors
@@ -56,7 +56,7 @@ def judge(
     yield _gate("shapes differing", float(sum(errors.shapes for _, errors in (*outputs, *states))), 0.0)
     yield from _drifts(limits, chains, manifest.reach)
     if logprobs:
-        yield from _distribution(limits, chains, real, text)
+        yield from _distribution(limits, precision, chains, real, text)
     for name, count in bits.found.items():
         yield _gate(name, float(count), 0.0)
 
@@ -94,17 +94,28 @@ def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> I
         for name, ends in _late_errors(limits, chain, reach):
             found.setdefault(name, []).extend([] if ends is None else [ends])
     for name, pairs in found.items():
-        # A state that is always the same has no spread, and with it no limit.
-        worst = max(pairs, key=lambda pair: pair[0] / (pair[1] or 1e-300), default=None)
+        worst = max(pairs, key=_times_the_limit, default=None)
         yield _gate(f"drift of {name}", worst and worst[0], worst[1] if worst else 0.0)
 
 
-def _distribution(limits: Rung, chains: Sequence[ChainErrors], real: bool, text: Text | None) -> Iterator[Gate]:
+def _times_the_limit(pair: tuple[float, float]) -> float:
+    """How many times its limit a late error is. What is infinitely far is the worst, whatever its limit became; a state
+    that is always the same has no spread, and with it no limit.
+    """
+    late, limit = pair
+    return late / (limit or 1e-300) if math.isfinite(late) else math.inf
+
+
+def _distribution(
+    limits: Rung, precision: str, chains: Sequence[ChainErrors], real: bool, text: Text | None
+) -> Iterator[Gate]:
     kl, facts = [value for chain in chains for value in chain.kl], [chain.chain for chain in chains]
     decided, agreeing = sum(chain.decided for chain in facts), sum(chain.agreeing for chain in facts)
     judged = real or limits.top1 is None  # rounding of float32 is small whatever the inputs are
     yield _gate("KL mean", float(np.mean(kl)) if kl else None, limits.kl, judged)
     if limits.top1 is not None:
+        worst = max((float(np.mean(chain.kl)) for chain in chains if chain.kl), default=None)
+        yield _gate("KL mean of one chain", worst, chain_limit(precision, real))
         differing = (decided - agreeing) / decided if decided else None
         yield _gate("top-1 differing", differing, 1 - limits.top1, real)
     targets = sum(chain.targets for chain in facts)

@@ -107,10 +107,10 @@ def own_rounding(
         chains: that were run, of which those without operations are run again.
     """
     sides, largest, drifting = reference.precisions(), dict[str, float](), set[str]()
-    for seed, (chain, ran) in enumerate(chains):
+    for chain, ran in chains:
         if sides is None or chain.mixed == "operations":
             continue
-        beside, draws = OwnRounding(manifest, sides, chain.streams), np.random.default_rng(seed)
+        beside, draws = OwnRounding(manifest, sides, chain.streams), np.random.default_rng(chain.seed)
         source = InputSource(manifest, samples, draws, chain.segments * chain.streams, reference.large)
         for inputs, counts in islice(calls_of(chain, source, draws), ran.chain.segments):
             beside.segment(inputs, counts)
@@ -124,8 +124,11 @@ def own_rounding(
 
 
 def told_apart(manifest: Manifest, free: ChainErrors, handed: ChainErrors, growing: Growing) -> ChainErrors:
-    """A chain as it ran by itself. In place of what rounding grows in stands that of the chain whose segments began
-    with the model's own states, and of what only drifts with it that chain's drift.
+    """What to judge of one chain that ran twice: by itself (free), and segment by segment from the model's own states
+    (handed).
+
+    Outputs and states in which rounding grows are those of the handed run. Those that only drift along with them keep
+    their own errors and have the handed run's drift. All others are those of the free run.
     """
 
     def chosen(kind: str) -> dict[str, TensorErrors]:

@@ -75,8 +75,8 @@ def verify_model(
         listener: hears of progress.
         stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
         idle: states that are known to change no output.
-        others: loads it for other update rules, which run brief chains alone; one way is open at a time, because each
-            holds its weights.
+        others: each loads it for another update rule, which runs brief chains alone. One model is open at a time,
+            because each holds its weights.
         text: ids [T] of real text, whose likelihood is compared.
         advice: what to do where a gate fails and nothing more is known.
     """
@@ -94,8 +94,8 @@ def verify_model(
         compared = None if text is None else compare_text(model, reference, text, heard)
         judged = partial(judge, manifest, precision, backend, bits=bits, real=bool(samples), text=compared)
         if rung(precision, backend).deviation is not None and manifest.reach is None:
-            pairs = enumerate(zip(chains, found, strict=True))
-            found = [settled(trial, precision, *pair, seed) for seed, pair in pairs]
+            longer = [settled(trial, precision, *pair) for pair in zip(chains, found, strict=True)]
+            chains, found = [chain for chain, _ in longer], [ran for _, ran in longer]
         if reference.resumes:
             if failing(judged(found)):
                 found, said = _told_apart(trial, chains, found)
@@ -141,11 +141,13 @@ def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
     rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
     said = f", {model.update} memory" if model.manifest.can.count_rows else ""
     heard.stage(f"verify against PyTorch{said}", sum(chain.segments for chain in chains))
-    return [run_chain(trial, replace(chain, name=chain.name + rule), seed) for seed, chain in enumerate(chains)]
+    return [run_chain(trial, replace(chain, name=chain.name + rule)) for chain in chains]
 
 
 def _told_apart(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
-    """What was found without what rounding grows in, which is compared segment by segment; and what to say of it."""
+    """What was found, and what to say of it. Where rounding grows, outputs and states are compared segment by segment,
+    each segment from the model's own state. All others are compared along whole chains, as before.
+    """
     manifest, heard = trial.model.manifest, trial.listener
     heard.stage("look whether rounding grows in the module itself")
     growing = own_rounding(manifest, trial.reference, trial.samples, list(zip(chains, found, strict=True)))

@@ -43,7 +43,7 @@ class Curve:
 
 def curves_of(chain: Chain) -> list[Curve]:
     """Of log-probabilities where a Transformer-XL ran; else of every output and of the state that is furthest off."""
-    if LOGPROBS in chain.outputs and MEMORY in chain.states:
+    if set(chain.outputs) == {LOGPROBS} and set(chain.states) == {MEMORY}:
         return [_curve(LOGPROBS, chain.outputs[LOGPROBS])]
     outputs = [(f"output {name}", tensor) for name, tensor in chain.outputs.items() if not tensor.exact]
     states = [(f"state {name}", tensor) for name, tensor in chain.states.items() if not tensor.exact]

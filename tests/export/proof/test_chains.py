@@ -18,6 +18,7 @@ from txl_export.proof.chains import (
     live_sequences,
     planned,
     run_chain,
+    settled,
 )
 from txl_runtime.listener import Silent
 from verified_steps import failing, verified
@@ -99,3 +100,19 @@ def test_a_chain_goes_on_until_every_state_was_full_for_as_long_again(tmp_path):
         trial = Trial(ArrayModel(), NumpyReference(), None, Bits(), tmp_path, Silent())
         chain = run_chain(trial, planned_chain).chain
         assert (chain.segments, chain.full_from, chain.filling) == (segments, 6, filling), "six rows, one by one"
+
+
+def test_a_longer_chain_comes_with_its_plan_so_that_it_can_be_run_again(tmp_path):
+    class Growing(ArrayStream):
+        def compute(self, x, states):
+            outputs, after = super().compute(x, states)
+            return outputs, after | {"h": after["h"] * np.float32(1 + 1e-4 * self.steps)}
+
+    trial = Trial(ArrayModel(Growing, precision="fp16"), NumpyReference(), None, Bits(), tmp_path, Silent())
+    first = planned(trial.model.manifest, 40)[0]
+    chain, ran = settled(trial, "fp16", first, run_chain(trial, first))
+    assert chain.segments == ran.chain.segments == 40 * LONGER**TRIES
+    assert ran.chain.full_from == 40 * LONGER ** (TRIES - 1)
+    again = run_chain(trial, chain)
+    assert len(again.states["h"].tensor.mean) == len(ran.states["h"].tensor.mean)
+    assert (again.chain.rows, again.chain.streams) == (ran.chain.rows, ran.chain.streams)

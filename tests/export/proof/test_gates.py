@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -22,6 +24,56 @@ def test_of_random_inputs_the_distribution_is_judged_in_float32_alone():
 
     assert "KL mean" in failing(verified(Scaled))
     assert next(gate for gate in verified(Scaled, precision="fp16").gates if gate.name == "KL mean").passed is None
+
+
+def words(change: Any) -> type[ArrayStream]:
+    """A step whose log-probabilities are changed in single positions."""
+
+    class Changed(ArrayStream):
+        def compute(self, x, states):
+            outputs, after = super().compute(x, states)
+            found = outputs["words"]
+            return outputs | {"words": change(found) if found.shape[1] == 1 else found}, after
+
+    return Changed
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "change",
+    [lambda found: np.full_like(found, np.nan), np.zeros_like, lambda found: found[..., ::-1].copy()],
+    ids=["NaN", "zeros", "another order"],
+)
+def test_log_probabilities_of_one_chain_that_are_another_functions_fail_without_a_text(precision, change):
+    """Only the chain of segments of 1 has them, which is too short for drift to be judged in it."""
+    assert "KL mean of one chain" in failing(verified(words(change), precision=precision))
+    assert failing(verified(precision=precision)) == set()
+
+
+def divergences(*means: float) -> list[ChainErrors]:
+    chains = [steady(40)[0] for _ in means]
+    for chain, mean in zip(chains, means, strict=True):
+        chain.kl.extend([mean] * 40)
+    return chains
+
+
+@pytest.mark.parametrize(("worst", "passed"), [(1.9e-4, True), (2.1e-4, False)])
+def test_on_real_inputs_a_chain_may_diverge_by_twice_the_limit_of_all(worst, passed):
+    gates = {gate.name: gate for gate in judge(MANIFEST, "fp16", "cpu", divergences(worst, 0, 0), Bits(), real=True)}
+    assert gates["KL mean"].passed
+    assert gates["KL mean of one chain"].passed is passed
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_drift_that_is_infinitely_far_is_the_worst_wherever_it_stands(order):
+    chains = []
+    for value in (np.inf, 1e-7):
+        chain, errors = steady(40)
+        for _ in range(40):
+            errors.add((np.zeros((4, 64)), np.full((4, 64), value)))
+        chains.append(chain)
+    gates = judge(MANIFEST, "fp32", "cpu", chains[::order], Bits(), real=False)
+    assert next(gate for gate in gates if gate.name == "drift of h").passed is False
 
 
 def steady(segments: int) -> tuple[ChainErrors, TensorErrors]:

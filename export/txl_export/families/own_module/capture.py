@@ -92,8 +92,9 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
         else:
             return Captured(name, network, examples, model, route)
     best = max(reasons, key=lambda reason: reason.weight)
+    tried = ", ".join(reason.route for reason in reasons)
     raise CaptureError(
-        f"{name} cannot be captured as a graph (tried {', '.join(routes)}): {best.text}; expected a step whose "
+        f"{name} cannot be captured as a graph (tried {tried}): {best.text}; expected a step whose "
         "operators do not depend on values and that ONNX has; see docs/own-models.md",
         final=tuple(best.in_vain) == ROUTES,
     )
