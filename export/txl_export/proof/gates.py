@@ -123,4 +123,5 @@ def _distribution(
         yield _gate("perplexity (relative)", text.relative, limits.perplexity)
     elif targets:
         apart = sum((chain.ours or 0.0) - (chain.theirs or 0.0) for chain in facts) / targets
-        yield _gate("perplexity (relative)", abs(math.expm1(apart)), limits.perplexity, real)
+        relative = None if math.isnan(apart) else abs(math.expm1(apart))  # both say that a token may not come
+        yield _gate("perplexity (relative)", relative, limits.perplexity, real)
