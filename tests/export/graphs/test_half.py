@@ -17,6 +17,7 @@ import txl_export
 import txl_runtime
 from onnx import TensorProto, helper
 from safetensors import SafetensorError, safe_open
+from seeded_bundle_faults import with_constant
 from support import cli, random_state, save_checkpoint, small_config
 from txl_export import exporting
 from txl_export.families.transformer_xl.folding import to_precision
@@ -123,6 +124,18 @@ def test_fp16_padding_changes_no_bit(make_bundle):
             tokens = np.array([[1, 2, 3, 4], [5, 6, value, value]])
             found = [stream.step(tokens, [4, 2]) for stream in (one, other)]
             np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize(("operator", "value"), [("Add", np.nan), ("Mul", 0)])
+def test_log_probabilities_that_are_none_in_one_update_rule_fail_without_a_text(tmp_path, precision, operator, value):
+    """The ring's graphs are right; the rolled ones of a segment of 1 are run in brief chains, too short for drift."""
+    checkpoint, path = save_checkpoint(tmp_path / "model.pt", small_config()), tmp_path / "b.txl"
+    txl_export.export(checkpoint, path, segment_length=(4, 1), batch_size=3, precision=precision)
+    with_constant("logprobs", operator, value, "logprobs-1.onnx")(path)
+    failing = {gate.name for gate in txl_export.verify(path, checkpoint=checkpoint).gates if gate.passed is False}
+    assert "KL mean of one chain" in failing
 
 
 @pytest.mark.slow
