@@ -82,7 +82,7 @@ class SideBySide:
             full = self.stream.fill.min() == manifest.memory_length
             self._rows_full_from = chain.segments if full else None
         idle = [] if commit and counts.all() else np.flatnonzero(counts == 0).tolist()
-        before = self.stream.state() if idle or not commit else {}
+        before = self._kept(self.stream.state(), idle, commit) if idle or not commit else {}
         self._run(inputs, counts, commit)
         chain.segments += 1
         chain.positions += int(counts.sum())
@@ -90,15 +90,15 @@ class SideBySide:
         after: dict[str, Array] | None = None
         if idle or not commit:
             after = self.stream.state()
-            if commit:
-                before, now = (rows_of(manifest, named({}, state), idle) for state in (before, after))
-                self._bits.compare(IDLE, before, now)
-            else:
-                self._bits.compare(KEPT, before, after)
+            self._bits.compare(IDLE if commit else KEPT, before, self._kept(after, idle, commit))
         if (chain.segments - 1) % chain.every == 0:
             self._compare_state(after)
         if self._handing_over and commit:
             hand_over(self.stream, manifest, self._truth.state())
+
+    def _kept(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
+        """What a segment has to leave as it is: the state of idle sequences, or all where it is not committed."""
+        return rows_of(self._manifest, named({}, state), idle) if commit else named({}, state)
 
     def finish(self) -> None:
         """Compare the states that the last segment left, where that was not done yet."""
