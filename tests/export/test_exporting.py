@@ -63,3 +63,16 @@ def test_a_fault_is_not_told_as_the_rounding_of_a_model(tmp_path: Path, monkeypa
     with pytest.raises(CheckError, match=said) as raised:
         txl_export.export(_steep(), tmp_path / "m", config=small_config(), segment_length=2, verify=verify)
     assert "amplifies" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_two_exports_of_one_model_are_the_same_to_the_byte(tmp_path: Path) -> None:
+    """The report and the page as well, which say nothing that differs from run to run."""
+    one, other = tmp_path / "one" / "model.txl", tmp_path / "other" / "model.txl"
+    state = random_state(small_config())
+    for path in (one, other):
+        path.parent.mkdir()
+        txl_export.export(state, path, config=small_config(), segment_length=(4, 1))
+    assert {file.name: file.read_bytes() for file in one.iterdir()} == {
+        file.name: file.read_bytes() for file in other.iterdir()
+    }
