@@ -22,10 +22,10 @@ _BEHIND = 2**30
 
 
 class NotPlainError(OSError):
-    """What stands at a path is no plain file, but a folder, a pipe or a device."""
+    """What stands at a path is no plain file, but a folder, a pipe or a device; `mode` is that of `os.stat`."""
 
-    def __init__(self) -> None:
-        super().__init__(0, "no plain file")
+    def __init__(self, mode: int) -> None:
+        super().__init__(0, "Is a directory" if stat.S_ISDIR(mode) else "no plain file")
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -46,13 +46,13 @@ def open_plain(path: Path | str, links: bool = True) -> Iterator[tuple[io.Buffer
         NotPlainError: it is something else.
         OSError: there is none, or it cannot be opened.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - as of the descriptor below
-        raise NotPlainError
+    if not stat.S_ISREG(mode := os.stat(path).st_mode):  # noqa: PTH116 - as of the descriptor below
+        raise NotPlainError(mode)
     flags = _READING | (0 if links else getattr(os, "O_NOFOLLOW", 0))
     with open(path, "rb", opener=lambda place, _: os.open(place, flags)) as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
-            raise NotPlainError
+            raise NotPlainError(facts.st_mode)
         yield file, facts
 
 
