@@ -28,6 +28,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -326,6 +327,22 @@ def checkpoint(model: TransformerXL, options: Options, training: dict[str, Any])
     }
 
 
+told: list[int] = []
+"""Signals that have come."""
+
+
+def stop(number: int, frame: FrameType | None = None) -> None:
+    """End the run. The signal is remembered: Python drops an exception that comes while something is cleaned up."""
+    told.append(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def go_on() -> None:
+    """End the run where a signal has come whose exception was dropped."""
+    if told:
+        stop(told[0])
+
+
 class Screen(Console):
     """A terminal whose cursor is never hidden, because a run that is killed or suspended could not bring it back."""
 
@@ -361,7 +378,12 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
     with Progress(*columns, console=screen) as progress:
         task = progress.add_task("step 0", total=1.0, said="")
 
+        def evaluated_some(count: int) -> None:
+            go_on()
+            progress.advance(evaluating, count)
+
         def report(share: float, step: int, bits: float, speed: float) -> None:
+            go_on()
             said = f"{bits:.3f} bits per byte, {speed:,.0f} bytes/s"
             progress.update(task, completed=min(share, 1.0), description=f"step {step}", said=said)
 
@@ -373,9 +395,7 @@ def train(out: Path, options: Options, force: bool = False) -> dict[str, Any]:
         evaluating = progress.add_task("evaluate", total=len(memories) * targets, said="")
         for length in memories:
             progress.update(evaluating, said=f"memory {length}")
-            bits[str(length)] = bits_per_byte(
-                model, evaluated, length, lambda count: progress.advance(evaluating, count)
-            )
+            bits[str(length)] = bits_per_byte(model, evaluated, length, evaluated_some)
     training = {
         **dataclasses.asdict(options),
         "steps": steps,
@@ -447,7 +467,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # else the terminal keeps half a bar, and the folder half a file
+    for each in (signal.SIGINT, signal.SIGTERM):  # else the terminal keeps half a bar, and the folder half a file
+        signal.signal(each, stop)
+    sys.unraisablehook = lambda found: None if told else sys.__unraisablehook__(found)
     sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_training_refuses_to_overwrite(trained: Path) -> None:
     result = run_sample("train_char_lm.py", "--out", trained, "--steps", 1)
     assert result.returncode == 2
     assert len(result.stderr.decode().strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["SIGINT", "SIGTERM"]
+)
+def test_training_ends_where_python_dropped_what_a_signal_raised(tmp_path: Path, number: int, raised: type) -> None:
+    """A signal may come while something is cleaned up; the exception is lost then, and the next step ends the run."""
+    sample = import_sample("train_char_lm")
+    sample.told.append(number)
+    options = sample.Options(layers=1, d_model=8, heads=1, d_inner=8, segment=8, memory=8, steps=3)
+    with pytest.raises(raised):
+        sample.train(tmp_path / "demo", options)
+    assert list((tmp_path / "demo").iterdir()) == []
 
 
 def test_the_trainer_and_the_reference_are_the_same_model(trained: Path) -> None:
