@@ -17,16 +17,18 @@ MOST_BYTES = 100_000_000
 """Of a header, as safetensors itself allows."""
 
 
-Size = Annotated[int, Meta(ge=0, le=2**40)]
-Offset = Annotated[int, Meta(ge=0, lt=2**62)]
+Count = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
-class Entry(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the header says of one tensor; offsets are from the first tensor's byte on."""
+class Entry(Struct, frozen=True):
+    """What the header says of one tensor; offsets are from the first tensor's byte on.
+
+    As for the library, anything else that a header says is no reason to refuse it.
+    """
 
     dtype: str
-    shape: Annotated[tuple[Size, ...], Meta(max_length=32)]
-    data_offsets: tuple[Offset, Offset]
+    shape: Annotated[tuple[Count, ...], Meta(max_length=32)]
+    data_offsets: tuple[Count, Count]
 
 
 class Readable(Protocol):

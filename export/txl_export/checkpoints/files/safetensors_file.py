@@ -36,6 +36,8 @@ TYPES: dict[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 WIDTHS = {name: dtype.itemsize for name, dtype in TYPES.items()}
+MOST = 2**40
+"""The largest size of an axis: torch multiplies the sizes of a tensor that is empty, too."""
 
 
 def is_safetensors(head: bytes, size: int) -> bool:
@@ -58,6 +60,8 @@ def read_safetensors(file: io.BufferedReader, size: int) -> tuple[dict[str, Tens
         raise _refusal(str(error)) from None
     tensors: dict[str, Tensor] = {}
     for name, place in ordered:
+        if max(place.shape, default=0) > MOST:
+            raise _refusal(f"{shown(name)} has the shape {list(place.shape)}")
         dtype = TYPES[place.dtype]
         data = torch.empty(place.data_offsets[1] - place.data_offsets[0], dtype=torch.uint8)
         if file.readinto(data.numpy().data) != data.numel():
