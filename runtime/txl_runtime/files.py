@@ -18,7 +18,7 @@ else:
 # Windows has the first of them alone.
 _READING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOCTTY"))
 _BEHIND = 2**30
-"""The byte that a lock is on where locks are of bytes: no file that is locked is so long, and a lock may go beyond."""
+"""Windows locks bytes. This one lies behind the end of a file of less than a gibibyte; a lock may lie there, too."""
 
 
 class NotPlainError(OSError):
@@ -57,7 +57,7 @@ def open_plain(path: Path | str, links: bool = True) -> Iterator[tuple[io.Buffer
 
 
 def lock(descriptor: int, wait: bool = False) -> bool:
-    """Lock an open file until it is closed, as the end of its process closes it; False where somebody else has it.
+    """Lock an open file, until it is closed or its process ends; False where somebody else has locked it.
 
     Raises:
         OSError: its file system has no locks.

@@ -29,5 +29,8 @@ def few_threads(small: bool) -> Iterator[None]:
 
 
 def engine_threads(manifest: Manifest, asked: int | None) -> int | None:
-    """Threads of the engine that is compared: as asked, else one for a small model, and None, for all cores, else."""
+    """Threads of the engine that is compared: as many as were asked for, else one for a small model.
+
+    None stands for all cores.
+    """
     return 1 if asked is None and 0 < manifest.parameters < SMALL else asked

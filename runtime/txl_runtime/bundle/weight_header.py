@@ -23,7 +23,7 @@ Count = Annotated[int, Meta(ge=0, lt=2**62)]
 class Entry(Struct, frozen=True):
     """What the header says of one tensor; offsets are from the first tensor's byte on.
 
-    As for the library, anything else that a header says is no reason to refuse it.
+    Whatever else a header says of a tensor is ignored, as the safetensors library ignores it.
     """
 
     dtype: str

@@ -159,7 +159,7 @@ def _symbolic(network: StepNetwork, example: Example, made: _Made) -> Any:
 def _is_narrower(network: StepNetwork, exported: Any, examples: Sequence[Example]) -> bool:
     """Whether `torch.export` has taken an open size for one that only some of the examples have.
 
-    That says nothing against its graph: one that cuts what is too long may be right for what is shorter as well.
+    Its graph may be right for all of them: one that cuts off rows beyond a limit is right where there are fewer rows.
     """
     if exported is None:
         return False
