@@ -49,9 +49,10 @@ ROOMS: dict[str, set[str]] = {
     "ladder": ANYWHERE,
     "starting": set(),
     "bundle": ANYWHERE,
+    "guard": {"bundle"} | ANYWHERE,
     "streaming": {"bundle"} | ANYWHERE,
-    "host": {"streaming", "bundle", "update_rules"} | ANYWHERE,
-    "device": {"streaming", "bundle", "update_rules"} | ANYWHERE,
+    "host": {"streaming", "guard", "bundle", "update_rules"} | ANYWHERE,
+    "device": {"streaming", "guard", "bundle", "update_rules"} | ANYWHERE,
     "model": {"streaming", "bundle", "host", "device"} | ANYWHERE,
     "sessions": {"model", "streaming", "bundle"} | ANYWHERE,
     "selftest": {"model", "ladder"} | ANYWHERE,
@@ -66,25 +67,19 @@ THIRD_PARTIES = {
 }
 """What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""
 
-FED = """
-bundle bundle.abilities bundle.agreement bundle.axes bundle.bindings bundle.folder bundle.manifest bundle.reading
-bundle.tables errors files host host.backend host.engine host.loop host.onnxruntime_cpu host.placements host.softmax
-model streaming streaming.carried streaming.checks streaming.loop streaming.outputs streaming.programs
-streaming.state streaming.stream types update_rules
-"""
-"""What `load` and `feed` of a Transformer-XL on the CPU import of the runtime: what an application carries."""
-GRAPHS = """
-bundle.graph_check bundle.graph_lives bundle.graph_sizes bundle.graph_values bundle.operators bundle.protobuf
-"""
-"""What checks graphs before the engine sees them: a part of what an application carries, with a limit of its own."""
-STEPPED = """
-bundle.contents bundle.module_sizes streaming.inputs
-"""
-"""What `load` and `run` of any other step import beside it."""
-# One loop runs every kind of model. So an application with a Transformer-XL carries what replaced states take, and one
-# with a step of its own carries little besides: the tables and their reading are 1,382 lines, streams 1,559, the loop
-# on the CPU 804, the rest 448. Whoever embeds the runtime has to be able to read all of it.
-FED_LINES, GRAPH_LINES, STEPPED_LINES = 4200, 1290, 640
+CARRIED = {"bundle", "errors", "files", "guard", "host", "model", "streaming", "types", "update_rules"}
+"""The rooms that an application enters which loads any bundle on the CPU and streams: whoever embeds the runtime reads
+these. `guard` stands apart from the rest: only the engine's module enters it, to have a graph checked."""
+DOORS = {
+    "bundle.manifest": {"bundle.format1"},
+    "bundle.reading": {"bundle.vocabulary"},
+    "device.choosing": {"device.onnxruntime_cuda", "device.engines.opening"},
+    "model": {"device.choosing"},
+    "streaming.snapshot": {"bundle.writing", "streaming.state_files"},
+    "streaming.stream": {"streaming.attending", "streaming.sampling"},
+}
+"""Imports inside functions: the doors of what an application enters only where it asks for it. These are bundles of
+format 1, text, a device, states in files, where a model looks, and drawing tokens. No other function imports."""
 
 MODELS = re.compile(
     r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|rllib"
@@ -197,7 +192,7 @@ def test_the_runtime_names_no_model():
     for module in MODULES:
         if module.startswith("txl_runtime"):
             text = MODULES[module].read_text()
-            if module != "txl_runtime.bundle.operators":  # some of the standard's are called as models are
+            if module != "txl_runtime.guard.forms":  # some of the standard's are called as models are
                 found += [f"{module}: {name[0]}" for name in MODELS.finditer(text)]
             docs = {
                 ast.get_docstring(node, False) for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED)
@@ -282,26 +277,37 @@ def carried_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def lines_of(modules: set[str]) -> int:
-    return sum(len(MODULES[name].read_text().splitlines()) for name in modules)
+def test_doors_are_all_that_functions_of_the_runtime_import():
+    found: dict[str, set[str]] = {}
+    for module in MODULES:
+        if module.startswith("txl_runtime"):
+            for target, later in IMPORTS[module]:
+                if later and target.startswith("txl_runtime"):
+                    door, opened = (name.removeprefix("txl_runtime.") for name in (module, target))
+                    found.setdefault(door, set()).add(opened)
+    assert found == DOORS
 
 
-def test_what_an_application_carries(make_bundle):
-    code = f"txl_runtime.load({str(make_bundle())!r}, backend='cpu').stream().feed(np.zeros((1, 6), np.int32))"
-    loaded = carried_by(code)
-    checking = {f"txl_runtime.{name}" for name in GRAPHS.split()}
-    assert loaded == {"txl_runtime", *(f"txl_runtime.{name}" for name in FED.split()), *checking}
-    assert lines_of(loaded - checking) < FED_LINES
-    assert lines_of(checking) < GRAPH_LINES
+def test_the_guard_is_entered_where_an_engine_gets_a_graph():
+    inside = {module for module, targets in IMPORTS.items() if any("txl_runtime.guard" in name for name, _ in targets)}
+    assert {name for name in inside if name.startswith("txl_runtime") and ".guard" not in name} == {
+        "txl_runtime.device.onnxruntime_cuda",
+        "txl_runtime.host.onnxruntime_cpu",
+    }
 
 
-def test_what_an_application_with_a_step_of_its_own_carries_besides(tmp_path):
+def test_what_an_application_carries(make_bundle, tmp_path):
+    """The same rooms whatever the model is, and nothing that lies behind a door."""
     counting().write(tmp_path / "step.txl")
-    loading = f"txl_runtime.load({str(tmp_path / 'step.txl')!r}, backend='cpu')"
-    code = f"{loading}.stream().run({{'tokens': np.zeros(({B}, 4), np.int32)}})"
-    besides = carried_by(code) - {"txl_runtime", *(f"txl_runtime.{name}" for name in (FED + GRAPHS).split())}
-    assert besides == {f"txl_runtime.{name}" for name in STEPPED.split()}
-    assert lines_of(besides) < STEPPED_LINES
+    streams = {
+        make_bundle(): "feed(np.zeros((1, 6), np.int32))",
+        tmp_path / "step.txl": f"run({{'tokens': np.zeros(({B}, 4), np.int32)}})",
+    }
+    behind = {f"txl_runtime.{target}" for targets in DOORS.values() for target in targets}
+    for bundle, call in streams.items():
+        loaded = carried_by(f"txl_runtime.load({str(bundle)!r}, backend='cpu').stream().{call}")
+        assert {room(name) for name in loaded - {"txl_runtime"}} == CARRIED
+        assert not loaded & behind
 
 
 def test_importing_the_runtime_loads_no_engine_and_nothing_that_is_not_its_own():

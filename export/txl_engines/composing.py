@@ -32,12 +32,12 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from txl_runtime.bundle.graph_check import check_graph as refuse_unfit
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.open_batch import BATCH, sequences, smaller, with_sequences
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import STATE_DTYPES, Program, TensorSpec
 from txl_runtime.errors import BundleError, UsageError
+from txl_runtime.guard.graph_check import check_graph as refuse_unfit
 
 from txl_engines.checking import ADVICE, check_graph, decode_graph
 from txl_engines.closing import closed

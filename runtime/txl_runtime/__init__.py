@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import logging
 import os
-import typing
 
 from txl_runtime.errors import BackendError, BundleError, CheckError, CheckpointError, TxlError, UsageError
 from txl_runtime.model import Model, load
+from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.stream import Stream
-
-if typing.TYPE_CHECKING:
-    from txl_runtime.streaming.snapshot import StreamState
 
 __all__ = [
     "BackendError",
@@ -40,12 +37,3 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until an
 # Newer builds of ONNX Runtime tell Microsoft of every model that is opened, and keep a database of that in the home
 # folder. They look at this once, when they begin. Who wants to be counted sets it to 0 before.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-
-def __getattr__(name: str) -> object:
-    """Import what few applications need, those that store states, when it is asked for."""
-    if name != "StreamState":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from txl_runtime.streaming.snapshot import StreamState
-
-    return StreamState

@@ -14,7 +14,10 @@ from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.host.backend import open_host
+from txl_runtime.host.looking import open_look
 from txl_runtime.streaming.checks import check_flag, is_whole, shown
+from txl_runtime.streaming.inputs import check_memory_length
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.state import initial_values
 from txl_runtime.streaming.stream import Stream
@@ -123,16 +126,12 @@ class Model:
         manifest = self.backend.fitting(self.manifest, int(b))
         loop = self.backend.open_loop(manifest, self._initial)
         if memory_length is not None:
-            from txl_runtime.streaming.inputs import check_memory_length  # whoever only streams needs none of it
-
             loop.limit(np.arange(manifest.batch_size), check_memory_length(memory_length, manifest))
         return Stream(manifest, loop, self.update, int(b), self._look)
 
     def _look(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that stands beside the streams; it is opened at its first use."""
         if program.file not in self._aside:
-            from txl_runtime.host.looking import open_look
-
             self._aside[program.file] = open_look(self.bundle, program, self._threads)
         return self._aside[program.file](program, inputs)
 
@@ -197,8 +196,6 @@ def _open(
         device, notes = choosing.choose_device(bundle, update)
         if device is not None:
             return device, notes
-    from txl_runtime.host.backend import open_host
-
     try:
         return open_host(bundle, update, threads, lean), notes
     except BackendError as error:

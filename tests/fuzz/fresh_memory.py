@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from txl_runtime.bundle.graph_check import Budget, Walk
-from txl_runtime.bundle.protobuf import RefusedError
+from txl_runtime.guard.graph_check import Budget, Walk
+from txl_runtime.guard.protobuf import RefusedError
 
 from fuzz.odd_nodes import Odd, make
 from fuzz.targets.operators import MOST, _overflows

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from txl_runtime.bundle.operators import MICROSOFT
+from txl_runtime.guard.forms import MICROSOFT
 
 from fuzz.choices import Choices
 from fuzz.mutations import changed

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from filelock import FileLock, Timeout
+from txl_runtime.bundle.folder import ASIDE
 from txl_runtime.bundle.reading import MANIFEST
-from txl_runtime.bundle.writing import ASIDE, PARTIAL, sync_folder
+from txl_runtime.bundle.writing import PARTIAL, sync_folder
 from txl_runtime.errors import TxlError, UsageError
 
 LOCK = ".lock"

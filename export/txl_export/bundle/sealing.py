@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.bundle.graph_check import Budget, check_graph
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.bundle.tables import FileRecord
+from txl_runtime.guard.graph_check import Budget, check_graph
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:

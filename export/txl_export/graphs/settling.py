@@ -16,8 +16,8 @@ from onnx_ir.passes.common import (
     RemoveUnusedOpsetsPass,
     ShapeInferencePass,
 )
-from txl_runtime.bundle.operators import OPERATORS
 from txl_runtime.bundle.tables import TensorSpec
+from txl_runtime.guard.forms import OPERATORS
 
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, pairwise
 
+from txl_runtime.bundle.looking import parted
 from txl_runtime.bundle.tables import (
     UPDATE_RULES,
     Output,
@@ -50,8 +51,6 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
             yield f"file name {path!r} is there twice but for upper and lower case, expected it once"
     further: Iterator[str] = iter(())
     if tables.attention:
-        from txl_runtime.bundle.looking import parted  # most bundles have no such program
-
         tables, further = parted(tables)
     found = [*_rules(tables), *_interface(tables)]
     yield from found

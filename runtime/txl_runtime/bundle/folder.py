@@ -124,3 +124,19 @@ def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
         f"{path}: was replaced {1 + RETRIES} times while it was being loaded, expected it to stay for as long as a "
         "load takes; load it again when whoever replaces it has finished"
     )
+
+
+ASIDE = ".replaced-"
+"""In hidden names beside a name: of a bundle that stepped aside for a new one."""
+
+
+def stepped_aside(path: Path) -> str:
+    """What to say of a bundle that is not there because a replacement was cut short; nothing where none was.
+
+    Where two folders cannot be exchanged in one step, the old one steps aside before the new one gets its name.
+    """
+    try:
+        found = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208
+    except OSError:
+        return ""
+    return f"; {found[0]} beside it is what stood there before its replacement began: rename it back" if found else ""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from txl_runtime.bundle.folder import Folder, undisturbed
+from txl_runtime.bundle.contents import decode_report, decode_vectors, read_tensors
+from txl_runtime.bundle.folder import Folder, stepped_aside, undisturbed
 from txl_runtime.bundle.manifest import MOST_BYTES, Manifest, decode_manifest
 from txl_runtime.errors import BundleError
 
@@ -89,8 +90,6 @@ class Bundle:
         Raises:
             BundleError: the file is not safetensors, lacks a name, or is no longer what the bundle was opened with.
         """
-        from txl_runtime.bundle.contents import read_tensors
-
         name = self.manifest.weights
         found = read_tensors(self.file(name), names)
         if not self.folder.holds(name):
@@ -103,8 +102,6 @@ class Bundle:
         Raises:
             BundleError: there are none or they cannot be read.
         """
-        from txl_runtime.bundle.contents import decode_vectors
-
         if SELFTEST not in self.manifest.files:
             raise BundleError(f"{self.path}: holds no {SELFTEST}, expected the vectors export writes; export again")
         return decode_vectors(self.read(SELFTEST), str(self.file(SELFTEST)))
@@ -115,8 +112,6 @@ class Bundle:
         Raises:
             BundleError: it is none, or no longer the one that the bundle was opened with.
         """
-        from txl_runtime.bundle.contents import decode_report
-
         return decode_report(self.read(REPORT), str(self.file(REPORT))) if REPORT in self.manifest.files else {}
 
     @contextmanager
@@ -169,8 +164,6 @@ def bundle_path(path: str | Path) -> Path:
         raise BundleError(f"the bundle is given as {type(path).__name__}, expected the path of its folder")
     folder = Path(path)
     if not folder.is_dir():
-        from txl_runtime.bundle.writing import stepped_aside
-
         kind, advice = "a file" if folder.is_file() else "nothing", "make one with `txl-deploy export`"
         raise BundleError(f"{folder}: found {kind}, expected a bundle (a folder); {advice}{stepped_aside(folder)}")
     return folder

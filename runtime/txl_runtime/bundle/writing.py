@@ -17,8 +17,8 @@ from pathlib import Path
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.files import lock
 
-PARTIAL, ASIDE = ".partial-", ".replaced-"
-"""In hidden names beside a name: of what is not finished, and of a bundle that stepped aside for a new one."""
+PARTIAL = ".partial-"
+"""In hidden names beside a name: of what is not finished."""
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
@@ -52,18 +52,6 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def stepped_aside(path: Path) -> str:
-    """What to say of a bundle that is not there because a replacement was cut short; nothing where none was.
-
-    Where two folders cannot be exchanged in one step, the old one steps aside before the new one gets its name.
-    """
-    try:
-        found = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208
-    except OSError:
-        return ""
-    return f"; {found[0]} beside it is what stood there before its replacement began: rename it back" if found else ""
 
 
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}

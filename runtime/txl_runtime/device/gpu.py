@@ -10,12 +10,9 @@ import platform
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from txl_runtime.device.driver import Driver, open_driver
 from txl_runtime.errors import BackendError
-
-if TYPE_CHECKING:
-    from txl_runtime.device.driver import Driver
 
 MULTIPROCESSORS, INTEGRATED, MAJOR, MINOR = 16, 18, 75, 76
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, _INTEGRATED, _COMPUTE_CAPABILITY_MAJOR and _COMPUTE_CAPABILITY_MINOR."""
@@ -35,8 +32,6 @@ def shows_gpu(devices: Path = Path("/dev")) -> bool:
 @cache
 def gpu_name() -> str | None:
     """The first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or a usable driver."""
-    from txl_runtime.device.driver import open_driver
-
     try:
         return device_title(open_driver(), 0)
     except BackendError:
@@ -45,8 +40,6 @@ def gpu_name() -> str | None:
 
 def gpu_model() -> str | None:
     """The first GPU, as `gpu_name` and by its size: "Orin, SM 87, 8 multiprocessors". By name all Orin are one."""
-    from txl_runtime.device.driver import open_driver
-
     name = gpu_name()
     return name and f"{name}, {device_number(open_driver(), 0, MULTIPROCESSORS)} multiprocessors"
 

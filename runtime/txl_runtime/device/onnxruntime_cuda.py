@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
-from txl_runtime.bundle.external_data import values_read
-from txl_runtime.bundle.graph_check import Budget, check_graph
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
-from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.cuda import Device, Queue, open_cuda
 from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.engines.files import checked_engines, find_engines
 from txl_runtime.device.engines.sidecar import COMPOSED
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
+from txl_runtime.guard.external_data import values_read
+from txl_runtime.guard.graph_check import Budget, check_graph
 from txl_runtime.update_rules import usable_updates
 
 PROVIDER = "CUDAExecutionProvider"
@@ -196,8 +196,6 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBa
     """
     find_engines(bundle, "cuda", update)  # before any library is loaded
     ort = import_onnxruntime()
-    from txl_runtime.device.cuda import open_cuda
-
     device = open_cuda()
     queue = device.queue()
     options = {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(queue.handle)}

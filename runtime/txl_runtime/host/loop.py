@@ -18,6 +18,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, axes_of
 from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
+from txl_runtime.host.growing import Growing
 from txl_runtime.host.placements import HostPlacement, Replaced, open_placements
 from txl_runtime.host.softmax import open_output
 from txl_runtime.streaming.loop import LoopState, Resident
@@ -70,8 +71,6 @@ class HostLoop(LoopState):
         self._width = 0 if features is None else int(features.shape[-1])
         replaced: type[HostPlacement] = Replaced
         if any(state.absent or state.rows is not None for state in states):
-            from txl_runtime.host.growing import Growing  # few models carry it
-
             replaced = Growing
         self.placements: tuple[HostPlacement, ...] = open_placements(states, initial, self.counters, replaced)
         self._growing = next((placement for placement in self.placements if placement.grows), None)

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.bundle.bindings import Binding, check_bindings
-from txl_runtime.bundle.graph_check import Budget, check_graph
+from txl_runtime.bundle.open_batch import with_sequences
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, one_line
+from txl_runtime.guard.external_data import external_tensors
+from txl_runtime.guard.graph_check import Budget, check_graph
 from txl_runtime.host.engine import Engine
 from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
@@ -155,8 +157,6 @@ class OnnxRuntimeCpu(Engine):
         """What a lean session is given to share; every other one reads its own."""
         if self._mapping is None:
             return {}
-        from txl_runtime.bundle.external_data import external_tensors
-
         content = np.frombuffer(self._mapping, np.uint8)
         return external_tensors(graph, self._bundle.manifest.weights, content)
 
@@ -169,8 +169,6 @@ class OnnxRuntimeCpu(Engine):
         )
         where = str(self._bundle.file(program.file))
         if program.open_batch:
-            from txl_runtime.bundle.open_batch import with_sequences  # a bundle of B 1 needs none of it
-
             program = with_sequences(program, self._bundle.manifest)
         check_bindings(where, inputs, outputs, program, "export the model again", open_size="segment")
 

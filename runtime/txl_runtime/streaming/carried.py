@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,13 +11,12 @@ from numpy.typing import ArrayLike
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
+from txl_runtime.streaming import states
 from txl_runtime.streaming.checks import check_rows, few, is_whole, shown
 from txl_runtime.streaming.loop import Loop
+from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Floats, Ids
-
-if TYPE_CHECKING:
-    from txl_runtime.streaming.snapshot import StreamState
 
 
 class CarriedState:
@@ -74,16 +72,12 @@ class CarriedState:
         last.
         """
         self._ready()
-        from txl_runtime.streaming import states  # whoever only streams needs none of it
-
         rolled = {state.name: state for state in self._manifest.states_of("rolled")}
         shown = [rolled.get(state.name, state) for state in self._states]
         return states.as_declared(dict(self._gathered(self._states, self._manifest.memory_length)), shown)
 
     def _gathered(self, table: Sequence[StateTensor], rows: int) -> Iterator[tuple[str, Array]]:
         """Tensors of all sequences by name, each copied out by itself where that costs no more."""
-        from txl_runtime.streaming import states  # whoever only streams needs none of it
-
         for group in [[state] for state in table] if self.loop.piecewise else [table]:
             parts = (self.loop.take(row, [state.name for state in group]) for row in range(self._b))
             yield from states.gathered(parts, group, self._b, rows).items()
@@ -104,8 +98,6 @@ class CarriedState:
             UsageError: as `take`, or the state does not fit the model.
         """
         self._ready()
-        from txl_runtime.streaming import states
-
         which = self._alone(row, "put")
         states.check_row(state, self._manifest, self._states)
         with self._changing():
@@ -153,8 +145,6 @@ class CarriedState:
 
     def snapshot(self) -> StreamState:
         """A copy of the state, to go back to or to save."""
-        from txl_runtime.streaming import states  # whoever only streams needs none of it
-
         heads, fill = self._ready().heads[: self._b], self.fill
         tensors = dict(self._gathered(self._states, int(fill.max(initial=0))))
         return states.snapshot_of(tensors, fill, heads, self._manifest, self._states)
@@ -167,8 +157,6 @@ class CarriedState:
         Raises:
             UsageError: the snapshot is of another model, form of state or number of sequences.
         """
-        from txl_runtime.streaming import states  # whoever only streams needs none of it
-
         states.check_fits(state, self._manifest, self._states, self._b)
         with self._changing():
             self.loop.clear(np.arange(self._manifest.batch_size))

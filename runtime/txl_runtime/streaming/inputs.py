@@ -22,6 +22,7 @@ from txl_runtime.streaming.checks import (
     is_whole,
     shown,
 )
+from txl_runtime.streaming.finite import run_finite
 from txl_runtime.streaming.loop import Loop
 from txl_runtime.types import Array, Ids
 
@@ -83,8 +84,6 @@ def run_segment(
     check_segment(columns, counts, manifest, "inputs")
     if not finite:
         return dict(loop.run(arrays, counts, "rows", commit).outputs())
-    from txl_runtime.streaming.finite import run_finite
-
     return dict(run_finite(loop, manifest, arrays, counts, commit))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class StreamState:
         Raises:
             UsageError: the file is missing, damaged, or not a saved state. It is read before anything is believed.
         """
-        from txl_runtime.streaming.state_files import read_tensors  # few applications store states
+        from txl_runtime.streaming.state_files import read_tensors
 
         source = check_path(path)
         return decoded(*read_tensors(source), str(source))
@@ -91,11 +92,10 @@ def decoded(facts: dict[str, str], tensors: dict[str, Array], source: str) -> St
     Raises:
         UsageError: it is another kind of file; the message begins with `source`.
     """
-    from txl_runtime.streaming.state_files import whole_batch
-
     model_id, kind = facts.get("model_id", ""), facts.get("format")
-    if kind == WHOLE and (batch_size := whole_batch(facts)) is not None:
-        return StreamState(model_id, np.zeros(batch_size, np.int32), {}, None, tensors)
+    size = facts.get("batch_size", "")
+    if kind == WHOLE and re.fullmatch("[1-9][0-9]{0,5}", size):
+        return StreamState(model_id, np.zeros(int(size), np.int32), {}, None, tensors)
     fill, head = tensors.pop("fill", None), tensors.pop("head", None)
     if kind not in (FORMAT, BOTH) or fill is None or fill.ndim != 1 or fill.dtype != np.int32:
         raise UsageError(f"{source}: another kind of file, expected a saved state ({FORMAT} or {WHOLE})")

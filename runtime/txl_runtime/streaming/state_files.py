@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,9 +74,3 @@ def _read(file: io.BufferedReader | io.BytesIO, size: int) -> tuple[dict[str, st
         if entry.dtype == "BOOL" and raw.max(initial=0) > 1:
             raise ValueError(f"{brief(name)} is BOOL and holds {raw.max()}")
     return facts, tensors
-
-
-def whole_batch(facts: dict[str, str]) -> int | None:
-    """How many sequences whole tensors are of, if the metadata says so."""
-    said = facts.get("batch_size", "")
-    return int(said) if re.fullmatch("[1-9][0-9]{0,5}", said) else None

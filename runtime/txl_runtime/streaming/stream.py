@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -22,6 +23,8 @@ from txl_runtime.streaming.checks import (
     shown,
     zeros,
 )
+from txl_runtime.streaming.feeding import feed_arrays
+from txl_runtime.streaming.inputs import check_segment, require_tokens, run_segment, strict_cuts, token_inputs
 from txl_runtime.streaming.loop import Loop, Resident, Result
 from txl_runtime.streaming.outputs import DrawCount, SegmentResult
 from txl_runtime.streaming.programs import Want
@@ -29,7 +32,6 @@ from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
     from txl_runtime.streaming.attending import Look
-    from txl_runtime.streaming.sampling import Sampler
 
 
 class Stream(CarriedState):
@@ -80,8 +82,6 @@ class Stream(CarriedState):
         Raises:
             UsageError: an input is missing, unknown, or of another kind or shape; or this is no segment of the model.
         """
-        from txl_runtime.streaming.inputs import run_segment  # whoever feeds tokens needs none of it
-
         return run_segment(self._ready(), self._manifest, self._b, inputs, lengths, commit, require_finite)
 
     def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
@@ -99,8 +99,6 @@ class Stream(CarriedState):
         """
         ids, counts = self._tokens("step", tokens, lengths, self._longest if self._fluent else None)
         if not self._fluent:
-            from txl_runtime.streaming.inputs import check_segment
-
             check_segment(ids.shape[1], counts, self._manifest, "tokens")
         result = zeros((*ids.shape, self._vocab_size))
         self._logprobs(ids, counts, result)
@@ -135,8 +133,6 @@ class Stream(CarriedState):
         """
         last = check_flag(last, "last")
         if isinstance(tokens, Mapping):
-            from txl_runtime.streaming.feeding import feed_arrays
-
             loop = self._ready()
             return feed_arrays(
                 tokens,
@@ -192,7 +188,7 @@ class Stream(CarriedState):
         A position that does not count has zeros, any other sums to 1. Arguments and errors are those of `step`, and one
         where the bundle was exported without `--attention`.
         """
-        from txl_runtime.streaming.attending import attend  # whoever only streams needs none of it
+        from txl_runtime.streaming.attending import attend
 
         return attend(self._on_host(tokens), lengths, self._manifest, self._b, self._ready(), self._look)
 
@@ -235,23 +231,22 @@ class Stream(CarriedState):
             raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
         if not is_whole(max_new_tokens) or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {shown(max_new_tokens)}, expected a whole number of at least 0")
-        from txl_runtime.streaming.sampling import Sampler, check_stop_tokens  # whoever only feeds needs none
+        from txl_runtime.streaming.sampling import Sampler, check_stop_tokens, draw_all
 
         samplers = [Sampler(temperature, top_k, top_p, seed, stream) for stream in range(self._b)]
         stops = check_stop_tokens(stop_tokens, self._vocab_size)
-        return self._continue(ids, counts, int(max_new_tokens), samplers, stops)
+        return self._continue(ids, counts, int(max_new_tokens), samplers[0].heat, partial(draw_all, samplers), stops)
 
     def _continue(
         self,
         ids: Ids,
         counts: Ids,
         max_new_tokens: int,
-        samplers: list[Sampler],
+        temperature: float,
+        draw: Callable[..., None],
         stop_tokens: frozenset[int],
     ) -> Iterator[Ids]:
-        from txl_runtime.streaming.sampling import draw_all
-
-        heat = {"temperature": np.full(self._b, samplers[0].heat, np.float32)}
+        heat = {"temperature": np.full(self._b, temperature, np.float32)}
         latest = self._feed_last(ids, counts, "next", heat)
         token = np.zeros(self._b, np.int32)
         running, replaced, loop = np.ones(self._b, np.bool_), self._replaced, self.loop
@@ -263,7 +258,7 @@ class Stream(CarriedState):
                     )
                 fed = running if self._can.run_apart else np.ones_like(running)
                 latest = loop.run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
-            draw_all(samplers, running, loop.output, latest, token, self.draws)
+            draw(running, loop.output, latest, token, self.draws)
             yield token.copy()
             if stop_tokens:
                 running &= ~np.isin(token, list(stop_tokens))
@@ -288,24 +283,18 @@ class Stream(CarriedState):
     def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
         """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""
         if not self._fluent:
-            from txl_runtime.streaming.inputs import strict_cuts
-
             return strict_cuts(length, counts, self._manifest)
         return cut_at([*range(0, length, self._longest), length], counts)
 
     def _require(self, what: str) -> None:
         """Refuse what the model cannot do with tokens."""
         if not self._fluent:
-            from txl_runtime.streaming.inputs import require_tokens
-
             require_tokens(self._manifest, what)
 
     def _inputs(self, ids: Ids | Resident) -> Mapping[str, Array | Resident]:
         """Checked tokens as the model declares them."""
         if self._fluent:
             return {self._fluent: ids}
-        from txl_runtime.streaming.inputs import token_inputs
-
         assert isinstance(ids, np.ndarray), "only a fluent model's tokens stay on a device"
         return token_inputs(self._manifest, ids)
 

@@ -9,10 +9,10 @@ import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto
-from txl_runtime.bundle.graph_check import check_graph
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
-from txl_runtime.bundle.operators import OPERATORS
 from txl_runtime.bundle.tables import Program
+from txl_runtime.guard.forms import OPERATORS
+from txl_runtime.guard.graph_check import check_graph
 
 from fuzz.choices import Choices
 from fuzz.edits import Message, edited_message, parsed

@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import AttributeProto, TensorProto, helper
-from txl_runtime.bundle.graph_check import Budget, Walk
-from txl_runtime.bundle.graph_values import Value
-from txl_runtime.bundle.operators import MICROSOFT, OPERATORS
-from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.errors import BundleError
+from txl_runtime.guard.forms import MICROSOFT, OPERATORS
+from txl_runtime.guard.graph_check import Budget, Walk
+from txl_runtime.guard.protobuf import RefusedError
+from txl_runtime.guard.values import Value
 
 from fuzz.choices import Choices
 

@@ -11,11 +11,11 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import external_data_helper
 from safetensors import SafetensorError, safe_open
-from txl_runtime.bundle.external_data import external_tensors, values_read
-from txl_runtime.bundle.graph_check import check_graph
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.bundle.weight_header import read_header
 from txl_runtime.errors import BundleError
+from txl_runtime.guard.external_data import external_tensors, values_read
+from txl_runtime.guard.graph_check import check_graph
 
 from fuzz.choices import Choices
 from fuzz.edits import edited, edited_message, parsed

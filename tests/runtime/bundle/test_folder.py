@@ -17,7 +17,7 @@ from step_models import counting
 from txl_runtime import BundleError, load
 from txl_runtime.bundle import folder as folders
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.bundle.folder import RETRIES, Folder, undisturbed
+from txl_runtime.bundle.folder import RETRIES, Folder, stepped_aside, undisturbed
 from txl_runtime.bundle.reading import open_bundle, read_bundle
 
 posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such files on Windows")
@@ -320,3 +320,11 @@ def test_an_old_bundle_that_stepped_aside_is_pointed_at(bundle):
     bundle.rename(bundle.with_name(f".{bundle.name}.replaced-1234"))
     with pytest.raises(BundleError, match=r"found nothing.*\.step\.txl\.replaced-1234 beside it is what stood there"):
         load(bundle, "cpu")
+
+
+def test_a_bundle_that_stepped_aside_is_named(tmp_path):
+    assert stepped_aside(tmp_path / "a.txl") == ""
+    assert stepped_aside(tmp_path / "nowhere" / "a.txl") == ""
+    for name in (".a.txl.replaced-12", ".b.txl.replaced-13"):
+        (tmp_path / name).mkdir()
+    assert ".a.txl.replaced-12 beside it is what stood there" in stepped_aside(tmp_path / "a.txl")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from stand_ins.disk import compiler, run_cases
 from txl_runtime.bundle import writing
-from txl_runtime.bundle.writing import PARTIAL, stepped_aside, sync_folder, write_file, write_named, write_whole
+from txl_runtime.bundle.writing import PARTIAL, sync_folder, write_file, write_named, write_whole
 from txl_runtime.errors import TxlError, UsageError
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="Windows can neither lock nor synchronise so")
@@ -230,14 +230,6 @@ def test_a_missing_folder_and_a_link_to_itself_are_told(tmp_path):
     with pytest.raises(TxlError, match="expected a folder with room and rights"):
         write_named(tmp_path / "circle", b"data")
     assert (tmp_path / "circle").is_symlink()
-
-
-def test_a_bundle_that_stepped_aside_is_named(tmp_path):
-    assert stepped_aside(tmp_path / "a.txl") == ""
-    assert stepped_aside(tmp_path / "nowhere" / "a.txl") == ""
-    for name in (".a.txl.replaced-12", ".b.txl.replaced-13"):
-        (tmp_path / name).mkdir()
-    assert ".a.txl.replaced-12 beside it is what stood there" in stepped_aside(tmp_path / "a.txl")
 
 
 def checked(found: dict[str, Any], least: int) -> None:

@@ -18,11 +18,11 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from txl_runtime.bundle.graph_check import Budget, Walk
-from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.errors import one_line
+from txl_runtime.guard.graph_check import Budget, Walk
+from txl_runtime.guard.protobuf import RefusedError
 from txl_runtime.ladder import rung
 from txl_runtime.selftest import relative_difference
 

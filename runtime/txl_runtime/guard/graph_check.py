@@ -1,7 +1,7 @@
 """A graph, checked before an engine sees it: what it may hold, and how much memory and work it can ask for.
 
-An ONNX file is nested protocol buffers. Operators and attributes are those of a closed list (`operators`), parameters
-lie in the bundle's weight file, and how large every value can be follows from the graph's inputs (`graph_sizes`). Time
+An ONNX file is nested protocol buffers. Operators and attributes are those of a closed list (`forms`), parameters
+lie in the bundle's weight file, and how large every value can be follows from the graph's inputs (`plain_sizes`). Time
 is linear in the file's size and in the number of values, and so is memory. What else may be wrong, the engine says.
 """
 
@@ -13,14 +13,14 @@ import struct
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from txl_runtime.bundle import graph_sizes  # noqa: F401 - enters its rules
-from txl_runtime.bundle.graph_lives import Lives
-from txl_runtime.bundle.graph_values import ITEMS, RULES, SLOW, SMALL, Node, Value, sized
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.operators import IR_VERSIONS, MICROSOFT, OPERATORS, OPSETS, PLAIN
-from txl_runtime.bundle.protobuf import RefusedError, Table, fields, signed, table, varints
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BundleError, UsageError
+from txl_runtime.guard import module_sizes, plain_sizes  # noqa: F401 - they enter their rules
+from txl_runtime.guard.forms import IR_VERSIONS, MICROSOFT, OPERATORS, OPSETS, PLAIN
+from txl_runtime.guard.lives import Lives
+from txl_runtime.guard.protobuf import RefusedError, Table, fields, signed, table, varints
+from txl_runtime.guard.values import ITEMS, RULES, SLOW, SMALL, Node, Value, sized
 
 MODEL = table("1v 2b 3b 4b 5v 6b 7b", "8b 14b")
 GRAPH = table("2b 10b", "1b 5b 11b 12b 13b")
@@ -176,8 +176,6 @@ class Walk:
         self._names = Names()
         self._operators = dict[str, dict[str, tuple[str, dict[str, str]]]]()
         self.values: dict[str, Value] = {}
-        if kind == "step":
-            from txl_runtime.bundle import module_sizes  # noqa: F401 - enters its rules
         body = b""
         for number, value in _fields(data, MODEL, "the model"):
             if number == 1 and value not in IR_VERSIONS:

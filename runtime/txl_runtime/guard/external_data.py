@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.bundle.graph_check import GRAPH, MODEL, NODE, PAIR, TENSOR
-from txl_runtime.bundle.protobuf import RefusedError, Table, fields, signed, varints
+from txl_runtime.guard.graph_check import GRAPH, MODEL, NODE, PAIR, TENSOR
+from txl_runtime.guard.protobuf import RefusedError, Table, fields, signed, varints
 
 # By ONNX's numbers; numpy has no bfloat16, and its tensors are left to the engine.
 DTYPES: dict[int, Any] = {1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 10: np.float16}

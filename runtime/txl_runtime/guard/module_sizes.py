@@ -1,4 +1,4 @@
-"""Rules for the sizes of what "step" programs may hold beside (`graph_sizes`): modules of all sorts."""
+"""Rules for the sizes of what "step" programs may hold beside (`plain_sizes`): modules of all sorts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Sequence
 
-from txl_runtime.bundle.graph_sizes import products, reduced
-from txl_runtime.bundle.graph_values import SLOW, SMALL, Dims, Node, Value, place, rule, sized, sizes_in, wider
-from txl_runtime.bundle.protobuf import RefusedError
+from txl_runtime.guard.plain_sizes import products, reduced
+from txl_runtime.guard.protobuf import RefusedError
+from txl_runtime.guard.values import SLOW, SMALL, Dims, Node, Value, place, rule, sized, sizes_in, wider
 
 
 @rule

@@ -12,9 +12,9 @@ import pytest
 import step_models
 from onnx import TensorProto, helper, numpy_helper
 from support import FIXTURES
-from txl_runtime.bundle.graph_check import Budget, Walk, check_graph
-from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.guard.graph_check import Budget, Walk, check_graph
+from txl_runtime.guard.protobuf import RefusedError
 
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 FORMAT1 = sorted(path.parent for path in (FIXTURES / "format1").glob("*/manifest.json"))

@@ -16,10 +16,10 @@ import pytest
 import step_models
 import txl_runtime
 from onnx import TensorProto, helper, numpy_helper
-from txl_runtime.bundle.graph_check import BASE, EACH, NODES, OPENING, SIDES, Budget, Walk
-from txl_runtime.bundle.graph_lives import Lives
-from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.errors import BundleError, UsageError
+from txl_runtime.guard.graph_check import BASE, EACH, NODES, OPENING, SIDES, Budget, Walk
+from txl_runtime.guard.lives import Lives
+from txl_runtime.guard.protobuf import RefusedError
 
 FLOAT = TensorProto.FLOAT
 

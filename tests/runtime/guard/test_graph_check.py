@@ -21,11 +21,11 @@ import step_models
 import txl_runtime
 from onnx import TensorProto, helper, numpy_helper
 from support import FIXTURES
-from txl_runtime.bundle.graph_check import BASE, NODES, WORK, Budget, Walk, check_graph
-from txl_runtime.bundle.operators import OPERATORS, PLAIN
-from txl_runtime.bundle.protobuf import RefusedError, fields, table
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BundleError
+from txl_runtime.guard.forms import OPERATORS, PLAIN
+from txl_runtime.guard.graph_check import BASE, NODES, WORK, Budget, Walk, check_graph
+from txl_runtime.guard.protobuf import RefusedError, fields, table
 
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 FORMAT1 = sorted(path.parent for path in (FIXTURES / "format1").glob("*/manifest.json"))

@@ -1,6 +1,6 @@
 """What is known of the values of a graph: sizes, bounds, and the numbers of small ones; and the table of rules.
 
-A rule says of an operator what it returns, from what goes in (`graph_sizes`, `module_sizes`).
+A rule says of an operator what it returns, from what goes in (`plain_sizes`, `module_sizes`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from txl_runtime.bundle.protobuf import RefusedError
+from txl_runtime.guard.protobuf import RefusedError
 
 SMALL = 256
 """Numbers of a value up to which its content is kept."""

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from txl_runtime.bundle.external_data import external_tensors
+from txl_runtime.guard.external_data import external_tensors
 
 WEIGHTS = "weights.safetensors"
 

@@ -15,7 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from txl_runtime.bundle.graph_values import (
+from txl_runtime.guard.protobuf import RefusedError
+from txl_runtime.guard.values import (
     FAR,
     ITEMS,
     SLOW,
@@ -30,7 +31,6 @@ from txl_runtime.bundle.graph_values import (
     sizes_in,
     wider,
 )
-from txl_runtime.bundle.protobuf import RefusedError
 from txl_runtime.types import Array
 
 PRODUCT, STARTING = 24, 512

@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from txl_runtime.bundle.graph_check import Budget, Walk
-from txl_runtime.bundle.protobuf import RefusedError
+from txl_runtime.guard.graph_check import Budget, Walk
+from txl_runtime.guard.protobuf import RefusedError
 
 NODES = int(os.environ.get("TXL_NODES", "600"))
 Made = tuple[list[str], dict[str, Any], int]

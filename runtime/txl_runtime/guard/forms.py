@@ -2,7 +2,7 @@
 
 All of them compute the same from the same every time, end, and do nothing else: no loops, branches, sequences, text,
 random numbers or files. What neither PyTorch's exporters nor our own passes write stands here only where it costs what
-its values do. The first word of a line is the rule of `graph_sizes` by which sizes follow; behind an operator stand its
+its values do. The first word of a line is the rule of `plain_sizes` by which sizes follow; behind an operator stand its
 attributes, each with its type (b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says
 that there are several).
 """
