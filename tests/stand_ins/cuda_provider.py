@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import cuda
+from txl_runtime.device import cuda, onnxruntime_cuda
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.dtypes import tensor_bytes
-from txl_runtime.device.onnxruntime_cuda import open_onnxruntime_cuda
 
 from stand_ins.driver import FakeDriver
 
@@ -33,8 +32,8 @@ def main() -> None:
     for each in asked:
         path, _, rule = each.rpartition(":")
         device = cuda.Device(Driver(FakeDriver(eager=True, unified=True)))
-        cuda.open_cuda = lambda device=device: device
-        backend = open_onnxruntime_cuda(open_bundle(Path(path)), rule)
+        onnxruntime_cuda.open_cuda = lambda device=device: device
+        backend = onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(Path(path)), rule)
         told = ctypes.CDLL(counting).told
         told.restype = ctypes.c_char_p
         found[each] = {name: seen(executable, backend, told) for name, executable in backend.executables.items()}

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from stand_ins.driver import FakeDriver
-from txl_runtime.device import driver as driver_module
 from txl_runtime.device import gpu
 from txl_runtime.device.context import Current, open_lock
 from txl_runtime.device.cuda import WIDEST, Block, Device
@@ -396,7 +395,7 @@ def test_threads_that_share_a_queue_and_threads_that_do_not_compute_what_each_co
 
 def test_a_gpu_is_told_from_others_of_its_name_by_its_multiprocessors(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(driver_module, "open_driver", lambda: machine.driver)
+    monkeypatch.setattr(gpu, "open_driver", lambda: machine.driver)
     monkeypatch.setattr(gpu, "gpu_name", gpu.gpu_name.__wrapped__)
     assert gpu.gpu_model() == "Fake RTX, SM 86, 16 multiprocessors"
     machine.fake.attributes[gpu.MULTIPROCESSORS] = 8

@@ -28,7 +28,7 @@ from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import choosing, cuda, onnxruntime_cuda
+from txl_runtime.device import choosing, onnxruntime_cuda
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.guard.external_data import values_read
@@ -67,7 +67,7 @@ def opened(
     change(ort)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime_cuda, "import_onnxruntime", lambda: ort)
-        patch.setattr(cuda, "open_cuda", lambda: open_fake_device(driver))
+        patch.setattr(onnxruntime_cuda, "open_cuda", lambda: open_fake_device(driver))
         return onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(path), update)
 
 
