@@ -107,7 +107,7 @@ def main() -> int:
     if not options.child:
         source = options.source.resolve()
         environment = environment_of(source) | {"OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] += os.pathsep + str(source / "tests")
+        environment["PYTHONPATH"] += "".join(os.pathsep + str(source / "tests" / folder) for folder in ("", "helpers"))
         return subprocess.run(
             [sys.executable, __file__, "--child", *sys.argv[1:]], env=environment, check=False
         ).returncode

@@ -23,8 +23,8 @@ class OwnCase:
     """One export.
 
     Attributes:
-        source: FILE.py:FUNCTION below the checkout, a name of `tests/step_models.py` (graphs written by hand), or of
-            `tests/stand_ins/small_steps.py`, or a case of `tests/oracle_stateful.py`.
+        source: FILE.py:FUNCTION below the checkout, a name of `tests/helpers/step_models.py` (graphs written by hand),
+            or of `tests/stand_ins/small_steps.py`, or a case of `tests/helpers/oracle_stateful.py`.
         shows: the kind of state, for who reads the table.
         lengths: of segments; none where the inputs have no positions.
         more: further arguments of `txl_export.export`.
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in OWN_CASES])
     options = parser.parse_args()
     checkout = options.source.resolve()
-    sys.path.insert(0, str(checkout / "tests"))
+    sys.path[:0] = [str(checkout / "tests" / folder) for folder in ("", "helpers")]
     done = []
     for case in OWN_CASES:
         if options.only is None or case.name in options.only:

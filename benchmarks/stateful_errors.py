@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "helpers"))
 
 from models_table import engines_of
 from oracle_stateful import BUILDS, GROWTH, Case, errors, export_case, run_bundle

@@ -4,10 +4,10 @@
 
 Both checkouts have a `.venv`. Bundles are exported once, by OLD: Transformer-XLs in every precision, models with steps
 of their own, and every case of both oracles. Each verifies as it is, and with the faults of
-`tests/seeded_bundle_faults.py` that it can have, against its checkpoint or its module; cases of the oracles have one
-fault in an output and one in a state. A line says what both sides say of one case, with the gates that failed; the
-last one how many verdicts are the same, better and worse. A fault that OLD finds and NEW does not is worse, and so is a
-good bundle that NEW refuses. Exit code 1 says that one is worse.
+`tests/helpers/seeded_bundle_faults.py` that it can have, against its checkpoint or its module; cases of the oracles
+have one fault in an output and one in a state. A line says what both sides say of one case, with the gates that failed;
+the last one how many verdicts are the same, better and worse. A fault that OLD finds and NEW does not is worse, and so
+is a good bundle that NEW refuses. Exit code 1 says that one is worse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "helpers"))
 
 SMALL = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1, "int8": 5e-2, "int4": 2e-1}
 """How far a fault of a precision is from what is right: some times its rounding."""
@@ -40,7 +40,7 @@ class Case:
         config: what is changed of a small Transformer-XL; None for a step of one's own.
         options: of the export.
         source: of a step of one's own, FILE.py:FUNCTION below this checkout.
-        oracle: the case of `tests/oracle.py`, or of `tests/oracle_stateful.py`, that it is instead of these.
+        oracle: the case that it is instead of these, of `tests/helpers/oracle.py` or `oracle_stateful.py` beside it.
         faults: which are put into it: all that there are for its kind, or one in an output and one in a state.
     """
 

@@ -30,7 +30,7 @@ from txl_runtime.listener import Silent
 from txl_deploy.verbs import VERBS, command
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests" / "README.md"]
 
 
 def python_blocks(document: str) -> list[str]:
@@ -132,6 +132,14 @@ def test_the_design_names_every_module() -> None:
     assert {name for name in named if not name.endswith("__init__.py")} == {
         name for name in modules if not name.endswith("__init__.py")
     }
+
+
+def test_the_page_on_tests_lists_every_helper() -> None:
+    _, _, page = (ROOT / "tests" / "README.md").read_text().partition("## Helpers")
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "tests" / "helpers").iterdir() if path.is_file())
+    beside = {path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")}
+    assert beside == {"conftest.py"}, "a module that tests share belongs into tests/helpers"
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-CORPUS = Path(__file__).parent / "fixtures" / "bad_bundles"
+CORPUS = Path(__file__).parents[1] / "fixtures" / "bad_bundles"
 
 
 @cache

@@ -4,7 +4,7 @@
 `make sweep ALL=1` calls `pytest --sweep=all`, which runs every one.
 
 A slow test that fails is run once more, alone in a fresh process, and both results are printed. One that passes then is
-not steady: it has to be entered in `unsteady.md` with its cause. Fast tests are in no sweep and have no second run.
+not steady: it has to be entered in `tests/unsteady.md` with its cause. Fast tests are in no sweep and run once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEEP = 1
 SEED = 1
 MOST = 5
 """Failures up to which each is run once more; more of them are no accident."""
-UNSTEADY = Path(__file__).with_name("unsteady.md")
+UNSTEADY = Path(__file__).parents[1] / "unsteady.md"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / ".browser"
+FOLDER = Path(__file__).parents[2] / ".browser"
 """What `make browser` makes: Playwright for Python, axe-core and TypeScript."""
 
 WIDTHS = (380, 800, 1400)

@@ -25,15 +25,15 @@ from txl_export.checkpoints.txl import FORMAT, TxlConfig
 from txl_export.families.transformer_xl.weights import canonical_shapes
 from txl_runtime.bundle.format1 import ModelConfig
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 ORACLE = FIXTURES / "oracle"
-PACKAGES = Path(__file__).parents[1] / ".packages"
+PACKAGES = Path(__file__).parents[2] / ".packages"
 """What `make packages` installs: packages whose models tests export, and nothing else looks into."""
 
-CLIENTS = Path(__file__).parents[1] / ".clients" / "bin" / "python"
+CLIENTS = Path(__file__).parents[2] / ".clients" / "bin" / "python"
 """What `make clients` makes: an environment with openai, lm-eval, Ray, tritonclient and this project's runtime."""
 
-CUDA = Path(__file__).parents[1] / ".cuda"
+CUDA = Path(__file__).parents[2] / ".cuda"
 """What `make cuda` installs: ONNX Runtime with its CUDA provider, without CUDA's libraries, and NVIDIA's headers."""
 
 SMALL = {
