@@ -122,10 +122,10 @@ cuda: .cuda/ready
 screenshots: .browser/ready
 	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots
 
-# SITE=FOLDER of carried packages, or PYTHON=python3: no pip, no network. OPTIONS: see benchmarks/gpu_check.py --help
+# SITE=FOLDER of carried packages, or PYTHON=python3: no pip, no network. OPTIONS: see benchmarks/gpu/gpu_check.py --help
 CHECKED_BY := $(if $(SITE)$(filter command,$(origin PYTHON)),$(PYTHON))
 gpu-check: $(if $(CHECKED_BY),,$(VENV)/ready)
-	$(or $(CHECKED_BY),$(BIN)/python) benchmarks/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
+	$(or $(CHECKED_BY),$(BIN)/python) benchmarks/gpu/gpu_check.py --out gpu-check $(if $(SITE),--site $(SITE)) $(OPTIONS)
 
 wheel: $(VENV)/ready
 	$(BIN)/python -m build --wheel

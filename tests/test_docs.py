@@ -30,7 +30,11 @@ from txl_runtime.listener import Silent
 from txl_deploy.verbs import VERBS, command
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / name / "README.md" for name in ("tests", "benchmarks")),
+]
 
 
 def python_blocks(document: str) -> list[str]:
@@ -132,6 +136,22 @@ def test_the_design_names_every_module() -> None:
     assert {name for name in named if not name.endswith("__init__.py")} == {
         name for name in modules if not name.endswith("__init__.py")
     }
+
+
+def test_the_page_on_tests_lists_every_helper() -> None:
+    _, _, page = (ROOT / "tests" / "README.md").read_text().partition("## Helpers")
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "tests" / "helpers").iterdir() if path.is_file())
+    beside = {path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")}
+    assert beside == {"conftest.py"}, "a module that tests share belongs into tests/helpers"
+
+
+def test_the_page_on_benchmarks_names_every_script() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)
+    assert all((ROOT / "benchmarks" / name).is_file() for name in listed)
+    scripts = [path for path in (ROOT / "benchmarks").rglob("*.py") if "__main__" in path.read_text()]
+    assert [path.name for path in scripts if f"{path.name}`" not in page] == []
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 INI = """
 [pytest]
 addopts = --strict-markers -p xdist
-pythonpath = {tests}
+pythonpath = {helpers}
 markers =
     slow: takes long
     gpu: needs a GPU
@@ -53,7 +53,7 @@ def test_many_that_pass(color, number): pass
 
 def sweep(folder: Path, words: str, *options: str) -> subprocess.CompletedProcess[str]:
     """A sweep of the tests above whose names hold the words."""
-    (folder / "pytest.ini").write_text(INI.format(tests=ROOT / "tests"))
+    (folder / "pytest.ini").write_text(INI.format(helpers=ROOT / "tests" / "helpers"))
     (folder / "conftest.py").write_text('pytest_plugins = ["sweeping"]\n')
     (folder / "test_slow.py").write_text(SLOW)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 from browsing import SCHEMES, WIDTHS, browser, opened
 from playing import playing

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch_engine import Place, view_of
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.device.interface import Launch
 
 from stand_ins.driver import FakeDriver
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from torch_engine import Place, view_of
 
 
 class LatePlace(Place):

@@ -131,6 +131,6 @@ def test_the_runtimes_own_tests_pass(made: Path) -> None:
         "-p",
         "no:cacheprovider",
         "-o",
-        f"pythonpath={ROOT / 'tests'}",
+        f"pythonpath={ROOT / 'tests'} {ROOT / 'tests' / 'helpers'}",
     ]
     print(run(made, "python", "-m", "pytest", *options, "--import-mode=importlib", *able)[-200:])

@@ -32,7 +32,7 @@ def test_placing_survives_a_loss_of_power(tmp_path, scenario):
 @pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("scenario", ["export, free name", "export, force"])
 def test_an_export_leaves_the_old_bundle_the_new_one_or_none(tmp_path, scenario):
-    """Every tenth call; `benchmarks/faults.py` tries all of them."""
+    """Every tenth call; `benchmarks/soak/faults.py` tries all of them."""
     made = tmp_path / "made.txl"
     export_smallest(made)
     folder = Path(tmp_path / "faults")

@@ -10,6 +10,7 @@ from xml.etree.ElementTree import fromstring
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from report_pages import measures
 from resealing import BASES
 from txl_report.blocks import Figure, Pairs
 from txl_report.facts.results import verification_of_bundle
@@ -21,8 +22,6 @@ from txl_report.sections.memory import memory_section
 from txl_report.sections.passage import level_of
 from txl_report.sections.sameness import _verification
 from txl_runtime.bundle.reading import open_bundle
-
-from tests.report_pages import measures
 
 
 @pytest.fixture

@@ -392,7 +392,7 @@ faulty = pytest.mark.skipif(compiler() is None, reason="the failing disk is C fo
 @faulty
 @pytest.mark.slow
 def test_a_checkpoint_is_the_old_or_the_new_one_whichever_call_fails(tmp_path):
-    """`benchmarks/faults.py --only sessions` tries every call, and errors and signals of every kind."""
+    """`benchmarks/soak/faults.py --only sessions` tries every call, and errors and signals of every kind."""
     found = run_cases(tmp_path, "sessions", "EIO", "kill", "--step", 3)
     assert found["failures"] == []
     assert found["cases"] >= 30

@@ -1,0 +1,182 @@
+"""Time what Python does around a step on the CPU, with an engine that does nothing: alone, or old and new.
+
+    python benchmarks/compare/cpu_cost.py [../old-checkout] [--rounds 12] [--seconds 0.2] [--out FILE]
+
+A model is loaded as an application loads it. Then its engine is replaced by one whose calls return at once, so that
+what is left is what the runtime does for a step: the loop alone (`run`), and around it `run`, `step` and `feed` of a
+stream, one position each. A Transformer-XL's log-probabilities are made by calls of their own (a head beside the
+layers), which do nothing either. `host_cost.py` has the same of a device, and makes the bundles.
+
+One process per side works in turns with the other, and who goes first changes with every round. Blocks of calls are
+timed by the thread's processor time; of each round the table takes the block below which a tenth of them lie. It has
+medians over rounds with their quartiles, and the same of the difference to the old side's round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from asking import asked
+from bit_equality import runtime_of
+from host_cost import VOCABULARY, export_bundles, spread, timed
+
+from benchmarks.shared.tables import Table
+
+MODELS = {
+    "Transformer-XL, ring": ("one", "ring"),
+    "Transformer-XL, rolled": ("one", "rolled"),
+    "LSTM over features": ("own", "replace"),
+    "GRU over tokens": ("words", "replace"),
+}
+"""What is timed: bundles of one sequence that `host_cost.py` makes, and the update rules of their state."""
+CALLS = ("Loop.run", "Stream.run", "Stream.step", "Stream.feed")
+
+Rounds = dict[str, dict[str, list[float]]]
+"""Nanoseconds by row, side and round."""
+
+
+class NoEngine:
+    """See `txl_runtime.host.engine.Engine`; what it is given is the engine that it stands for."""
+
+    def __init__(self, engine: Any) -> None:
+        self.description, self.least_rows = "an engine that does nothing", engine.least_rows
+        self.calls = 0
+
+    def bind(self, program: Any, inputs: Any, outputs: Any) -> Callable[[], None]:
+        """A call that is counted, and nothing else."""
+
+        def call() -> None:
+            self.calls += 1
+
+        return call
+
+    def run(self, program: Any, inputs: Any) -> Any:
+        """What no model here needs."""
+        raise NotImplementedError(f"{program.name} leaves sizes open, expected a program of fixed sizes")
+
+    def release_pages(self) -> None:
+        """There are none."""
+
+
+def opened(runtime: Any, bundle: Path, update: str) -> Any:
+    """A model whose engine does nothing."""
+    model = runtime.load(bundle, backend="cpu", threads=1, update=update)
+    model.backend.engine = NoEngine(model.backend.engine)
+    return model
+
+
+def works(model: Any) -> Mapping[str, Callable[[], object]]:
+    """What is timed of a model, by name: each is to be called again and again."""
+    draws, number = np.random.default_rng(0), itertools.count()
+    (name, entry), *_ = ((e.name, e) for e in model.manifest.inputs if e.role in ("tokens", "feature"))
+    if entry.role == "tokens":
+        arrays: Any = draws.integers(0, VOCABULARY, (64, 1, 1), np.int32)
+    else:
+        arrays = draws.normal(size=(64, 1, 1, entry.shape[-1])).astype(np.float32)
+    given, counts = [{name: array} for array in arrays], np.ones(1, np.int32)
+    loop, stream = model.open_loop(), model.stream()
+    found: dict[str, Callable[[], object]] = {
+        "Loop.run": lambda: loop.run(given[next(number) % 64], counts),
+        "Stream.run": lambda: stream.run(given[next(number) % 64]),
+    }
+    if entry.role == "tokens":
+        found["Stream.step"] = lambda: stream.step(arrays[next(number) % 64])
+        found["Stream.feed"] = lambda: stream.feed(arrays[next(number) % 64])
+    else:
+        found["Stream.feed"] = lambda: stream.feed(given[next(number) % 64])
+    return found
+
+
+def rows() -> list[str]:
+    """All rows of the table."""
+    return [
+        f"{call}, {model}" for model in MODELS for call in CALLS if (call, model) != (CALLS[2], "LSTM over features")
+    ]
+
+
+def measure(options: argparse.Namespace, files: Path) -> Rounds:
+    """Nanoseconds of everything, the sides in turns."""
+    sources = {side: source for side, source in (("old", options.old), ("new", options.new)) if source}
+    found: Rounds = {row: {side: [] for side in sources} for row in rows()}
+    with ExitStack() as stack:
+        command = [sys.executable, __file__, "--files", str(files), "--child"]
+        ask = {
+            side: stack.enter_context(asked([*command, str(source)], source, side)) for side, source in sources.items()
+        }
+        for turn, row in itertools.product(range(options.rounds), found):
+            for side in list(sources)[:: 1 if turn % 2 == 0 else -1]:
+                found[row][side].append(ask[side]({"row": row, "seconds": options.seconds})["tenth"])
+    return found
+
+
+def table(found: Rounds) -> Table:
+    """Microseconds, and what the new side takes more."""
+    sides = list(next(iter(found.values())))
+    more = ("new - old", "new / old") if len(sides) == 2 else ()
+    made = Table(("µs of processor time (quartiles), 1 thread", *sides, *more))
+    for row, times in found.items():
+        values = [np.array(times[side]) / 1e3 for side in sides]
+        cells = [spread(value, 2) for value in values]
+        if more:
+            cells += [spread(values[1] - values[0], 2), spread(values[1] / values[0], 3)]
+        made.add(row, *cells)
+    return made
+
+
+def _answer(source: Path, files: Path) -> None:
+    """Do what the requests say, with a checkout's packages."""
+    runtime, calls, engines = runtime_of(source), {}, {}
+    for name, (bundle, update) in MODELS.items():
+        model = opened(runtime, files / f"{bundle}.txl", update)
+        for call, work in works(model).items():
+            calls[f"{call}, {name}"], engines[f"{call}, {name}"] = work, model.backend.engine
+    for line in sys.stdin:
+        request = json.loads(line)
+        engine = engines[request["row"]]
+        found = timed(calls[request["row"]], request["seconds"], partial(getattr, engine, "calls"))
+        if not found["calls"]:
+            raise SystemExit(f"{request['row']} did not call its engine, expected that it does")
+        print(json.dumps(found), flush=True)
+
+
+def main() -> int:
+    """Read the command line; measure, or be a side's process."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("old", type=Path, nargs="?", metavar="OLD_CHECKOUT", help="what to compare with")
+    parser.add_argument("--new", type=Path, default=Path(__file__).parents[2], help="by default this checkout")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a slice (default 0.2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write every round's figures here, as JSON")
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="bundles of an earlier run, made if missing")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        _answer(options.child, options.files)
+        return 0
+    for source in filter(None, (options.old, options.new)):
+        if not (source / "runtime" / "txl_runtime").is_dir():
+            parser.error(f"{source} has no runtime/txl_runtime, expected a checkout of this project")
+    with tempfile.TemporaryDirectory() as folder:
+        files = options.files or Path(folder)
+        files.mkdir(parents=True, exist_ok=True)
+        if not (files / "words.txl").exists():
+            export_bundles(files)
+        found = measure(options, files)
+    print(table(found).markdown())
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,384 @@
+"""Count what a checkout consists of: lines by room, imports, arrows, circles, questions about the kind of model.
+
+    python benchmarks/compare/house.py [CHECKOUT] [--verbose] [--json]
+    python benchmarks/compare/house.py OLD NEW [--verbose] [--json]
+
+The second form prints before, after and difference. Nothing is imported: files are read as text and as syntax trees.
+
+**Lines.** All lines, and those of code: a line with a token that is no comment and no part of a docstring (a string
+that stands as a statement, behind a name as well).
+
+**Imports inside functions**: statements in the body of a function that import from one of the five packages.
+
+**Upward arrows**: imports from a room that stands beside or above the module's own, in `PACKAGES` for packages and in
+`LEVELS` for the rooms of the runtime, as docs/design.md orders them. Imports for types alone and imports inside
+functions count.
+
+**Circles**: groups of modules that import one another round about, and groups of rooms of the runtime. Imports for
+types alone and imports inside functions count.
+
+**Questions about the kind of model** are expressions that tell a Transformer-XL from another step, or one way of
+keeping state (update rule, placement) from another. Each of these counts once, wherever it stands:
+
+* rule: a comparison (==, !=, in, not in, is) with an update rule by its name ("ring", "rolled", "replace", "replaced"),
+  alone or among others in a tuple, list or set; or a pattern of a `match` that is such a name.
+* kind: the same of a name or attribute that ends in `kind` with "step".
+* rows: `"fill" in ….counters` and its negation; `….counters` used as a truth value; an attribute `memory_length`
+  compared with None.
+* family: a comparison in which a name or attribute `family_name`, or "transformer_xl" or "own_module", takes part.
+* class: `isinstance`, `issubclass` or a comparison of `type(…)` with a class whose name says what kind it is of:
+  `KIND_OF_CLASS` (HostLoop, StepLoop, StepState, LoopState, RingMemory, StepReport, StepWorks, StepSpec, …).
+* flag: a name, attribute or call that says it (`FLAGS`: `_counts_rows`, `is_transformer_xl(…)`, `transformer_xl`,
+  `ring`, `rolled` …), used as a truth value or compared with None.
+* lookup: a call with an update rule's name among its arguments (`states_of("rolled")`), used as a truth value.
+* table: a display of a dict that has update rules or families as keys, two at least.
+
+A truth value is the condition of an if, a conditional expression, a while, an assert or a comprehension, what stands
+beside `and` and `or`, and what stands behind `not`. Not counted: what a manifest says of a model in a field of its own
+(`streams`, `lengths`, `commits`, `joint`, `can`, `open_batch`), since that asks about a property and not about a kind;
+calls that select by a rule without asking (`states_of(update)`); tests and benchmarks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+PACKAGES = {"txl_runtime": 0, "txl_engines": 1, "txl_report": 1, "txl_export": 2, "txl_deploy": 3}
+"""How high each package stands: one imports from what stands below it."""
+PLACES = ("runtime", "export", "")
+"""Where packages lie in a checkout."""
+LEVELS = {"errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "update_rules": 1, "ladder": 1}
+LEVELS |= {"bundle": 1, "guard": 2, "streaming": 3, "host": 4, "device": 4, "model": 5}
+LEVELS |= {"sessions": 6, "selftest": 6}
+"""The same of the runtime's rooms; its root, which names what is public, stands above all of them."""
+RUNTIME_ROOMS = ("bundle", "guard", "streaming", "host", "device", "sessions")
+DEPLOY_ROOMS = ("bench", "serve", "triton", "corpora")
+
+RULES = {"ring", "rolled", "replace", "replaced"}
+FAMILIES = {"transformer_xl", "own_module"}
+FLAGS = re.compile(r"_*(is_)?(counts_rows|transformer_xl|own_module|ring|rolled|replaced_state|step_loop)$")
+KIND_OF_CLASS = re.compile(
+    r"(Ring|Rolled|Replaced|TransformerXL)|^Step[A-Z]\w*|^(Host|OpenHost|Device|DeviceStep)Loop$|^LoopState$|^Memory$"
+    r"|^(Rows|Chain)Result$|^(Rows|Step)Report$|^(Token|Step)Works$|Placement$"
+)
+
+
+@dataclass
+class House:
+    """What was counted.
+
+    Attributes:
+        lines: by room, all lines and those of code.
+        inner: by package, where imports of own packages stand inside functions.
+        upward: by package or room of the runtime, arrows that go up.
+        circles: modules or rooms that import one another.
+        questions: by room, where there is a question about the kind of model, and of which form.
+    """
+
+    lines: dict[str, list[int]] = field(default_factory=dict)
+    inner: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    upward: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    circles: list[list[str]] = field(default_factory=list)
+    questions: dict[str, list[tuple[str, str, str]]] = field(default_factory=lambda: defaultdict(list))
+
+
+# --- counting -----------------------------------------------------------------------------------------------------
+
+
+def counted(checkout: Path) -> House:
+    """Read a checkout."""
+    house, modules = House(), dict(_modules(checkout))
+    if not modules:
+        raise SystemExit(f"{checkout} holds none of {', '.join(PACKAGES)}, expected a checkout of this project")
+    arrows: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        text = path.read_text(encoding="utf-8")
+        tree, place, room = ast.parse(text), str(path.relative_to(checkout)), room_of(name)
+        both = house.lines.setdefault(room, [0, 0])
+        both[0] += text.count("\n")
+        both[1] += code_lines(text, tree)
+        house.questions[room] += [(place, f"{line}", form) for line, form in questions(tree)]
+        found = list(_imports(tree, name, modules, path.name == "__init__.py"))
+        arrows[name] = {target for target, *_ in found} - {name}
+        inside = sorted({line for _, line, within in found if within})
+        house.inner[name.partition(".")[0]] += [f"{place}:{line}" for line in inside]
+    house.lines = {room: house.lines[room] for room in sorted(house.lines, key=_order)}
+    _draw(house, arrows)
+    return house
+
+
+def _modules(checkout: Path) -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        folder = next((checkout / place for place in PLACES if (checkout / place / package).is_dir()), None)
+        for path in sorted((folder / package).rglob("*.py")) if folder else ():
+            parts = path.relative_to(folder).with_suffix("").parts if folder else ()
+            yield ".".join(parts).removesuffix(".__init__"), path
+
+
+def room_of(module: str) -> str:
+    """The room that a module's lines are counted in."""
+    package, *rest = module.split(".")
+    first = rest[0] if rest else ""
+    if package == "txl_runtime":
+        return f"runtime/{first if first in RUNTIME_ROOMS else 'root'}"
+    if package == "txl_export":
+        if {"parity", "proof"} & set(rest):
+            return "export/parity"
+        if "own_module" in rest:
+            return "export/own_module"
+        return "export/checkpoints" if first == "checkpoints" else "export/rest"
+    if package == "txl_deploy":
+        return f"deploy/{first if first in DEPLOY_ROOMS else 'rest'}"
+    return package
+
+
+def _order(room: str) -> tuple[int, int, str]:
+    places = ("runtime", "txl_engines", "txl_report", "export", "deploy")
+    return places.index(room.partition("/")[0]), room.endswith(("/root", "/rest")), room
+
+
+def code_lines(text: str, tree: ast.AST) -> int:
+    """Lines with a token that is no comment and no docstring."""
+    told: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            told |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    used: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in layout:
+            used |= set(range(token.start[0], token.end[0] + 1))
+    return len(used - told)
+
+
+def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: bool) -> Iterator[tuple[str, int, bool]]:
+    """Own modules that a module imports, the line, and whether that is inside a function."""
+    inside = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        named = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            parts = module.split(".")
+            above = parts[: len(parts) - node.level + package] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            named = [f"{source}.{alias.name}" for alias in node.names]
+        for name in named:
+            while name not in modules and "." in name:
+                name = name.rpartition(".")[0]  # it stands in that module
+            if name in modules:
+                yield name, node.lineno, node in inside
+
+
+def _draw(house: House, arrows: Mapping[str, set[str]]) -> None:
+    """Upward arrows and circles."""
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for module, targets in arrows.items():
+        package, mine = module.partition(".")[0], _runtime_room(module)
+        for target in sorted(targets):
+            other, theirs = target.partition(".")[0], _runtime_room(target)
+            if other != package and PACKAGES[other] >= PACKAGES[package]:
+                house.upward[package].append(f"{module} → {target}")
+            if package == other == "txl_runtime" and mine != theirs:
+                rooms[mine].add(theirs)
+                if mine in LEVELS and LEVELS.get(theirs, len(LEVELS)) >= LEVELS[mine]:
+                    house.upward[f"runtime/{mine}"].append(f"{module} → {target}")
+    house.circles = [*circles(arrows), *([f"room {room}" for room in group] for group in circles(rooms))]
+
+
+def _runtime_room(module: str) -> str:
+    return module.partition(".")[2].partition(".")[0]
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach one another."""
+    reached: dict[str, set[str]] = {}
+    for start in arrows:
+        seen, left = set[str](), [start]
+        while left:
+            for target in arrows.get(left.pop(), ()):
+                if target not in seen:
+                    seen.add(target)
+                    left.append(target)
+        reached[start] = seen
+    groups = {tuple(sorted(other for other in reached[node] if node in reached.get(other, ()))) for node in arrows}
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+# --- questions ----------------------------------------------------------------------------------------------------
+
+
+def questions(tree: ast.AST) -> list[tuple[int, str]]:
+    """Lines and forms of all questions about the kind of model, as the first lines of this file define them."""
+    found = {}
+    truths = set(_truths(tree))
+    for node in ast.walk(tree):
+        form = None
+        if isinstance(node, ast.Compare):
+            form = _comparison(node)
+        elif isinstance(node, ast.Call) and _name(node.func) in ("isinstance", "issubclass") and len(node.args) == 2:
+            form = "class" if any(KIND_OF_CLASS.search(name) for name in _names(node.args[1])) else None
+        elif isinstance(node, ast.Dict):
+            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            form = "table" if sum(key in RULES | FAMILIES for key in keys) > 1 else None
+        elif isinstance(node, ast.MatchValue):
+            form = "rule" if _constants(node.value) & (RULES | FAMILIES) else None
+        if form is None and node in truths:
+            form = _truth(node)
+        if form is not None and isinstance(node, ast.expr | ast.MatchValue):
+            found[node.lineno, node.col_offset, form] = node.lineno, form
+    return [found[place] for place in sorted(found)]
+
+
+def _truths(tree: ast.AST) -> Iterator[ast.AST]:
+    """Expressions that are used as truth values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp | ast.While | ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.comprehension):
+            yield from node.ifs
+        elif isinstance(node, ast.BoolOp):
+            yield from node.values
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield node.operand
+
+
+def _comparison(node: ast.Compare) -> str | None:
+    """The form of a question that a comparison is."""
+    sides = [node.left, *node.comparators]
+    constants, names = set(chain.from_iterable(map(_constants, sides))), {_name(side) for side in sides}
+    none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
+    rows = none and any(isinstance(side, ast.Attribute) and side.attr == "memory_length" for side in sides)
+    if constants & RULES:
+        return "rule"
+    if "step" in constants and any(name.endswith("kind") for name in names):
+        return "kind"
+    if ("fill" in constants and "counters" in names) or rows:
+        return "rows"
+    if constants & FAMILIES or "family_name" in names:
+        return "family"
+    if any(isinstance(side, ast.Call) and _name(side.func) == "type" for side in sides):
+        return "class" if any(KIND_OF_CLASS.search(name) for name in names) else None
+    return "flag" if none and any(FLAGS.match(name) for name in names) else None
+
+
+def _truth(node: ast.AST) -> str | None:
+    """The form of a question that something used as a truth value is."""
+    if _name(node) == "counters" and isinstance(node, ast.Attribute):
+        return "rows"
+    if FLAGS.match(_name(node.func if isinstance(node, ast.Call) else node)):
+        return "flag"
+    if isinstance(node, ast.Call) and any(_constants(argument) & RULES for argument in node.args):
+        return "lookup"
+    return None
+
+
+def _name(node: ast.AST) -> str:
+    """What a name or an attribute is called; "" for anything else."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _names(node: ast.AST) -> list[str]:
+    return [name for inner in ast.walk(node) if (name := _name(inner))]
+
+
+def _constants(node: ast.AST) -> set[str]:
+    """A text, or the texts of a tuple, list or set that is written out."""
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def figures(house: House) -> dict[str, int]:
+    """Every count by its name."""
+    found: dict[str, int] = {}
+    by_room = {
+        "lines": {room: lines for room, (lines, _) in house.lines.items()},
+        "code lines": {room: code for room, (_, code) in house.lines.items()},
+        "questions": {room: len(house.questions[room]) for room in house.lines},
+    }
+    for title, counts in by_room.items():
+        found |= {f"{title}, {room}": number for room, number in counts.items()}
+        found[f"{title}, runtime in all"] = sum(n for room, n in counts.items() if room.startswith("runtime/"))
+        found[f"{title}, in all"] = sum(counts.values())
+    found["files with questions"] = len({place for asked in house.questions.values() for place, *_ in asked})
+    forms = Counter(form for asked in house.questions.values() for *_, form in asked)
+    found |= {f"questions of form {form}": forms[form] for form in sorted(forms)}
+    found |= {f"imports inside functions, {package}": len(house.inner[package]) for package in PACKAGES}
+    found["imports inside functions, in all"] = sum(map(len, house.inner.values()))
+    return found | {"upward arrows": sum(map(len, house.upward.values())), "circles": len(house.circles)}
+
+
+def table(houses: Sequence[House]) -> str:
+    """One checkout's figures, or two's with their difference, as markdown."""
+    sides = [figures(house) for house in houses]
+    head = ["", "count"] if len(sides) == 1 else ["", "before", "after", "difference"]
+    lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for name in dict.fromkeys(chain(*sides)):
+        numbers = [side.get(name, 0) for side in sides]
+        cells = [f"{number:,}" for number in numbers]
+        cells += [f"{numbers[1] - numbers[0]:+,}"] if len(sides) == 2 else []
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def details(house: House) -> str:
+    """Where each thing stands."""
+    lines: list[str] = []
+    for asked in house.questions.values():
+        places: dict[str, list[str]] = defaultdict(list)
+        for place, line, form in asked:
+            places[place].append(f"{line} {form}")
+        lines += [f"question: {place}: {', '.join(where)}" for place, where in sorted(places.items())]
+    lines += [f"import inside a function: {place}" for inner in house.inner.values() for place in inner]
+    lines += [f"upward: {arrow}" for arrows in house.upward.values() for arrow in arrows]
+    return "\n".join([*lines, *(f"circle: {', '.join(group)}" for group in house.circles)])
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    here = Path(__file__).resolve().parents[2]
+    parser.add_argument("checkouts", type=Path, nargs="*", metavar="CHECKOUT", help="one, or OLD and NEW (this one)")
+    parser.add_argument("--verbose", action="store_true", help="list where each thing stands, too")
+    parser.add_argument("--json", action="store_true", help="all figures, and where each thing stands, as JSON")
+    options = parser.parse_args()
+    if len(options.checkouts) > 2:
+        parser.error(f"{len(options.checkouts)} checkouts are named, expected one, or two to compare")
+    checkouts = options.checkouts or [here]
+    houses = [counted(checkout.resolve()) for checkout in checkouts]
+    if options.json:
+        keys = ("checkout",) if len(houses) == 1 else ("before", "after")
+        found = {
+            key: {"figures": figures(house), **{name: getattr(house, name) for name in vars(house)}}
+            for key, house in zip(keys, houses, strict=True)
+        }
+        print(json.dumps(found, indent=1))
+        return 0
+    print(table(houses))
+    if options.verbose:
+        for checkout, house in zip(checkouts, houses, strict=True):
+            print(f"\n{checkout}\n{details(house)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""What every test of something bad was told, by test, so that a change that is to lose no message can be held to it.
+
+    python benchmarks/compare/messages.py record OLD.json --source ../old TESTS [pytest's arguments]
+    python benchmarks/compare/messages.py record NEW.json TESTS [pytest's arguments]
+    python benchmarks/compare/messages.py compare OLD.json NEW.json
+
+It records, in the order in which they came, each error of this project that `pytest.raises` caught, each line that a
+command ended with, and each warning that a listener heard. Folders and addresses of memory, which differ from run to
+run, are left out. `compare` prints every test whose messages differ, and ends with 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PLACE = "TXL_MESSAGES"
+"""The environment variable that names the file to write."""
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_TEMPORARY = re.compile(r"(?:/tmp|/var/tmp)/[^\s:;,'\"()]*/")
+_OURS = ("txl_runtime", "txl_export", "txl_engines", "txl_report", "txl_deploy")
+
+_ROOT = Path.cwd()
+_told: list[str] = []
+_record: dict[str, list[str]] = {}
+
+
+def plain(text: str, root: Path) -> str:
+    """A message without what differs from run to run and from checkout to checkout."""
+    return _TEMPORARY.sub("TMP/", _ADDRESS.sub("0x", text.replace(str(root), "ROOT")))
+
+
+def _tell(kind: str, text: str) -> None:
+    _told.append(f"{kind}: {plain(text, _ROOT)}")
+
+
+def pytest_configure() -> None:
+    """Watch the three ways in which a test is told something."""
+    from _pytest.raises import RaisesExc
+    from txl_runtime.listener import Listener
+
+    leave = RaisesExc.__exit__
+
+    def left(self: Any, kind: Any, value: Any, trace: Any) -> bool:
+        if kind is not None and kind.__module__.partition(".")[0] in _OURS:
+            _tell(kind.__name__, str(value))
+        return leave(self, kind, value, trace)
+
+    setattr(RaisesExc, "__exit__", left)  # noqa: B010 - mypy knows it for a method
+
+    def init_subclass(cls: Any) -> None:
+        super(Listener, cls).__init_subclass__()
+        if "warn" in vars(cls):
+            cls.warn = _heard(vars(cls)["warn"])
+
+    setattr(Listener, "__init_subclass__", classmethod(init_subclass))  # noqa: B010 - mypy knows another type of it
+    run = subprocess.run
+
+    def ran(*arguments: Any, **options: Any) -> Any:
+        done = run(*arguments, **options)
+        shown = done.stderr.decode(errors="replace") if isinstance(done.stderr, bytes) else done.stderr or ""
+        for line in shown.splitlines():
+            if line.startswith("error: "):
+                _tell("command", line)
+        return done
+
+    subprocess.run = ran
+    try:
+        from txl_deploy import main
+    except ImportError:
+        return
+    fail = main._fail
+
+    def failed(message: str, code: int, details: Any = None) -> int:
+        _tell("command", message)
+        return fail(message, code, details)
+
+    main._fail = failed
+
+
+def _heard(warn: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    def warned(self: Any, message: str) -> None:
+        _tell("warning", message)
+        warn(self, message)
+
+    return warned
+
+
+def pytest_runtest_setup() -> None:
+    """A test begins with nothing told."""
+    _told.clear()
+
+
+def pytest_runtest_teardown(item: Any) -> None:
+    """Hand on what the test was told: the property reaches the process that writes, whichever ran the test."""
+    item.user_properties.append(("messages", list(_told)))
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Take what a test was told, once."""
+    if report.when == "teardown":
+        told = [text for name, texts in report.user_properties if name == "messages" for text in texts]
+        if told:
+            _record[report.nodeid] = told
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    """Write the record, in the process that started the others."""
+    if not hasattr(session.config, "workerinput"):
+        Path(os.environ[PLACE]).write_text(json.dumps(_record, indent=1, sort_keys=True) + "\n")
+
+
+def record(out: Path, source: Path, arguments: list[str]) -> int:
+    """Run tests of a checkout with its own packages and write what they were told."""
+    environment = os.environ | {PLACE: str(out.resolve()), "PYTHONPATH": str(Path(__file__).resolve().parent)}
+    python = source / ".venv/bin/python"
+    command = [str(python if python.is_file() else sys.executable), "-m", "pytest", "-p", "messages", *arguments]
+    return subprocess.run(command, cwd=source, env=environment).returncode
+
+
+def compare(old: Path, new: Path) -> int:
+    """Print how the messages of tests differ that both records have, and the tests that one alone has."""
+    one, two = (json.loads(path.read_text()) for path in (old, new))
+    differ = [test for test in one if test in two and one[test] != two[test]]
+    for test in differ:
+        sys.stdout.write(f"{test}\n")
+        sys.stdout.writelines(f"  - {text}\n" for text in one[test] if text not in two[test])
+        sys.stdout.writelines(f"  + {text}\n" for text in two[test] if text not in one[test])
+    for told, tests in (("only in the old", one.keys() - two.keys()), ("only in the new", two.keys() - one.keys())):
+        sys.stdout.writelines(f"{told}: {test}\n" for test in sorted(tests))
+    same = sum(len(one[test]) for test in one if test in two and one[test] == two[test])
+    sys.stdout.write(f"{same} messages are the same word for word, {len(differ)} tests were told something else\n")
+    return 1 if differ or one.keys() - two.keys() else 0
+
+
+def main() -> int:
+    """The command; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    recorded = verbs.add_parser("record")
+    recorded.add_argument("out", type=Path)
+    recorded.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[2])
+    compared = verbs.add_parser("compare")
+    compared.add_argument("old", type=Path)
+    compared.add_argument("new", type=Path)
+    given, rest = parser.parse_known_args()
+    if given.verb == "record":
+        return record(given.out, given.source, rest)
+    return compare(given.old, given.new)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

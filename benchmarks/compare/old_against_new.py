@@ -1,0 +1,368 @@
+"""Time one checkout against another, in turns: what a refactoring costs or gains.
+
+    python benchmarks/compare/old_against_new.py OLD --bundles demo/model.txl policy.txl [--update rolled]
+    python benchmarks/compare/old_against_new.py OLD --models FOLDER [--each] [--threads 1 2] [--only NAME …]
+
+`--models` has the old checkout export a set of models, unless they are in the folder already: Transformer-XLs of 12
+layers of width 512 with 160 and 640 rows of memory, and the LSTM and the GTrXL of samples/policy with 1 and 16
+sequences. Both sides open these, or with `--each` each side what its own checkout exported (`--new-bundles` does that
+for bundles of one's own).
+
+Both sides are processes that open the same bundle and answer requests for a slice of work each; while one works the
+other sleeps, and who goes first changes with every round. A ratio is taken per round, so that what changes on a machine
+meets both sides alike, and the table has the ratios' median and quartiles. Rounds in which other processes used more
+than a little of the machine are left out where at least three quiet ones remain. After some rounds both processes start
+anew, because where a process happens to lie in memory moves its times by a few per cent for as long as it lives. What
+fresh processes take to the first token and how much memory they need is measured in turns as well.
+
+A Transformer-XL decodes, reads prompts and scores, with its memory full; any other model runs its shortest and its
+longest segments (`--update` says with which update rule), and where it has at least 4 independent sequences, its
+shortest ones with a quarter of them: the first ones, some all over the batch, and a stream of so few. Python's share of
+a step is measured around ONNX Runtime's `run_with_iobinding`: the time of a step outside of real calls (caches are as
+cold as the engine leaves them), and that of a step whose engine does nothing (caches warm).
+
+On a machine with other work, --processor and one thread give steadier ratios: what waits for a core is not counted.
+
+A checkout against a copy of itself shows the noise. The code of the other process is in this file and uses nothing but
+what `txl_runtime` documents and what the manifest says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from asking import Ask, asked
+from bit_equality import environment_of, runtime_of
+
+TOKENS, ARRAYS = ("decode", "prefill", "score"), ("shortest segment", "longest segment")
+"""The work of a Transformer-XL, and that of any other step."""
+FIRST, SPREAD, FEW = "shortest, first quarter runs", "shortest, every fourth runs", "shortest, stream of a quarter"
+"""The work of a step of several sequences, of which a quarter runs."""
+PYTHON = ("outside the engine", "without an engine")
+LOADS = ("import", "load", "first token", "load to first token", "peak memory")
+UNITS = dict.fromkeys((*TOKENS, *ARRAYS, FIRST, SPREAD, FEW), ("ms", 1e-6)) | dict.fromkeys(PYTHON, ("µs", 1e-3))
+UNITS |= dict.fromkeys(LOADS, ("ms", 1e3)) | {"peak memory": ("MB", 1e-6)}
+WARM_UP_CALLS, LEAST_CALLS = 3, 3
+REST = 0.1
+"""Seconds between two slices: the threads of an engine spin for a moment after its last call."""
+FOREIGN, LEAST_QUIET = 0.05, 3
+"""A round is quiet when others used at most this share of the machine; so many have to be, to leave the rest out."""
+SIDES = ("old", "new")
+
+MEMORIES, BATCHES, POLICIES = (160, 640), (1, 16), ("lstm", "gtrxl")
+"""Rows and sequences of the models that `--models` exports."""
+
+Rounds = dict[str, list[dict[str, float]]]
+"""Of every measured quantity and round: a value per side, and the share of the machine that others used ("foreign")."""
+
+
+def measure(bundles: dict[str, Path], sources: dict[str, Path], threads: int, options: argparse.Namespace) -> Rounds:
+    """Everything about one model, whose bundle may be another one for each side."""
+    found: Rounds = {}
+    for wrap, works in ((False, works_of(json.loads((bundles["old"] / "manifest.json").read_text()))), (True, PYTHON)):
+        for first in range(0, options.rounds, options.renew):
+            with ExitStack() as stack:
+                ask = {
+                    side: stack.enter_context(_child(sources[side], bundles[side], threads, options, wrap))
+                    for side in SIDES
+                }
+                for turn in range(first, min(first + options.renew, options.rounds)):
+                    for work in works:
+                        values = {"foreign": 0.0}
+                        for side in _order(turn):
+                            time.sleep(REST)
+                            machine = _Machine()
+                            answer = ask[side]({"work": work, "seconds": options.seconds})
+                            values["foreign"] = max(values["foreign"], machine.foreign(answer["cpu"]))
+                            values[side] = answer["median"]
+                        found.setdefault(work, []).append(values)
+    for turn in range(options.loads + 1):
+        rows, share = {}, 0.0
+        for side in _order(turn):
+            machine = _Machine()
+            with _child(sources[side], bundles[side], threads, options, False) as ask_fresh:
+                rows[side] = ask_fresh({"work": "load"})
+                share = max(share, machine.foreign(rows[side]["cpu"]))
+        for name in LOADS if turn else ():  # the first processes read the files into the cache
+            found.setdefault(name, []).append({side: rows[side][name] for side in SIDES} | {"foreign": share})
+    return found
+
+
+def works_of(manifest: dict[str, Any]) -> tuple[str, ...]:
+    """What a bundle is asked to do."""
+    if "fill" in manifest["counters"]:
+        return TOKENS
+    works = ARRAYS[: len({program["segment_length"] for program in manifest["programs"]} - {0})]
+    independent = manifest["streams"] == "independent" and not manifest["joint"]
+    return (*works, FIRST, SPREAD, FEW) if independent and manifest["batch_size"] >= 4 else works
+
+
+class _Machine:
+    """What the whole machine does from now on."""
+
+    def __init__(self) -> None:
+        self._started, self._busy = time.perf_counter(), self._seconds()
+
+    def foreign(self, own: float) -> float:
+        """The share of the machine that others used, where `own` are the measured process's seconds of processor."""
+        capacity = (os.cpu_count() or 1) * (time.perf_counter() - self._started)
+        return max(0.0, (self._seconds() - self._busy - own) / capacity)
+
+    @staticmethod
+    def _seconds() -> float:
+        """Seconds of processor that everybody used so far: all but idle and waiting for disks."""
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def _order(turn: int) -> tuple[str, ...]:
+    return SIDES if turn % 2 == 0 else SIDES[::-1]
+
+
+@contextmanager
+def _child(source: Path, bundle: Path, threads: int, options: argparse.Namespace, wrap: bool) -> Iterator[Ask]:
+    """A process with a checkout's packages and an open bundle."""
+    command = [sys.executable, __file__, str(source), "--child", str(bundle), "--threads", str(threads)]
+    command += ["--update", options.update] if options.update else []
+    command += ["--processor"] * options.processor
+    with asked(command + ["--wrap"] * wrap, source, f"of {source}") as ask:
+        ask({"work": "load"})  # it is ready when it answers
+        yield ask
+
+
+def export_models(source: Path, folder: Path, only: Sequence[str] | None) -> dict[str, Path]:
+    """The models of `--models` by name, exported with a checkout's packages where they are not there yet."""
+    names = [f"xl-{memory}" for memory in MEMORIES]
+    names += [f"{policy}-{batch}" for policy in POLICIES for batch in BATCHES]
+    bundles = {name: folder / f"{name}.txl" for name in only or names}
+    for name, path in bundles.items():
+        if not path.exists():
+            command = [sys.executable, __file__, str(source), "--export", str(path.resolve())]
+            if subprocess.run(command, env=environment_of(source), check=False).returncode:
+                raise SystemExit(f"{source} did not export {name}; its message is above")
+    return bundles
+
+
+def export_model(source: Path, path: Path) -> None:
+    """One of them, with the packages that are imported: random weights, the same for every checkout."""
+    import torch
+    from txl_export import export
+
+    from benchmarks.shared.models import random_bundle, shape
+
+    runtime_of(source)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind, number = path.stem.split("-")
+    if kind == "xl":
+        random_bundle(path, shape(12, 512, 8, 64, 2048, 204), (64, 1), int(number))
+    else:
+        torch.manual_seed(0)
+        policy = f"{source.resolve() / 'samples' / 'policy' / kind}.py:build"
+        export(policy, path, segment_length=(1,), batch_size=int(number), verify=False)
+
+
+def table(title: str, found: Rounds) -> str:
+    """One bundle's figures as markdown."""
+    head = ("", "unit", "old", "new", "new / old", "quartiles", "rounds", "best old", "best new")
+    lines = [f"**{title}**", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, rounds in found.items():
+        unit, factor = UNITS[name]
+        quiet = [values for values in rounds if values["foreign"] <= FOREIGN]
+        used = quiet if len(quiet) >= LEAST_QUIET else rounds
+        said = f"{len(quiet)} quiet of {len(rounds)}" + ("" if used is quiet else ", all used")
+        old, new = ([values[side] * factor for values in used] for side in SIDES)
+        low, middle, high = np.percentile(np.array(new) / old, (25, 50, 75))
+        figures = [f"{value:.4g}" for value in (statistics.median(old), statistics.median(new), min(old), min(new))]
+        cells = (name, unit, *figures[:2], f"{middle:.3f}", f"{low:.3f} … {high:.3f}", said, *figures[2:])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+class _Engine:
+    """ONNX Runtime's calls with a clock around them, or none at all."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        import onnxruntime
+
+        self.nanoseconds, self.calls, self.idle = 0, 0, False
+        real = onnxruntime.InferenceSession.run_with_iobinding
+
+        def wrapped(*arguments: Any, **more: Any) -> None:
+            self.calls += 1
+            if self.idle:
+                return
+            started = clock()
+            real(*arguments, **more)
+            self.nanoseconds += clock() - started
+
+        onnxruntime.InferenceSession.run_with_iobinding = wrapped
+
+
+class _Worker:
+    """What a child process does: it has one stream, whose memory is full."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._clock = time.process_time_ns if options.processor else time.perf_counter_ns
+        started = self._clock()
+        runtime = runtime_of(options.old)
+        imported = self._clock()
+        self._engine = _Engine(self._clock) if options.wrap else None
+        model = runtime.load(options.child, backend="cpu", threads=options.threads[0], update=options.update)
+        loaded = self._clock()
+        manifest = json.loads((options.child / "manifest.json").read_text())
+        batch, self._stream, self._numbers = manifest["batch_size"], model.stream(), count()
+        self._draws, self._inputs = np.random.default_rng(0), manifest["inputs"]
+        self._works, lengths = works_of(manifest), model.segment_lengths
+        if self._works == TOKENS:
+            first = np.zeros((batch, 1), np.int32)
+            next(self._stream.generate(first, 1, temperature=0))
+        else:
+            self._stream.run(self._arrays(lengths[-1], batch))
+        ended = self._clock()
+        times = {"import": imported - started, "load": loaded - imported, "first token": ended - loaded}
+        self._times = {name: spent / 1e9 for name, spent in (times | {"load to first token": ended - imported}).items()}
+        ways = {"prefill": lengths[0], "score": lengths[0] + 1, "longest segment": lengths[0]}
+        self._given = {work: self._many(ways.get(work, lengths[-1]), batch) for work in self._works}
+        self._counts = dict.fromkeys(self._works)
+        if FEW in self._works:
+            self._few, self._given[FEW] = model.stream(batch // 4), self._many(lengths[-1], batch // 4)
+            places = np.arange(batch)
+            self._counts |= {FIRST: (places < batch // 4) * lengths[-1], SPREAD: (places % 4 == 1) * lengths[-1]}
+        for _ in range(max(model.memory_length or 0, 64) // lengths[0] + 2):
+            self._do(next((work for work in self._works if work in ways), self._works[0]))
+        for work in self._works:
+            self._do(work)
+
+    def _many(self, length: int, batch: int) -> list[dict[str, Any]]:
+        return [self._arrays(length, batch) for _ in range(64)]
+
+    def _arrays(self, length: int, batch: int) -> dict[str, Any]:
+        """Random inputs of one segment."""
+        found: dict[str, Any] = {}
+        for given in self._inputs:
+            if given["role"] in ("valid", "fill", "head"):
+                continue
+            places = {"B": batch, "L": length + given["lookahead"]}
+            sizes = [places.get(size, size) for size in given["shape"]]
+            most = given["vocab"] or 2
+            whole = given["dtype"] != "float32"
+            drawn = self._draws.integers(0, most, sizes) if whole else self._draws.normal(size=sizes)
+            found[given["name"]] = drawn.astype(given["dtype"])
+        return found
+
+    def answer(self, work: str, seconds: float = 0) -> dict[str, float]:
+        """What a request asks for."""
+        if work == "load":
+            lines = Path("/proc/self/status").read_text().splitlines()
+            peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+            return self._times | {"peak memory": peak, "cpu": time.process_time()}
+        cpu, engine = time.process_time(), self._engine
+        if engine is None:
+            samples = self._slice(lambda: self._do(work), seconds)
+        else:
+            calls, engine.idle = engine.calls, work == "without an engine"
+            samples = self._slice(lambda: self._do(self._works[0]), seconds)
+            engine.idle = False
+            if engine.calls == calls:
+                raise SystemExit("a step did not call InferenceSession.run_with_iobinding, expected that it does")
+        return {"median": statistics.median(samples), "cpu": time.process_time() - cpu}
+
+    def _do(self, work: str) -> None:
+        given = self._given[work][next(self._numbers) % 64]
+        if work == "decode":
+            self._stream.step(given["tokens"])
+        elif work == "prefill":
+            next(self._stream.generate(given["tokens"], 1, temperature=0))
+        elif work == "score":
+            self._stream.score(given["tokens"])
+        elif work == FEW:
+            self._few.run(given)
+        else:
+            self._stream.run(given, self._counts[work])
+
+    def _slice(self, call: Callable[[], None], seconds: float) -> Sequence[int]:
+        """Nanoseconds of single calls, without those of the engine where it is wrapped."""
+        for _ in range(WARM_UP_CALLS):
+            call()
+        samples: list[int] = []
+        until = time.perf_counter_ns() + int(seconds * 1e9)
+        while time.perf_counter_ns() < until or len(samples) < LEAST_CALLS:
+            before = self._engine.nanoseconds if self._engine else 0
+            started = self._clock()
+            call()
+            took = self._clock() - started
+            samples.append(took - (self._engine.nanoseconds - before if self._engine else 0))
+        return samples
+
+
+def _chosen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, dict[str, Path]]:
+    """What is measured: by title, the bundle that each side opens."""
+    if options.models is not None:
+        old = export_models(options.old, options.models / "old", options.only)
+        new = export_models(options.new, options.models / "new", options.only) if options.each else old
+        return {name: {"old": path, "new": new[name]} for name, path in old.items()}
+    others = options.new_bundles or options.bundles
+    if len(others) != len(options.bundles):
+        parser.error(f"--new-bundles names {len(others)}, expected {len(options.bundles)}, one for each of --bundles")
+    pairs = zip(options.bundles, others, strict=True)
+    return {str(path): {"old": path, "new": other} for path, other in pairs}
+
+
+def main() -> int:
+    """Read the command line and measure every bundle."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT", help="what to compare with")
+    parser.add_argument("--new", type=Path, default=Path(__file__).parents[2], help="by default this checkout")
+    parser.add_argument("--bundles", type=Path, nargs="+", default=[Path("demo/model.txl")])
+    parser.add_argument("--new-bundles", type=Path, nargs="+", help="what new opens instead, one for each of --bundles")
+    parser.add_argument("--models", type=Path, metavar="FOLDER", help="export a set of models into it, instead")
+    parser.add_argument("--each", action="store_true", help="with --models: each checkout opens what itself exported")
+    parser.add_argument("--only", nargs="+", metavar="MODEL", help="with --models: these, e.g. xl-160 lstm-16 gtrxl-4")
+    parser.add_argument("--update", help="update rule of the streams (default: what load takes)")
+    parser.add_argument(
+        "--processor", action="store_true", help="processor time instead of time: for one thread on a busy machine"
+    )
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    parser.add_argument("--renew", type=int, default=3, help="rounds after which both start anew (default 3)")
+    parser.add_argument("--loads", type=int, default=7, help="fresh processes of each side (default 7)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a slice (default 1)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2], help="of the engines, one after the other")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write every round's figures here, as JSON")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--wrap", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--export", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.export is not None:
+        export_model(options.old, options.export)
+        return 0
+    if options.child is not None:
+        worker = _Worker(options)
+        for line in sys.stdin:
+            print(json.dumps(worker.answer(**json.loads(line))), flush=True)
+        return 0
+    sources = {"old": options.old, "new": options.new}
+    found = {}
+    for title, bundles in _chosen(parser, options).items():
+        for threads in options.threads:
+            name = f"{title}, {threads} thread{'s' * (threads > 1)}"
+            found[name] = measure(bundles, sources, threads, options)
+            print(table(name, found[name]), end="\n\n", flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

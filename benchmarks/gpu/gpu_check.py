@@ -1,0 +1,163 @@
+"""What the GPU of this machine does with this project, in one command: `python3 gpu_check.py`, at most ten minutes.
+
+    python benchmarks/gpu/gpu_check.py [--budget 570] [--site FOLDER] [--out FOLDER]
+    python benchmarks/gpu/gpu_check.py --engine cuda rtx … [--quick] [--bundle BUNDLE] [--batch 1 8 32]
+                                   [--precision fp32 fp16] [--vocabulary 267735] [--update rolled] [--segments 12]
+                                   [--seconds 2] [--budget SECONDS] [--site FOLDER] [--bundles FOLDER] [--out FOLDER]
+    python benchmarks/gpu/gpu_check.py --prepare [--bundles FOLDER] …
+
+Without --engine, --bundle and --prepare it is the first contact with a machine: the project's own CUDA code call by
+call, its loop with PyTorch as the engine, the same under compute-sanitizer, what the host and a graph's nodes cost, and
+PyTorch's own speed. It needs what a machine with PyTorch has, and msgspec. With --engine bundles are built, verified
+and timed on each of these engines.
+
+Each item runs in a process of its own, so that a CUDA error ends that one alone, and its result is on the disk when the
+next begins. Ctrl-C, and a budget that is spent, end it with what there is; at the end OUT.tar.gz holds all results.
+Where there is no GPU it says so, writes a page that says so, and ends with 0.
+
+It needs neither pip nor a network: packages that were carried to the machine are found in --site, and the project's own
+are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
+Two engines are run only when they are named. `cpu` takes all the same steps on the CPU, to rehearse; `torch-autotuned`
+is torch.compile in mode max-autotune, which compiles for minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
+ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
+REHEARSAL = "cpu"
+NAMED = (REHEARSAL, "torch-autotuned")
+"""Run only when they are named."""
+PRECISIONS = ("fp32", "fp16", "bf16")
+INTERRUPTED = 130
+BUDGET = 570.0
+"""Seconds of a first contact: it is over within ten minutes, also where a process has to be ended."""
+OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "segments", "seconds")
+"""Options that a first contact has no use for."""
+
+
+def environment_of(site: Path | None) -> dict[str, str]:
+    """The environment of child processes: carried packages first, then the project's own, then what is installed.
+
+    Libraries are looked for in every folder of `site` that has some, as packages of NVIDIA's are spread over many.
+    """
+    carried = [] if site is None else [site.resolve()]
+    libraries = [] if site is None else sorted({file.parent.resolve() for file in site.rglob("*.so*")})
+    found = dict(os.environ)
+    for name, folders in (("PYTHONPATH", [*carried, *OWN]), ("LD_LIBRARY_PATH", libraries)):
+        before = [part for part in found.get(name, "").split(os.pathsep) if part]
+        if folders:
+            found[name] = os.pathsep.join([*map(str, folders), *before])
+    return found
+
+
+def count(text: str) -> int:
+    """A number of things of which there is at least one."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}, expected at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A duration."""
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"is {text}, expected seconds from 0 on")
+    return float(text)
+
+
+def options() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    made.add_argument("--quick", action="store_true", help="tiny shapes: proves that it runs, measures nothing")
+    made.add_argument("--bundle", type=Path, help="take this bundle, with its own B, instead of random models")
+    made.add_argument("--batch", type=count, nargs="+", default=[1, 8, 32], help="of random models (default 1 8 32)")
+    made.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["fp32"], help="of them (default fp32)")
+    made.add_argument("--engine", nargs="+", choices=(*ENGINES, *NAMED), help="which to run (of a --bundle: all)")
+    made.add_argument("--update", choices=("ring", "rolled"), help="of the engines' memory (default: the target's)")
+    made.add_argument(
+        "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"
+    )
+    made.add_argument("--segments", type=count, default=12, help="of the verification's longest chain (default 12)")
+    made.add_argument("--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)")
+    made.add_argument("--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run")
+    made.add_argument("--site", type=Path, metavar="FOLDER", help="packages and libraries that were carried here")
+    made.add_argument("--bundles", type=Path, metavar="FOLDER", help="keep random models here (default OUT/bundles)")
+    made.add_argument("--prepare", action="store_true", help="export the random models, and no more")
+    made.add_argument("--out", type=Path, metavar="FOLDER", default=Path("gpu-check"), help="results go here")
+    return made
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, as far as they agree with each other; `first` where this is a first contact."""
+    made = options()
+    given = made.parse_args(arguments)
+    if given.site is not None and not given.site.is_dir():
+        made.error(f"--site is {given.site}, expected a folder")
+    if given.prepare and given.bundle is not None:
+        made.error("--prepare exports random models and --bundle is exported already: leave out one of them")
+    given.first = given.engine is None and given.bundle is None and not given.prepare
+    for name in OF_ENGINES if given.first else ():
+        if getattr(given, name) != made.get_default(name):
+            made.error(f"--{name} is of engines: name these too, e.g. --engine {' '.join(ENGINES)}")
+    if given.first and given.budget is None:
+        given.budget = BUDGET
+    given.engine, given.out = given.engine or list(ENGINES), given.out.resolve()
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; 1 where a step failed or was ended."""
+    given = parsed(arguments)
+    environment = environment_of(given.site)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    if absent := [name for name in ("numpy", "msgspec") if find_spec(name) is None]:
+        options().error(f"{', '.join(absent)} missing, expected here or in --site; carry.py brings wheels to a machine")
+    from gpu_items import Runner, plan
+    from gpu_journal import ENDED, FAILED, writing
+    from gpu_page import pack, write_machine, write_page
+    from txl_runtime.errors import TxlError
+
+    try:
+        items, runner = plan(given), Runner(given, environment)
+    except TxlError as error:
+        print(f"gpu_check: {error}", file=sys.stderr)
+        return error.exit_code
+    with writing("gpu_check"):
+        write_page(runner.outcomes, given)
+        shutil.rmtree(given.out / "steps", ignore_errors=True)  # an archive is of one run
+        (given.out / "steps").mkdir()
+        write_machine(given.out)
+    stopped = False
+    with writing("gpu_check"):
+        try:
+            runner.begin()
+            for item in items:
+                runner.run(item)
+                write_page(runner.outcomes, given)
+        except KeyboardInterrupt:
+            stopped = True
+            runner.leave_out("interrupted")
+        except OSError:  # a full disk
+            runner.leave_out("the check could not go on")
+            raise
+        print(write_page(runner.outcomes, given, final=True), flush=True)
+        print(f"all results: {pack(given.out)}", file=sys.stderr)
+    if stopped:
+        return INTERRUPTED
+    return int(any(found.state in (FAILED, ENDED) for outcome in runner.outcomes for found in outcome.found))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of `timeout`, and of whoever lent the machine
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The device loop on this machine's GPU against the CPU, step by step: random work, the same for both.
+
+    python benchmarks/gpu/gpu_exercise.py [--backend torch|cuda|tensorrt|rtx] [--quick] [--bundle BUNDLE] [--steps 300]
+                                      [--threads 4] [--out FOLDER]
+
+Ring and rolled memory: full and partial segments, idle sequences, resets, reordering, snapshots, looks that commit
+nothing, memory that wraps around; and then streams in several threads. Backend torch interprets the programs with
+PyTorch, so that the loop is tested where neither TensorRT nor ONNX Runtime's CUDA provider runs. Of the others the
+engines are built first. Where there is no GPU it says so and ends with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import txl_runtime
+from gpu_journal import Journal, without_cuda, writing
+from numpy.typing import NDArray
+from torch_engine import CudaPlace, open_torch
+from txl_engines import build_bundle
+from txl_runtime.device.choosing import DEVICES, NO_GPU
+from txl_runtime.device.cuda import open_cuda
+from txl_runtime.device.gpu import gpu_name
+from txl_runtime.errors import CheckError
+from txl_runtime.ladder import BISECT
+from txl_runtime.model import Model
+from txl_runtime.streaming.stream import Stream
+
+LIMIT = 1e-3
+"""Of results in fp32, as the ladder of parity has it for engines; relative to the largest where that is over 1. Of
+other precisions it is what `verify --bisect` takes for rounding."""
+WORK = ("segment", "one", "partial", "idle", "reset", "select", "score", "snapshot", "looked")
+
+
+@dataclass
+class Exercise:
+    """What was done to a stream, and how far its results were from those of the CPU.
+
+    Attributes:
+        worst: largest difference, relative to max(1, largest value).
+        done: how often each kind of work was done.
+        wrapped: how often a sequence went around the end of its ring.
+        recorded: per program and side, whether its steps are recorded.
+    """
+
+    worst: float = 0.0
+    done: Counter[str] = field(default_factory=Counter)
+    wrapped: int = 0
+    recorded: dict[str, str] = field(default_factory=dict)
+
+    def compare(self, found: NDArray[Any], expected: NDArray[Any]) -> None:
+        """Keep the largest difference; NaN is the largest of all."""
+        scale = max(1.0, float(np.abs(expected).max(initial=0)))
+        difference = float(np.abs(found - expected).max(initial=0)) / scale
+        self.worst = max(self.worst, difference if np.isfinite(difference) else np.inf)
+
+
+def exercise(model: Model, reference: Model, steps: int, seed: int) -> Exercise:
+    """Do the same random work with a stream of either model, the first of them on a device."""
+    found, draws = Exercise(), np.random.default_rng(seed)
+    ours, theirs = model.stream(), reference.stream()
+    for index in range(steps):
+        work = WORK[index % len(WORK)] if index < len(WORK) else str(draws.choice(WORK))
+        heads = ours.loop.heads.copy()
+        for mine, other in _do(work, model, ours, theirs, draws):
+            found.compare(mine, other)
+        found.done[work] += 1
+        if work not in ("reset", "select", "snapshot"):
+            found.wrapped += int((ours.loop.heads < heads).sum())
+        found.compare(ours.fill, theirs.fill)
+    for name, rows in theirs.memory().items():
+        found.compare(ours.memory()[name], rows)
+    found.recorded = dict(getattr(ours.loop, "recorded", {}))
+    return found
+
+
+def _do(
+    work: str, model: Model, ours: Stream, theirs: Stream, draws: np.random.Generator
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """One piece of work on both streams; the results to compare."""
+    b, longest = model.batch_size, model.segment_lengths[0]
+    vocabulary = model.manifest.vocab_size
+    tokens = draws.integers(0, vocabulary, (b, longest + 1)).astype(np.int32)
+    lengths = draws.integers(0, longest + 1, b).astype(np.int32)
+    if work == "idle":
+        lengths[:] = 0
+        lengths[draws.integers(b)] = draws.integers(1, longest + 1)
+    if work == "reset":
+        rows = draws.choice(b, draws.integers(1, b + 1), replace=False)
+        ours.reset(rows)
+        theirs.reset(rows)
+        return []
+    if work == "select":
+        rows = draws.integers(0, b, b)
+        ours.select(rows)
+        theirs.select(rows)
+        return []
+    if work == "snapshot":
+        kept = ours.snapshot()
+        ours.step(tokens[:, :longest])  # what is not to be seen afterwards
+        ours.restore(kept)
+        return []
+    if work == "score":
+        return [(ours.score(tokens), theirs.score(tokens))]
+    if work == "looked":
+        name = next(entry.name for entry in model.manifest.inputs if entry.role == "tokens")
+        given = {name: tokens[:, :longest]}
+        mine, other = (stream.run(given, lengths=lengths, commit=False) for stream in (ours, theirs))
+        return [(mine[key], other[key]) for key in other]
+    if work == "one":
+        return [(ours.step(tokens[:, :1]), theirs.step(tokens[:, :1]))]
+    if work == "segment":
+        return [(ours.step(tokens[:, :longest]), theirs.step(tokens[:, :longest]))]
+    return [(ours.step(tokens[:, :longest], lengths), theirs.step(tokens[:, :longest], lengths))]
+
+
+def in_threads(model: Model, reference: Model, threads: int, steps: int) -> list[Exercise]:
+    """The same in several threads at once, each with a stream of its own.
+
+    Raises:
+        CheckError: one of them ended early.
+    """
+    found: list[Exercise] = []
+    errors: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        try:
+            found.append(exercise(model, reference, steps, 100 + seed))
+        except Exception as error:  # told to the thread that waits
+            errors.append(error)
+
+    running = [threading.Thread(target=run, args=(seed,)) for seed in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise CheckError(f"{len(errors)} of {threads} threads ended early: {errors[0]!r}") from errors[0]
+    return found
+
+
+def open_device(path: Path, backend: str, update: str) -> Model:
+    """The bundle on the GPU."""
+    if backend == "torch":
+        model = txl_runtime.load(path, backend="cpu")
+        model.backend = open_torch(model.bundle, open_cuda(), CudaPlace(), update)
+        return model
+    build_bundle(path, backend, update=update)
+    return txl_runtime.load(path, backend=backend, update=update)
+
+
+def check(path: Path, backend: str, update: str, steps: int, threads: int) -> dict[str, object]:
+    """Everything with one backend and update rule, as figures.
+
+    Raises:
+        CheckError: results are further from the CPU's than the limit.
+    """
+    model, reference = open_device(path, backend, update), txl_runtime.load(path, backend="cpu")
+    alone = exercise(model, reference, steps, 0)
+    together = in_threads(model, reference, threads, max(steps // 4, 10))
+    worst = max(item.worst for item in (alone, *together))
+    recorded = sorted(set(alone.recorded.values()))
+    figures = {"worst": worst, "steps": steps, "threads": threads, "wrapped": alone.wrapped, "recorded": recorded}
+    limit = LIMIT if model.manifest.precision == "fp32" else BISECT[model.manifest.precision]
+    if not worst <= limit:
+        raise CheckError(f"results differ from the CPU's by {worst:.3g}, expected at most {limit:g}; {figures}")
+    return figures
+
+
+def random_model(path: Path, quick: bool) -> Path:
+    """Export one, which needs packages that a bundle does not."""
+    from benchmarks.shared.models import TINY, random_bundle, shape
+
+    values = TINY if quick else shape(4, 256, 4, 64, 1024, 20000, cutoffs=(4000, 10000))
+    length, memory = (4, 12) if quick else (32, 128)
+    return random_bundle(path, values, (length, 1), memory, batch_size=4)
+
+
+def main() -> int:
+    """Run it."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    options.add_argument("--quick", action="store_true", help="a tiny model: proves that it runs")
+    options.add_argument("--backend", choices=("torch", *DEVICES), default="torch", help="what runs the programs")
+    options.add_argument("--bundle", type=Path, help="take this bundle instead of a random model, which is exported")
+    options.add_argument("--steps", type=int, default=300, help="of work on one stream (default 300)")
+    options.add_argument("--threads", type=int, default=4, help="with a stream each, afterwards (default 4)")
+    options.add_argument("--out", type=Path, metavar="FOLDER", help="write the results here")
+    given = options.parse_args()
+    with writing("gpu_exercise"):
+        journal = Journal("gpu_exercise", given.out)
+    without = NO_GPU if gpu_name() is None else ""
+    if given.backend == "torch" and not without and not torch.cuda.is_available():
+        without = without_cuda(torch)
+    if without:
+        journal.skip("device loop", without)
+        return journal.finish()
+    with tempfile.TemporaryDirectory(prefix="txl-torch-") as folder:
+        path = given.bundle or random_model(Path(folder) / "m.txl", given.quick)
+        for update in txl_runtime.load(path, backend="cpu").manifest.updates:
+            if update != "none":
+                work = partial(check, path, given.backend, update, given.steps, given.threads)
+                journal.run(f"{given.backend}, {update} memory", work)
+    return journal.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The page and the document of the GPU check: what ran, how fast, and what did not run, with the reason.
+
+Beside them are the machine's facts, and in the end one archive of all results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import distributions
+from io import BytesIO
+from pathlib import Path
+
+from gpu_items import PRESENT, Outcome
+from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Found, figures_of
+from txl_runtime.device.choosing import NO_GPU
+from txl_runtime.device.gpu import gpu_name
+
+from benchmarks.shared.tables import Table
+from txl_deploy.bench.measuring import cpu_name, version_of
+
+__all__ = ["pack", "write_machine", "write_page"]
+
+RATES = ("p90", "tokens/s")
+CHECKS = ("build", "open", "self-test", "verify")
+COLUMNS = ("B", "precision", "engine", *CHECKS, "decode ms p50", *RATES, "draw ms p50", "score ms p50", *RATES)
+PACKAGES = ("txl-deploy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "numpy")
+FACTS = (("nvidia-smi",), ("nvidia-smi", "-q", "-d", "CLOCK,ECC,POWER,PERFORMANCE"))
+"""What a driver says of its GPUs, without their serial numbers."""
+LARGEST = 2**20
+"""Bytes of a file that go into the archive: the last ones."""
+
+
+def write_machine(folder: Path) -> None:
+    """Write what the machine is, and which packages it has."""
+    parts = [f"{platform.platform()}; {cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}"]
+    for command in FACTS:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+            parts.append(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            parts.append(f"$ {' '.join(command)}\n{error}")
+    parts.append("\n".join(sorted({f"{item.name}=={item.version}" for item in distributions()})))
+    (folder / "machine.txt").write_text("\n\n".join(parts) + "\n")
+
+
+def pack(folder: Path) -> Path:
+    """The results in one archive beside their folder; neither bundles nor engines, and of a long file its end."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    part = folder / "archive"
+    with tarfile.open(part, "w:gz") as tar:
+        for file in sorted([*folder.glob("*.*"), *(folder / "steps").rglob("*")]):
+            if file.is_file():
+                content = file.read_bytes()[-LARGEST:]
+                member = tarfile.TarInfo(f"{folder.name}/{file.relative_to(folder).as_posix()}")
+                member.size, member.mtime = len(content), int(file.stat().st_mtime)
+                tar.addfile(member, BytesIO(content))
+    return part.replace(archive)
+
+
+def write_page(outcomes: Sequence[Outcome], given: argparse.Namespace, final: bool = False) -> str:
+    """Write gpu_check.md and gpu_check.json with what there is so far; the page."""
+    gpu = gpu_name()
+    begun = [outcome for outcome in outcomes if outcome.found]
+    programs = [outcome for outcome in begun if outcome.item.kind == "program"]
+    ran = [outcome for outcome in begun if outcome.item.kind not in ("export", "program")]
+    timed = sum((step := outcome.step("decode")) is not None and step.state == OK for outcome in ran)
+    title = prepared(outcomes) if given.prepare else f"{gpu or 'no GPU'}: {_counted(outcomes, timed)}"
+    parts = [f"**{title}{'' if final else ', not finished'}**"]
+    parts += [_steps(programs).markdown()] if programs else []
+    parts += [_table(ran).markdown()] if ran else []
+    notes = left_out(outcomes, gpu)
+    if notes:
+        parts.append("\n".join(["What did not run, or failed:", "", *(f"* {note}" for note in notes)]))
+    if recorded := _recorded(ran):
+        parts.append("\n".join(["CUDA graphs:", "", *(f"* {line}" for line in recorded)]))
+    parts.append(_conditions(given))
+    page = "\n\n".join(parts) + "\n"
+    document = {
+        "conditions": _conditions(given),
+        "options": {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()},
+        "results": {
+            "gpu": gpu,
+            "run": timed,
+            "programs": [{"name": item.item.name, "steps": [asdict(step) for step in item.found]} for item in programs],
+            "finished": final,
+            "engines": [_plain(item) for item in ran],
+            "left_out": notes,
+        },
+    }
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "gpu_check.md").write_text(page)
+    (given.out / "gpu_check.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
+    return page
+
+
+def _counted(outcomes: Sequence[Outcome], timed: int) -> str:
+    """How many engines were timed, and how many steps ended how."""
+    states = [found.state for outcome in outcomes for found in outcome.found]
+    counts = {state: states.count(state) for state in (OK, FAILED, ENDED, NOT_RUN)}
+    return ", ".join([f"{timed} run", *(f"{count} {state}" for state, count in counts.items() if count)])
+
+
+def _steps(programs: Sequence[Outcome]) -> Table:
+    """What programs found, but for what is listed as failed or not run."""
+    table = Table(("program", "step", "", "seconds", "figures"))
+    for outcome in programs:
+        for found in outcome.found:
+            said = figures_of(found) if found.state == OK else "below"
+            table.add(outcome.item.name, found.name, found.state, f"{found.seconds:.1f}", said.replace("|", "/"))
+    return table
+
+
+def prepared(outcomes: Sequence[Outcome]) -> str:
+    """Which bundles are there now, and how many of them were before."""
+    made = [outcome.item.bundle for outcome in outcomes if any(found.state == OK for found in outcome.found)]
+    before = [outcome.item.bundle for outcome in outcomes if outcome.reason == PRESENT]
+    said = f"prepared: {len(made)} exported, {len(before)} there already"
+    return f"{said}, in {(made + before)[0].parent}" if made or before else said
+
+
+def left_out(outcomes: Sequence[Outcome], gpu: str | None) -> list[str]:
+    """Every step that has no good result, and why; equal reasons of an item's steps are one line."""
+    if gpu is None and outcomes and all(outcome.reason in (NO_GPU, "interrupted") for outcome in outcomes):
+        return [NO_GPU]
+    notes: list[str] = []
+    for outcome in outcomes:
+        if outcome.reason and not (outcome.item.kind == "export" and outcome.reason == PRESENT):
+            notes.append(f"{outcome.item.name}: {NOT_RUN}: {outcome.reason}")
+        for state in (FAILED, ENDED, NOT_RUN):
+            reasons: dict[str, list[str]] = {}
+            for found in outcome.found:
+                if found.state == state:
+                    reasons.setdefault(found.reason, []).append(found.name)
+            notes += [f"{outcome.item.name}: {', '.join(names)} {state}: {why}" for why, names in reasons.items()]
+    return notes
+
+
+def _table(ran: Sequence[Outcome]) -> Table:
+    table = Table(COLUMNS)
+    for outcome in ran:
+        item = outcome.item
+        checks = [_state(outcome.step(name)) for name in CHECKS]
+        decode, draw, score = (_times(outcome.step(name)) for name in ("decode", "draw", "score"))
+        table.add(item.batch, item.precision, item.engine, *checks, *decode, draw[0], *score)
+    return table
+
+
+def _state(found: Found | None) -> str | None:
+    return None if found is None else found.state
+
+
+def _times(found: Found | None) -> list[object]:
+    return [None if found is None else found.figures.get(name) for name in ("p50", "p90", "tokens/s")]
+
+
+def _recorded(ran: Sequence[Outcome]) -> list[str]:
+    """What became of recording, per item: equal outcomes of its programs are one line."""
+    lines = []
+    for outcome in ran:
+        found = outcome.step("score")
+        programs: dict[str, list[str]] = {}
+        for program, said in (found.figures.get("recorded") or {}).items() if found is not None else ():
+            programs.setdefault(said, []).append(program)
+        lines += [f"{outcome.item.name}: {'; '.join(names)}: {said}" for said, names in programs.items()]
+    return lines
+
+
+def _plain(outcome: Outcome) -> dict[str, object]:
+    item = outcome.item
+    return {
+        "name": item.name,
+        "engine": item.engine,
+        "precision": item.precision,
+        "batch_size": item.batch,
+        "steps": [asdict(found) for found in outcome.found],
+    }
+
+
+def _conditions(given: argparse.Namespace) -> str:
+    found = {name: version_of(name) for name in PACKAGES}
+    versions = ", ".join(f"{name} {said}" for name, said in found.items() if not said.startswith("not installed"))
+    said = f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}."
+    return f"(--quick: tiny shapes, the figures mean nothing) {said}" if given.quick else said

@@ -1,0 +1,130 @@
+"""The project's own CUDA code on this machine's GPU, call by call: what a model's loop will ask of the driver.
+
+    python benchmarks/gpu/gpu_smoke.py [--bytes N] [--out FOLDER]
+
+Each check prints ok or FAILED with figures and the next one goes on; with --out they are in FOLDER/gpu_smoke.jsonl as
+soon as they are known. Needs NumPy and the driver; PyTorch only for the checks that share memory with it. Where there
+is no GPU it says so and ends with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from gpu_journal import OK, Journal, without_cuda, writing
+from gpu_smoke_memory import Figures, MemoryChecks, require
+from gpu_smoke_work import WorkChecks
+from txl_runtime.device.choosing import NO_GPU
+from txl_runtime.device.cuda import Device, open_cuda
+from txl_runtime.device.dlpack import device_tokens, fetch_tokens, lie_on
+from txl_runtime.device.driver import Driver, open_driver
+from txl_runtime.device.gpu import gpu_name
+
+BIG = 2**31 + 2**20
+"""Bytes whose number does not fit 31 bits."""
+PIECE = 2**26
+"""Bytes that are copied to measure copies."""
+
+
+class Smoke:
+    """All checks of a device that is open.
+
+    Args:
+        driver, device: what is checked.
+        big, piece: bytes, see `BIG` and `PIECE`.
+    """
+
+    def __init__(self, driver: Driver, device: Device, big: int = BIG, piece: int = PIECE) -> None:
+        self._device = device
+        self._memory = MemoryChecks(driver, device, big, piece)
+        self._work = WorkChecks(driver, device, big, piece)
+
+    def run(self, journal: Journal) -> None:
+        """One after the other."""
+        for name, check in {**self._memory.named(), **self._work.named()}.items():
+            journal.run(name, self._inside(check))
+        if hasattr(os, "fork"):
+            journal.run("a forked child is refused", self._work.forked)
+        else:
+            journal.skip("a forked child is refused", "this system has no fork")
+
+    def _inside(self, check: Callable[[], Figures]) -> Callable[[], Figures]:
+        """As a loop works: on the device, and left afterwards."""
+
+        def run() -> Figures:
+            with self._device.current():
+                return check()
+
+        return run
+
+
+def with_torch(device: Device, journal: Journal) -> None:
+    """What is shared with PyTorch in one process: tokens by DLPack, the device that it works on."""
+    names = ("tokens of PyTorch", "PyTorch's device")
+    try:
+        import torch
+    except ImportError:
+        reason = "PyTorch is not installed"
+    else:
+        reason = "" if torch.cuda.is_available() else without_cuda(torch)
+    if reason:
+        for name in names:
+            journal.skip(name, reason)
+        return
+
+    def tokens() -> Figures:
+        for shape in ((1, 1), (4, 64), (32, 7)):
+            made = torch.arange(shape[0] * shape[1], device="cuda").reshape(shape).int()
+            for given in (made, made[:, : max(shape[1] // 2, 1)]):
+                require(lie_on(given, device.dlpack), "tokens of PyTorch on this device are not seen there")
+                with device.current():
+                    queue = device.queue()
+                    found = device_tokens(given, queue.handle)
+                    require(np.array_equal(fetch_tokens(found, queue), given.cpu().numpy()), f"other tokens of {shape}")
+        require(not lie_on(torch.zeros(1, 1), device.dlpack), "tokens on the host are taken for others")
+        return None
+
+    def current() -> Figures:
+        last = torch.cuda.device_count() - 1
+        torch.cuda.set_device(last)
+        before = torch.ones(4, device="cuda")
+        device.allocate(16)
+        with device.current():
+            device.queue().wait()
+        require(torch.cuda.current_device() == last, "PyTorch works on another device afterwards")
+        require((before + torch.ones(4, device="cuda")).device.index == last, "new tensors are on another device")
+        return {"devices": last + 1}
+
+    journal.run(names[0], tokens)
+    journal.run(names[1], current)
+
+
+def main() -> int:
+    """Run it; 1 where a check failed."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    options.add_argument("--bytes", type=int, default=BIG, help=f"of the largest block (default {BIG})")
+    options.add_argument("--out", type=Path, metavar="FOLDER", help="write the results here")
+    given = options.parse_args()
+    with writing("gpu_smoke"):
+        journal = Journal("gpu_smoke", given.out)
+    if gpu_name() is None:
+        journal.skip("everything", NO_GPU)
+        return journal.finish()
+    try:
+        opened = journal.run("open", lambda: {"is": open_cuda().title})
+        if opened.state == OK:
+            Smoke(open_driver(), open_cuda(), given.bytes).run(journal)
+            with_torch(open_cuda(), journal)
+    except KeyboardInterrupt:
+        journal.finish()
+        return 130
+    return journal.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

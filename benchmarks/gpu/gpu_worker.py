@@ -1,0 +1,276 @@
+"""One item of the GPU check, in this process alone: export a model, run an engine, or run PyTorch.
+
+    python benchmarks/gpu/gpu_worker.py export|engine|torch --bundle BUNDLE --name NAME --out FOLDER …
+
+gpu_check.py starts it. Steps go into FOLDER/NAME.jsonl, each before the next begins; whatever one raises, the next may
+still run. A step that needs another one is not run where that failed.
+"""
+
+from __future__ import annotations
+
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # during imports: no step to note, and a traceback of NumPy's
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import txl_runtime
+from gpu_journal import OK, Journal, without_cuda
+from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.device.engines.files import find_engines
+from txl_runtime.errors import CheckError
+from txl_runtime.model import Model
+from txl_runtime.selftest import run_selftest
+
+LENGTH, MEMORY = 64, 640
+QUICK_LENGTH, QUICK_MEMORY = 4, 12
+CUTOFFS = (20000, 40000, 200000)
+"""Where clusters of an adaptive softmax end, as far as a vocabulary has them."""
+TEMPERATURE, TOP_K = 0.8, 50
+"""Of draws, the bundle's and PyTorch's."""
+IN_PYTORCH = ("fp32", "fp16", "bf16")
+"""Precisions of bundles that PyTorch computes in too."""
+WARM_UP, LEAST = 5, 10
+"""Calls before timing, and the fewest that are timed."""
+
+
+def timed(work: Callable[[], object], seconds: float, tokens: int) -> dict[str, Any]:
+    """Milliseconds of a call, its result on the host, after some to warm up; and tokens a second."""
+    for _ in range(WARM_UP):
+        work()
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found) < LEAST:
+        started = time.perf_counter()
+        work()
+        found.append(1e3 * (time.perf_counter() - started))
+    middle = median(found)
+    return {"p50": middle, "p90": sorted(found)[int(0.9 * len(found))], "tokens/s": tokens / middle * 1e3}
+
+
+def large(vocabulary: int) -> dict[str, Any]:
+    """The config of a real model's size."""
+    from benchmarks.shared.models import shape
+
+    cutoffs = tuple(end for end in CUTOFFS if end < vocabulary)
+    return shape(12, 512, 8, 64, 2048, vocabulary, cutoffs=cutoffs)
+
+
+@contextmanager
+def without_page() -> Iterator[None]:
+    """Hide the library of pages: a page would be the largest file of a tiny bundle."""
+    before = sys.modules.get("jinja2")
+    sys.modules["jinja2"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["jinja2"]
+        if before is not None:
+            sys.modules["jinja2"] = before
+
+
+def export(journal: Journal, given: argparse.Namespace) -> None:
+    """A random model of a bundle's precision and B."""
+    from benchmarks.shared.models import TINY, random_bundle
+
+    values, length, memory = large(given.vocabulary), LENGTH, MEMORY
+    if given.quick:
+        kept = {name: values[name] for name in ("vocab_size", "cutoffs")}
+        values, length, memory = TINY | kept, QUICK_LENGTH, QUICK_MEMORY
+
+    def run() -> None:
+        given.bundle.parent.mkdir(parents=True, exist_ok=True)
+        more = {"batch_size": given.batch, "precision": given.precision}
+        with without_page() if given.quick else nullcontext():
+            random_bundle(given.bundle, values, (length, 1), memory, **more)
+
+    journal.run("export", run)
+
+
+def not_verifiable() -> str:
+    """What verification needs and is not here; empty where it can run, which engines do without it as well."""
+    try:
+        import txl_export.verifying  # noqa: F401
+    except ModuleNotFoundError as error:
+        absent = [name.replace("_", "-") for name in ("torch", "onnx_ir") if find_spec(name) is None]
+        return f"verify needs {', '.join(absent) or error.name}; put what is missing into --site"
+    return ""
+
+
+def engine(journal: Journal, given: argparse.Namespace) -> None:
+    """Build, open, self-test, verify, time."""
+    name, path, update = given.engine, given.bundle, None if given.update == "none" else given.update
+    opened: list[Model] = []
+
+    def build() -> Mapping[str, Any]:
+        if name == "cpu":
+            return {"engines": 0}
+        from txl_engines import build_bundle
+
+        build_bundle(path, name, update=update)
+        return {}
+
+    def open_model() -> Mapping[str, Any]:
+        opened.append(txl_runtime.load(path, backend=name, update=update))
+        return {"description": opened[0].backend.description, "update": opened[0].update}
+
+    def selftest() -> Mapping[str, Any]:
+        from txl_engines.recording import record_pass
+
+        tested = run_selftest(opened[0])
+        tested.require()
+        record_pass(opened[0])
+        return dict(tested.largest)
+
+    def verified() -> Mapping[str, Any]:
+        from txl_export.verifying import verify
+
+        parity = verify(path, segments=given.segments, backend=name)
+        if not parity.passed:
+            failed = (gate for gate in parity.gates if gate.passed is False)
+            raise CheckError(", ".join(f"{gate.name} {gate.value} (limit {gate.limit})" for gate in failed))
+        return {"segments": given.segments}
+
+    built = journal.run("build", build)
+    if built.state != OK:
+        _leave_out(journal, ("open", "self-test", "verify", "decode", "draw", "score"), "its engines were not built")
+        return
+    if journal.run("open", open_model).state != OK:
+        _leave_out(journal, ("self-test", "verify", "decode", "draw", "score"), "it did not open")
+        return
+    model = opened[0]
+    journal.run("self-test", selftest)
+    if (
+        name != "cpu"
+        and (best := find_engines(open_bundle(path, verify_files=False), name)[0].program.update) != model.update
+    ):
+        journal.skip("verify", f"the bundle has engines of {best} memory too, and those would be verified")
+    elif absent := not_verifiable():
+        journal.skip("verify", absent)
+    else:
+        journal.run("verify", verified)
+    stream = model.stream()
+    tokens = np.random.default_rng(0).integers(
+        0, model.manifest.vocab_size, (model.batch_size, model.segment_lengths[0] + 1), np.int32
+    )
+
+    def decode() -> Mapping[str, Any]:
+        while int(stream.fill.min()) < model.manifest.memory_length:
+            stream.feed(tokens[:, :-1])
+        return timed(lambda: stream.step(tokens[:, :1]), given.seconds, model.batch_size)
+
+    def score() -> Mapping[str, Any]:
+        figures = timed(lambda: stream.score(tokens), given.seconds, tokens[:, 1:].size)
+        return figures | {"recorded": dict(getattr(stream.loop, "recorded", {}))}
+
+    def draw() -> Mapping[str, Any]:
+        return timed(
+            lambda: next(stream.generate(tokens[:, :1], 1, temperature=TEMPERATURE, top_k=TOP_K, seed=0)),
+            given.seconds,
+            model.batch_size,
+        )
+
+    journal.run("decode", decode)
+    journal.run("draw", draw)
+    journal.run("score", score)
+
+
+def torch(journal: Journal, given: argparse.Namespace) -> None:
+    """PyTorch on the GPU with the bundle's weights: eager, or compiled to CUDA graphs."""
+    import torch
+
+    steps = ("open", "decode", "draw", "score")
+    if not torch.cuda.is_available():
+        _leave_out(journal, steps, without_cuda(torch))
+        return
+    bundle = open_bundle(given.bundle, verify_files=False) if given.bundle.exists() else unexported(given)
+    m = bundle.manifest
+    if m.precision not in IN_PYTORCH:
+        _leave_out(journal, steps, f"PyTorch computes in {', '.join(IN_PYTORCH)} here, the bundle in {m.precision}")
+        return
+    competitor: list[Any] = []
+    tokens = np.random.default_rng(0).integers(0, m.vocab_size, (m.batch_size, m.segment_lengths[0] + 1), np.int32)
+
+    def open_torch() -> Mapping[str, Any]:
+        from gpu_competitors import RELEASED, TorchOnGpu, compare
+
+        competitor.append(TorchOnGpu(bundle, given.engine, "cuda", TEMPERATURE, TOP_K))
+        apart = compare(competitor[0], TorchOnGpu(bundle, RELEASED, "cuda"), tokens)
+        return {"description": f"PyTorch {torch.__version__}"} | apart
+
+    if journal.run("open", open_torch).state != OK:
+        _leave_out(journal, steps[1:], "it did not open")
+        return
+    inner = competitor[0]
+    journal.run("decode", lambda: timed(lambda: inner.logprobs(tokens[:, :1]), given.seconds, m.batch_size))
+    journal.run("draw", lambda: timed(lambda: inner.draw(tokens[:, :1]), given.seconds, m.batch_size))
+    journal.run("score", lambda: timed(lambda: inner.score(tokens), given.seconds, tokens[:, 1:].size))
+
+
+def unexported(given: argparse.Namespace) -> Any:
+    """The bundle that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
+    from txl_runtime.bundle.format1 import Dialect, ModelConfig
+
+    from benchmarks.shared.models import deviation, random_state
+
+    values, competitors = large(given.vocabulary), cast(Any, import_module("gpu_competitors"))
+    state = random_state(values, deviation=deviation(values["d_model"]))
+    competitors.weights_of_bundle = lambda *_: state
+    config = ModelConfig(**{name: values[name] for name in ModelConfig.__struct_fields__ if name in values})
+    sizes = {"batch_size": given.batch, "segment_lengths": (LENGTH, 1), "memory_length": MEMORY, "precision": "fp32"}
+    manifest = SimpleNamespace(config=config, dialect=Dialect(), vocab_size=given.vocabulary, weights="", **sizes)
+    return SimpleNamespace(manifest=manifest, file=Path)
+
+
+def _leave_out(journal: Journal, steps: tuple[str, ...], reason: str) -> None:
+    for step in steps:
+        journal.skip(step, reason)
+
+
+def main() -> int:
+    """Run one item; 0 whatever its steps found, since they are written down."""
+    kinds = {"export": export, "engine": engine, "torch": torch}
+    options = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    options.add_argument("kind", choices=kinds)
+    options.add_argument("--bundle", type=Path, required=True)
+    options.add_argument("--name", required=True)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--engine", default="none")
+    options.add_argument("--precision", default="fp32")
+    options.add_argument("--batch", type=int, default=1)
+    options.add_argument("--segments", type=int, default=12)
+    options.add_argument("--seconds", type=float, default=2.0)
+    options.add_argument("--update", default="none")
+    options.add_argument("--vocabulary", type=int, default=204)
+    options.add_argument("--quick", action="store_true")
+    options.add_argument("--stopped", default="", help="what a step says that SIGTERM ends")
+    given = options.parse_args()
+    print(f"--- {given.name}", flush=True)
+    journal = Journal(given.name, given.out)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt(given.stopped)
+
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, stop)
+        kinds[given.kind](journal, given)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

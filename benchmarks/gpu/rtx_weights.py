@@ -1,0 +1,182 @@
+"""Weights once: one engine of TensorRT-RTX with several optimization profiles, against one engine for each program.
+
+The layers of a model with ring memory are one graph whose segment length is open. It is built once for each length, and
+once for all of them, without a GPU; sizes, activation memory and kernels are what the builder says. A second table puts
+what that comes to on a device of 8 GB, for published models in fp16: weights are those of the program, everything else
+is arithmetic from the shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import onnx
+from rtx_layouts import Graph, as_one
+from txl_engines.compiler import Compiler
+from txl_engines.layers import LayerReport, read_layers
+from txl_engines.shapes import fix_sizes
+from txl_export.checkpoints.txl import TxlConfig
+from txl_export.families.transformer_xl.weights import canonical_shapes
+from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.device.engines.library import load_library
+
+from benchmarks.shared.models import TINY, WT103, random_bundle, shape
+from benchmarks.shared.results import finish, parser
+from benchmarks.shared.tables import Table, log
+
+DEEP = shape(12, 512, 8, 64, 2048, 204), 640
+PUBLISHED = {
+    "wt103-base": (shape(16, 410, 10, 41, 2100, 267735, clamp_length=400, cutoffs=WT103), 640, 64),
+    "enwik8-24": (shape(24, 1024, 8, 128, 3072, 204, clamp_length=1000), 3800, 128),
+}
+MB = 1e6
+
+
+class Built(NamedTuple):
+    """An engine's size, its weights and activations on the device, and its layers, those of all profiles together."""
+
+    size: int
+    weights: int
+    activations: int
+    layers: LayerReport
+
+
+def build(model: Any, folder: Path, lengths: Sequence[int], batch: int) -> Built:
+    """Build for SM 86, with a profile for each length where there are several; the rest is as `build` does it."""
+    library = load_library("rtx")
+    trt, keep = library.module, library.journal.add
+    said: list[str] = []
+
+    def hear(severity: int, text: str) -> None:
+        said.append(text)
+        keep(severity, text)
+
+    library.journal.add = hear  # type: ignore[method-assign]
+    parsed = Compiler(library).parse(model.SerializeToString(), str(folder / "tried.onnx"))
+    config = parsed.builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.clear_flag(trt.BuilderFlag.TF32)
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM86, 0)
+    for length in lengths:
+        profile = parsed.builder.create_optimization_profile()
+        profile.set_shape("tokens", *[(batch, length)] * 3)
+        config.add_optimization_profile(profile)
+    plan = parsed.builder.build_serialized_network(parsed.network, config)
+    values = [value.name for value in (*model.graph.input, *model.graph.output) if "memory." in value.name]
+    names = [f"{name}{end}" for name in values for end in ("", " [profile 1]")]
+    text = "\n".join(said)
+    library.journal.add = keep  # type: ignore[method-assign]
+    weights, activations = (
+        max(int(size) for size in re.findall(f"Total {what} Memory: (\\d+)", text))
+        for what in ("Weights", "Activation")
+    )
+    return Built(memoryview(plan).nbytes, weights, activations, read_layers(library.journal.layers, names))
+
+
+def measured(values: dict[str, Any], rows: int, batch: int, precision: str) -> Table:
+    """The layers of a model, as two engines and as one."""
+    columns = (
+        "engines",
+        "kernels per layer",
+        "fused",
+        "kernels that copy",
+        "MB on disk",
+        "weights MB",
+        "activations MB",
+    )
+    table = Table(
+        columns, title=f"Layers for L 64 and L 1: {values['n_layer']} of them, M {rows}, B {batch}, {precision}"
+    )
+    count = values["n_layer"]
+
+    def add(title: str, *built: Built) -> None:
+        kernels = sum(each.layers.kernels or 0 for each in built) / 2 / count
+        table.add(
+            title,
+            kernels,
+            f"{sum(each.layers.fused_attention for each in built)} of {2 * count}",
+            sum(each.layers.copying for each in built),
+            sum(each.size for each in built) / MB,
+            sum(each.weights for each in built) / MB,
+            max(each.activations for each in built) / MB,
+        )
+
+    with tempfile.TemporaryDirectory() as name:
+        path = random_bundle(Path(name) / "m.txl", values, (64, 1), rows, batch_size=batch, precision=precision)
+        open_sizes = onnx.load(path / "hidden-ring.onnx", load_external_data=False)
+        open_length = fix_sizes(open_sizes, {"batch": batch})
+        fixed = {length: fix_sizes(open_length, {"segment": length}) for length in (64, 1)}
+        log("building")
+        products = {length: build(fixed[length], path, (), batch) for length in (64, 1)}
+        add("two, products", *products.values())
+        add("two, L 1 with one operator (what `build` makes)", products[64], build(_united(fixed[1]), path, (), batch))
+        add("one of two profiles, products", build(open_length, path, (64, 1), batch))
+        add("one of two profiles, one operator", build(_united(open_length), path, (64, 1), batch))
+    return table
+
+
+def _united(model: Any) -> Any:
+    graph = Graph(model.SerializeToString())
+    as_one(graph)
+    return graph.model
+
+
+class Room(NamedTuple):
+    """What a model takes on a device, in bytes of fp16."""
+
+    weights: int
+    memory: int
+    working: int
+
+
+def room(values: dict[str, Any], memory: int, length: int) -> Room:
+    """For one sequence: every weight once, the ring's buffers, and what one program works in at the most."""
+    typed = msgspec.convert(values, TxlConfig)
+    config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
+    shapes, _ = canonical_shapes(config)
+    positions = [name for name in shapes if ".attention.position.weight" in name]
+    distances = min(memory + 2 * length, values["clamp_length"] + 1)
+    width = values["n_head"] * values["d_head"]
+    count = sum(math.prod(size) for name, size in shapes.items() if name not in positions)
+    count += len(positions) * distances * width  # the tables that stand for these weights
+    ring = 2 * values["n_layer"] * width * (memory + 2 * length)
+    scores = values["n_head"] * length * (memory + 2 * length)
+    return Room(2 * count, 2 * ring, 3 * 2 * scores + 6 * length * values["vocab_size"])
+
+
+def on_paper() -> Table:
+    """Engines on a device of 8 GB, one sequence at a time."""
+    columns = ("model", "engines", "MB on disk", "weights on the device", "memory", "working room", "in all, MB")
+    table = Table(columns, title="On a Jetson Orin of 8 GB, fp16, B 1: arithmetic, not a measurement")
+    for title, (values, memory, length) in PUBLISHED.items():
+        need = room(values, memory, length)
+        large = values["vocab_size"] > 1024
+        every = 5 if large else 4
+        for count, what in ((every, "one a program"), (2, "--programs logprobs"), (1, "if all shared their weights")):
+            engines = f"{count}: {what}"
+            weights = count * need.weights
+            total = weights + need.memory + need.working
+            table.add(title, engines, weights / MB, weights / MB, need.memory / MB, need.working / MB, total / MB)
+    return table
+
+
+def main() -> None:
+    """Print both tables."""
+    arguments = parser(__doc__, seconds=None).parse_args()
+    values, rows = (TINY, 16) if arguments.quick else DEEP
+    batches = (2,) if arguments.quick else (1, 4)
+    tables = [measured(values, rows, batch, "fp16") for batch in batches]
+    tables.append(on_paper())
+    finish("rtx_weights", arguments, tables, [dataclasses.asdict(table) for table in tables])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""kill -9 of `txl-deploy serve` at random moments, and what its sessions hold after each restart.
+
+    python benchmarks/serve/serve_kills.py BUNDLE [--kills 50] [--sessions 6] [--out FILE.json]
+
+Each session reads a text of its own in requests of PART tokens, which score it (`echo` with `max_tokens` 0). The server
+writes checkpoints all the time, and is killed at a random moment. After the restart each session says how many tokens
+it has seen (GET /v1/sessions/NAME), its client goes on from there, and every log-probability has to be the one that a
+server without kills gave for that token. What is wrong is a problem, and the exit code is 1:
+
+* a session that does not start where a segment of one of its requests ended, or before the last checkpoint that the
+  server had said was written;
+* a log-probability that differs by more than 1e-4;
+* a session that is lost; a file in the folder, after a restart, that the checkpoint does not name;
+* a session that does not stand where its client says that it does (`session_seen`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from server_process import Server, text_of
+
+PART, EVERY = 150, 0.1
+LIMIT = 1e-4
+INDEX = "sessions.json"
+CALM = ("request", "draining", "checkpoint", "stopped")
+"""What the server may say of itself."""
+
+
+class Reader:
+    """One session's client: reads its text part by part, and compares what it is told.
+
+    Attributes:
+        seen: tokens that the server has read.
+        problems: what was wrong.
+        compared: log-probabilities that were compared.
+        largest: difference among them.
+    """
+
+    def __init__(self, number: int, tokens: int) -> None:
+        self.name, self.ids = f"reader {number}", [*text_of(number, tokens).encode()]
+        self.seen, self.compared, self.largest = 0, 0, 0.0
+        self.truth: list[float | None] = []
+        self.problems: list[str] = []
+        self.stop = False
+
+    def read(self, server: Server) -> bool:
+        """The next part; False where the text is at its end."""
+        end = min(len(self.ids), (self.seen // PART + 1) * PART)
+        if self.seen >= len(self.ids):
+            return False
+        body: dict[str, Any] = {"prompt": self.ids[self.seen : end], "max_tokens": 0, "echo": True, "logprobs": 0}
+        body |= {"session": self.name, "session_seen": self.seen}
+        status, answer = server.ask("POST", "/v1/completions", body)
+        if status != 200:
+            self.problems.append(f"{self.name} at {self.seen}: {status} {str(answer)[:160]}")
+            self.stop = True
+            return False
+        found = answer["choices"][0]["logprobs"]["token_logprobs"]
+        if len(found) != end - self.seen:
+            self.problems.append(f"{self.name} at {self.seen}: {len(found)} scores, expected {end - self.seen}")
+        self._compare(found)
+        self.seen = end
+        return True
+
+    def _compare(self, found: list[float | None]) -> None:
+        for place, value in enumerate(found, self.seen):
+            if place == len(self.truth):
+                self.truth.append(value)
+            elif value is not None and (expected := self.truth[place]) is not None:
+                self.compared += 1
+                self.largest = max(self.largest, abs(value - expected))
+
+    def until_killed(self, server: Server) -> None:
+        """Read until the server is gone or the text has ended."""
+        try:
+            while not self.stop and self.read(server):
+                pass
+        except (OSError, http.client.HTTPException):
+            pass  # the server was killed
+
+
+def main() -> None:
+    """Kill and restart; exit code 1 where anything was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--sessions", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=6000, help="of each session's text")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        found = kills(asked.bundle, Path(name), asked.kills, asked.sessions, asked.tokens, asked.seed)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if asked.out:
+        asked.out.write_text(text + "\n", "utf-8")
+    sys.exit(1 if found["problems"] else 0)
+
+
+def kills(bundle: Path, folder: Path, count: int, sessions: int, tokens: int, seed: int) -> dict[str, Any]:
+    """Kill a server that many times.
+
+    Args:
+        bundle: what is served; its ids are bytes.
+        folder: for checkpoints and logs.
+        count: kills.
+        sessions: that read at once.
+        tokens: of each session's text; a session that has read it begins anew under the same name.
+        seed: of the moments.
+
+    Returns:
+        what was counted, and what was wrong.
+    """
+    readers, draws = [Reader(number, tokens) for number in range(sessions)], random.Random(seed)
+    server = Server(bundle, folder / "truth.log")
+    segment = max(server.ask("GET", "/v1/models")[1]["data"][0]["segment_lengths"])
+    _together(readers, server, None)
+    server.kill()
+    kept, log = folder / "kept", folder / "server.log"
+    problems, back, resumed, downtime = [*_problems(readers)], 0, 0, list[float]()
+    for reader in readers:
+        reader.seen = 0
+    for _ in range(count):
+        started = time.monotonic()
+        server = Server(bundle, log, "--checkpoint-dir", kept, "--checkpoint-every", EVERY)
+        downtime.append(time.monotonic() - started)
+        problems += _leftovers(kept)  # nothing has changed yet, so nothing is being written
+        named = {entry["name"]: entry["seen"] for entry in server.ask("GET", "/v1/sessions")[1]["data"]}
+        for reader in readers:
+            seen = named.get(reader.name, 0)
+            if seen > reader.seen + PART or seen % PART % segment:
+                problems.append(f"{reader.name} begins at {seen}, and had been told {reader.seen}")
+            back, resumed = back + max(0, reader.seen - seen), resumed + (seen > 0)
+            reader.seen = seen
+            if seen >= tokens:
+                server.ask("DELETE", f"/v1/sessions/{reader.name.replace(' ', '%20')}")
+                reader.seen = 0
+        _together(readers, server, draws.uniform(0.05, 1.5))
+        server.kill()
+    server = Server(bundle, log, "--checkpoint-dir", kept)
+    server.ask("POST", "/v1/completions", {"prompt": "the end", "max_tokens": 0, "echo": True, "session": "last"})
+    server.stop()
+    problems += _leftovers(kept)
+    said = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    problems += [f"the server said {line}" for line in said if line["event"] not in CALM]
+    problems += _problems(readers)
+    compared, largest = sum(reader.compared for reader in readers), max(reader.largest for reader in readers)
+    if largest > LIMIT or not compared or not resumed:
+        problems.append(f"{compared} log-probabilities differ by up to {largest}; {resumed} sessions were resumed")
+    return {
+        "kills": count,
+        "sessions": sessions,
+        "resumed": resumed,
+        "read again after a kill, tokens of a session": round(back / max(1, resumed), 1),
+        "compared": compared,
+        "largest difference": largest,
+        "seconds to listen again": {"median": sorted(downtime)[len(downtime) // 2], "most": max(downtime)},
+        "problems": problems[:50],
+    }
+
+
+def _together(readers: list[Reader], server: Server, seconds: float | None) -> None:
+    """Let all read, for a time or to the end; after that time the server is killed while they do."""
+    threads = [threading.Thread(target=reader.until_killed, args=(server,)) for reader in readers]
+    for thread in threads:
+        thread.start()
+    if seconds is not None:
+        time.sleep(seconds)
+        server.process.kill()
+    for thread in threads:
+        thread.join()
+
+
+def _problems(readers: list[Reader]) -> list[str]:
+    return [problem for reader in readers for problem in reader.problems]
+
+
+def _leftovers(kept: Path) -> list[str]:
+    """Files of the folder that should not be there, and those that should."""
+    index = kept / INDEX
+    named = {entry["file"] for entry in json.loads(index.read_bytes())["sessions"]} if index.exists() else set()
+    there = {path.name for path in kept.iterdir() if path.suffix != ".lock" and path.name != INDEX}
+    return [f"{name} is in the folder, and no checkpoint names it" for name in sorted(there - named)] + [
+        f"{name} is named, and not in the folder" for name in sorted(named - there)
+    ]
+
+
+if __name__ == "__main__":
+    main()

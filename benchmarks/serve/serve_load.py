@@ -1,0 +1,229 @@
+"""Load on `txl-deploy serve`: many clients, some killed, some slow, some wrong; overload; and streams side by side.
+
+    python benchmarks/serve/serve_load.py BUNDLE [--clients 64 --requests 200] [--streams BUNDLE …] [--out FILE]
+
+1. Clients are processes (serve_client.py). One is killed every half second, and another does what it left. Any answer
+   that is not the right one or a documented error is a problem, and the exit code is 1. The server's memory is read
+   now and then, and what of it belongs to sessions at rest.
+2. Overload: all clients at a server of 4 rows where 2 requests may wait, ten times as many as it takes.
+3. Streams: 1, 4 and 16 texts at once from one server; and `bench`'s torch-kv, decoding with a batch of as many.
+
+The machine's other work counts against wall-clock time, so the processor time of the server stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from server_process import Server, percentile, text_of
+
+CLIENT = Path(__file__).with_name("serve_client.py")
+TIMED = ("plain", "session", "stream")
+MIB = 1 << 20
+LOOK = 2.0
+"""Seconds between two looks at the memory."""
+
+
+def main() -> None:
+    """Load a server; exit code 1 where anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=200, help="of each client")
+    parser.add_argument("--overload", type=int, default=10, help="requests of each client of the overload")
+    parser.add_argument("--kill-every", type=float, default=0.5, help="seconds between two killed clients")
+    parser.add_argument("--prompt", type=int, default=64, help="characters of the clients' longest prompt")
+    parser.add_argument("--answer", type=int, default=8, help="tokens of an answer to a client")
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--streams", type=Path, nargs="*", default=[], help="bundles for bench, beside the streams")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sizes = (asked.prompt, asked.answer)
+        found["load"] = load(asked.bundle, folder / "load", asked.clients, asked.requests, asked.kill_every, (), sizes)
+        _note(asked.out, found)
+        tight = ("--rows", 4, "--max-waiting", 2)
+        found["overload"] = load(asked.bundle, folder / "over", asked.clients, asked.overload, 0, tight, sizes)
+        _note(asked.out, found)
+        found["streams"] = streams(asked.bundle, folder, asked.tokens)
+    found["torch-kv"] = [competitor(bundle) for bundle in asked.streams]
+    print(json.dumps(found, indent=1))
+    _note(asked.out, found)
+    sys.exit(1 if found["load"]["problems"] or found["overload"]["problems"] else 0)
+
+
+def _note(out: Path | None, found: dict[str, Any]) -> None:
+    """What is known so far, for whoever looks before the end."""
+    if out:
+        out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def load(
+    bundle: Path,
+    folder: Path,
+    clients: int,
+    requests: int,
+    kill_every: float,
+    options: tuple[object, ...],
+    sizes: tuple[int, ...] = (),
+) -> dict[str, Any]:
+    """Let clients loose on a server.
+
+    Args:
+        bundle: what is served.
+        folder: for logs.
+        clients: at once.
+        requests: of each.
+        kill_every: seconds between two clients that are killed; 0 for none.
+        options: of the server.
+        sizes: characters of the longest prompt, and tokens of an answer.
+
+    Returns:
+        counts of answers by kind, times, memory, and what went wrong.
+    """
+    folder.mkdir()
+    server = Server(bundle, folder / "server.log", *options)
+    began, cpu = time.monotonic(), server.processor_seconds()
+    running = {number: _client(server, number, requests, folder, sizes) for number in range(clients)}
+    draws, killed, memory, problems = random.Random(1), 0, list[dict[str, float]](), list[str]()
+    most_open, next_kill, next_look = 0, began + kill_every, began
+    while running:
+        time.sleep(0.05)
+        if kill_every and time.monotonic() > next_kill:
+            number = draws.choice(list(running))
+            running[number].kill()
+            running[number].wait()
+            killed += 1
+            running[number] = _client(server, number, requests, folder, sizes)
+            next_kill = time.monotonic() + kill_every
+        if time.monotonic() > next_look:
+            memory.append(_memory(server, time.monotonic() - began))
+            next_look = time.monotonic() + LOOK
+        most_open = max(most_open, server.descriptors())
+        for number, process in list(running.items()):
+            if process.poll() is not None:
+                if process.returncode:
+                    problems.append(f"client {number} ended with exit code {process.returncode}")
+                del running[number]
+    seconds, cpu = time.monotonic() - began, server.processor_seconds() - cpu
+    time.sleep(1)  # the last connections close
+    memory.append(_memory(server, time.monotonic() - began))
+    status, health = server.ask("GET", "/health")
+    left = server.descriptors()
+    code = server.stop()
+    lines = [json.loads(line) for path in folder.glob("client-*.jsonl") for line in path.read_text().splitlines()]
+    problems += [f"{line['kind']}: {line['problem']}" for line in lines if "problem" in line]
+    if (status, code) != (200, 0) or health["status"] != "ok":
+        problems.append(f"at the end health was {status} {health}, and the exit code {code}")
+    said = [json.loads(line) for line in (folder / "server.log").read_text().splitlines()]
+    problems += [f"the server said {line}" for line in said if line["event"] not in ("request", "draining", "stopped")]
+    if len(lines) != clients * requests:
+        problems.append(f"{len(lines)} requests were made, expected {clients * requests}")
+    right = {
+        kind: [line["seconds"] for line in lines if line["kind"] == kind and line["status"] == 200] for kind in TIMED
+    }
+    firsts = [line["first"] for line in lines if "first" in line]
+    return {
+        "clients": clients,
+        "requests": len(lines),
+        "killed": killed,
+        "seconds": round(seconds, 1),
+        "server_processor_seconds": round(cpu, 1),
+        "answers": dict(sorted(Counter(f"{line['kind']} {line['status']}" for line in lines).items())),
+        "told_to_wait": sum(line["busy"] for line in lines),
+        "milliseconds": {
+            kind: {"p50": _ms(values, 0.5), "p99": _ms(values, 0.99)}
+            for kind, values in {**right, "first token": firsts}.items()
+        },
+        "memory": memory[:: max(1, len(memory) // 20)] + memory[-1:],
+        "descriptors": {"most": most_open, "end": left},
+        "load_average": os.getloadavg()[0],
+        "problems": problems[:50],
+    }
+
+
+def _client(
+    server: Server, number: int, requests: int, folder: Path, sizes: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
+    log = folder / f"client-{number}.jsonl"
+    command = [sys.executable, "-S", CLIENT, server.port, number, requests, log, *sizes]
+    return subprocess.Popen([str(part) for part in command])
+
+
+def _memory(server: Server, seconds: float) -> dict[str, float]:
+    """What the server holds now, in MiB, and how much of it sessions at rest take, as if their memory was full."""
+    resting = [entry["nbytes"] for entry in server.ask("GET", "/v1/sessions")[1]["data"] if entry["place"] == "host"]
+    found = {"seconds": seconds, "resident": server.resident() / MIB, "at rest": sum(resting) / MIB}
+    return {name: round(value, 1) for name, value in found.items()} | {"sessions at rest": len(resting)}
+
+
+def _ms(values: list[float], share: float) -> float:
+    return round(percentile(values, share) * 1e3, 1)
+
+
+def streams(bundle: Path, folder: Path, tokens: int) -> list[dict[str, Any]]:
+    """Texts at once: tokens per second of all of them, and the server's processor time per token."""
+    server = Server(bundle, folder / "streams.log")
+    found = []
+    for count in (1, 4, 16):
+        _together(server, count, 20)
+        cpu, began = server.processor_seconds(), time.monotonic()
+        _together(server, count, tokens)
+        seconds, cpu = time.monotonic() - began, server.processor_seconds() - cpu
+        drawn = count * tokens
+        found.append(
+            {
+                "streams": count,
+                "tokens_per_second": round(drawn / seconds),
+                "processor_ms_per_token": round(cpu / drawn * 1e3, 3),
+                "tokens_per_processor_second": round(drawn / cpu),
+            }
+        )
+    server.stop()
+    return found
+
+
+def _together(server: Server, count: int, tokens: int) -> None:
+    def one(number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+        body = {"prompt": text_of(number, 16), "max_tokens": tokens, "seed": number, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        connection.close()
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def competitor(bundle: Path) -> dict[str, Any]:
+    """What `bench` says of this bundle and of torch-kv with its batch, on one thread."""
+    options = ["--against", "torch-kv", "--threads", "1", "--seconds", "2", "--json"]
+    command = [sys.executable, "-m", "txl_deploy", "bench", str(bundle), *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        return {"bundle": bundle.name, "problem": done.stderr[-300:]}
+    return {"bundle": bundle.name, "bench": json.loads(done.stdout)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""How a benchmark is called and how its results are written: options, tables with their conditions, all figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.shared.tables import Table
+from txl_deploy.bench.measuring import cpu_name, version_of
+
+__all__ = ["finish", "parser"]
+
+
+def parser(
+    description: str | None,
+    seconds: float | None = 3.0,
+    quick: str = "tiny shapes: proves that it runs, measures nothing",
+    threads: str = "of every competitor (default 2)",
+) -> argparse.ArgumentParser:
+    """Options of every benchmark; `quick` and `threads` say what these two do, where it is something else."""
+    summary = (description or "").strip().split("\n", maxsplit=1)[0]
+    made = argparse.ArgumentParser(description=summary)
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here")
+    made.add_argument("--threads", type=int, default=2, help=threads)
+    if seconds is not None:
+        made.add_argument("--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work")
+    return made
+
+
+def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:
+    """Print the tables as markdown; write them and everything measured where --out says."""
+    conditions = _conditions(arguments)
+    text = "\n\n".join([*(table.markdown() for table in tables), conditions]) + "\n"
+    print(text)
+    if arguments.out is None:
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"{name}.md").write_text(text)
+    options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    whole = {"conditions": conditions, "options": options, "results": msgspec.to_builtins(document)}
+    (arguments.out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def _conditions(arguments: argparse.Namespace) -> str:
+    packages = {name: version_of(name) for name in ("txl-deploy", "torch", "onnxruntime", "numpy")}
+    versions = ", ".join(f"{name} {found}" for name, found in packages.items())
+    said = f"{cpu_name()}, {os.cpu_count()} cores, {arguments.threads} threads; Python {platform.python_version()}, "
+    said += f"{versions}."
+    return f"(--quick: tiny shapes, the figures mean nothing) {said}" if arguments.quick else said

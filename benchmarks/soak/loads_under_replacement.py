@@ -1,0 +1,233 @@
+"""Readers that load a bundle against a writer that replaces it: is every model wholly of one bundle?
+
+    python benchmarks/soak/loads_under_replacement.py [--loads 20000] [--readers 3] [--folder /dev/shm] …
+
+Two bundles of the same sizes take turns under one name; every file of them differs. A writer replaces one by the other
+in one of five ways (`WAYS`), at random moments, while readers load whatever is there and feed it some tokens. What a
+reader gets has to be what one of the two bundles gives, bit for bit, or a `BundleError`. After a load whose files are
+rewritten in place nothing can be promised, because engines map the weight file: such a load counts only where nothing
+was written until its tokens had been fed.
+
+Prints one line per way and folder, and one JSON document with --json; exit code 1 where a result was of neither bundle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import txl_runtime
+from safetensors.numpy import load_file, save_file
+from txl_runtime.bundle.encoding import file_sha256
+
+SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "format1" / "kv"
+PAUSES = (0, 0.02, 0.3, 1.5)
+"""Seconds between replacements, at most; one of them is drawn each time. A load takes some hundredths of a second."""
+
+
+def make_pair(folder: Path) -> tuple[Path, Path]:
+    """Two bundles of the same sizes, of which every file differs."""
+    old, new = folder / "old", folder / "new"
+    for place in (old, new):
+        shutil.copytree(SOURCE, place, ignore=shutil.ignore_patterns("engines"))
+    weights = load_file(new / "weights.safetensors")
+    metadata = {"format": "pt"} if b'"__metadata__"' in (new / "weights.safetensors").read_bytes()[:4096] else None
+    save_file({name: -tensor for name, tensor in weights.items()}, new / "weights.safetensors", metadata=metadata)
+    for path in new.glob("*.onnx"):
+        path.write_bytes(path.read_bytes().replace(b"txl-deploy", b"TXL-DEPLOY", 1))  # the name of its producer
+    (new / "report.json").write_text("{}")
+    for place in (old, new):
+        manifest = json.loads((place / "manifest.json").read_bytes())
+        manifest["files"] = {
+            name: {"size": (place / name).stat().st_size, "sha256": file_sha256(place / name)}
+            for name in manifest["files"]
+            if (place / name).is_file()
+        }
+        (place / "manifest.json").write_text(json.dumps(manifest))
+    return old, new
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Let two folders change places in one system call."""
+    if ctypes.CDLL(None, use_errno=True).renameat2(-100, os.fsencode(first), -100, os.fsencode(second), 2):
+        raise OSError(ctypes.get_errno(), "renameat2")
+
+
+def by_exchange(path: Path, source: Path) -> None:
+    """A copy changes places with the bundle, and the bundle is removed."""
+    beside = path.with_name(f"{path.name}.beside")
+    shutil.copytree(source, beside)
+    exchange(path, beside)
+    shutil.rmtree(beside)
+
+
+def by_publishing(path: Path, source: Path) -> None:
+    """What `txl-deploy export --force` does."""
+    from txl_export.bundle.placing import publishing
+
+    with publishing(path, force=True) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def by_link(path: Path, source: Path) -> None:
+    """The bundle's path is a link, which is switched."""
+    beside = path.with_name(f"{path.name}.beside")
+    beside.symlink_to(source)
+    beside.replace(path)
+
+
+def by_files(path: Path, source: Path) -> None:
+    """Each file is renamed over, in any order."""
+    for file in random.sample(sorted(source.iterdir()), len(list(source.iterdir()))):
+        beside = path.with_name(f"{path.name}.beside")
+        shutil.copyfile(file, beside)
+        beside.replace(path / file.name)
+
+
+def in_place(path: Path, source: Path) -> None:
+    """Each file is written into, in any order, a half at a time."""
+    for file in random.sample(sorted(source.iterdir()), len(list(source.iterdir()))):
+        data = file.read_bytes()
+        with (path / file.name).open("r+b") as stream:
+            stream.write(data[: len(data) // 2])
+            stream.flush()
+            stream.write(data[len(data) // 2 :])
+            stream.truncate()
+
+
+WAYS: dict[str, Callable[[Path, Path], None]] = {
+    "exchange": by_exchange,
+    "publishing": by_publishing,
+    "link": by_link,
+    "files": by_files,
+    "in-place": in_place,
+}
+LASTING = ("link",)
+"""Ways that leave both bundles where they are."""
+
+
+def write(way: str, folder: Path) -> None:
+    """Replace until the process is told to end."""
+    path, turns = folder / "model.txl", itertools.cycle([folder / "new", folder / "old"])
+    WAYS[way](path, next(turns))  # what it imports is not the first replacement's time
+    (folder / "started").touch()
+    while not (folder / "stop").exists():
+        # An exchange there and back within one load is what is hardest to notice.
+        time.sleep(random.uniform(0, random.choice(PAUSES)))
+        WAYS[way](path, next(turns))
+        with (folder / "replaced").open("a") as count:
+            count.write(".")
+
+
+def read(way: str, folder: Path, loads: int, out: Path) -> None:
+    """Load again and again; count what was got."""
+    path = folder / "model.txl"
+    tokens = np.arange(18, dtype=np.int32).reshape(2, 9) % 10
+    truths = {
+        (lean, fed(txl_runtime.load(folder / name, "cpu", 1, update="ring", lean=lean), tokens)): name
+        for name, lean in itertools.product(("old", "new"), (False, True))
+    }
+    assert len(truths) == 4
+    seen: Counter[str] = Counter()
+    while sum(seen.values()) - seen["rewritten"] < loads:
+        lean = random.random() < 0.3
+        try:
+            model = txl_runtime.load(path, "cpu", 1, update="ring", lean=lean)
+            result = fed(model, tokens)
+            rewritten = way == "in-place" and not model.bundle.folder.holds(model.manifest.weights)
+        except txl_runtime.BundleError as error:
+            seen["refused: " + ("again and again" if "was replaced" in str(error) else "a file or folder")] += 1
+            continue
+        seen["rewritten" if rewritten else truths.get((lean, result), "wrong")] += 1
+    out.write_text(json.dumps(seen))
+
+
+def fed(model: txl_runtime.Model, tokens: np.ndarray) -> bytes:
+    """The bits of a feed."""
+    return model.stream().feed(tokens[: model.batch_size]).tobytes()
+
+
+def run(way: str, parent: Path, loads: int, readers: int) -> dict[str, int | float]:
+    """One way of replacing on one file system."""
+    with tempfile.TemporaryDirectory(dir=parent, prefix="replaced-") as made:
+        folder = Path(made)
+        make_pair(folder)
+        if way == "link":
+            (folder / "model.txl").symlink_to(folder / "old")
+        else:
+            shutil.copytree(folder / "old", folder / "model.txl")
+        command = [sys.executable, __file__, "--way", way, "--inside", str(folder)]
+        began = time.monotonic()
+        writer = subprocess.Popen([*command, "--write"])
+        while not (folder / "started").exists():
+            time.sleep(0.1)
+        shares = [loads // readers + (number < loads % readers) for number in range(readers)]
+        running = [
+            subprocess.Popen([*command, "--loads", str(share), "--out", str(folder / f"seen{number}")])
+            for number, share in enumerate(shares)
+        ]
+        codes = [reader.wait() for reader in running]
+        (folder / "stop").touch()
+        codes.append(writer.wait())
+        if any(codes):
+            raise SystemExit(f"a process ended with {codes}")
+        seen: Counter[str] = Counter()
+        for number in range(readers):
+            seen.update(json.loads((folder / f"seen{number}").read_text()))
+        replaced = (folder / "replaced").stat().st_size
+        return {**seen, "replacements": replaced, "seconds": round(time.monotonic() - began, 1)}
+
+
+def main() -> int:
+    """Run every way on every folder, or be one of the processes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loads", type=int, default=20_000, help="of all ways and folders together (default 20000)")
+    parser.add_argument("--readers", type=int, default=3, help="processes that load at the same time (default 3)")
+    parser.add_argument("--way", choices=WAYS, action="append", help="of replacing, may be repeated (default all)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        action="append",
+        help="to work in, may be repeated (default /dev/shm and the temporary folder)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON document on standard output, lines on standard error"
+    )
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--write", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside is not None:
+        (way,) = given.way
+        if given.write:
+            write(way, given.inside)
+        else:
+            read(way, given.inside, given.loads, given.out)
+        return 0
+    folders = given.folder or [Path("/dev/shm"), Path(tempfile.gettempdir())]  # noqa: S108 - in memory, and on a disk
+    cases = [(way, folder) for way in given.way or WAYS for folder in folders]
+    found = []
+    for way, folder in cases:
+        seen = run(way, folder, -(-given.loads // len(cases)), given.readers)
+        found.append({"way": way, "folder": str(folder), **seen})
+        print(json.dumps(found[-1]), file=sys.stderr if given.json else sys.stdout, flush=True)
+    if given.json:
+        print(json.dumps(found))
+    return 1 if any(entry.get("wrong") for entry in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What a soak says: slopes, tables, and the page with its pictures. Needs no PyTorch; pictures need matplotlib."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared.tables import Table
+from txl_deploy.plotting import check_plot, draw
+
+HOME = Path(__file__).parents[2] / "docs" / "measurements"
+WARM = 0.2
+"""The share of a run that is warm-up: caches and the allocator's arenas fill."""
+BATCHES, STUDENT = 20, 2.101
+"""Means of so many stretches give a slope and its 95 % interval (Student's t with 18 degrees of freedom)."""
+LONG = 100_000
+"""Steps from which on a slope of memory says something."""
+GROWTH = 5.0
+"""MB per million steps that a process may surely grow by, at most."""
+COUNTED = ("descriptors", "threads", "files", "mapped", "mappings")
+ANONYMOUS = 40
+"""How many mappings may come that are no file's: an allocator maps and unmaps as it sees fit."""
+MEMORY = (
+    ("resident", "resident memory, MB"),
+    ("allocated", "allocated by malloc, MB"),
+    ("python", "Python's blocks, thousands"),
+)
+SCALE = {"resident": 1e6, "allocated": 1e6, "python": 1e3}
+
+Samples = Sequence[dict[str, Any]]
+
+
+def warm(samples: Samples) -> Samples:
+    """Those after the warm-up."""
+    return samples[int(len(samples) * WARM) :]
+
+
+def slope(samples: Samples, name: str) -> tuple[float, float] | None:
+    """How fast something grows after the warm-up, per million steps, and half of the 95 % interval; None if unknown.
+
+    The line goes through means of stretches, because neighbouring samples are alike and would make it look too sure.
+    """
+    pairs = [
+        (sample["step"] / 1e6, sample[name] / SCALE.get(name, 1))
+        for sample in warm(samples)
+        if sample[name] is not None
+    ]
+    if len(pairs) < 2 * BATCHES:
+        return None
+    x, y = np.array([np.mean(some, axis=0) for some in np.array_split(np.array(pairs), BATCHES)]).T
+    spread = ((x - x.mean()) ** 2).sum()
+    found = float(((x - x.mean()) * (y - y.mean())).sum() / spread)
+    rest = y - y.mean() - found * (x - x.mean())
+    return found, float(STUDENT * np.sqrt((rest**2).sum() / (BATCHES - 2) / spread))
+
+
+def leaks(samples: Samples) -> list[str]:
+    """What grew that must not, in words."""
+    wrong, steady = [], warm(samples)
+    half = len(steady) // 2
+    for name in COUNTED:
+        before, after = ([s[name] for s in some if s[name] is not None] for some in (steady[:half], steady[half:]))
+        # The least of a stretch: whatever is only open for a while does not count.
+        if before and after and min(after) > min(before) + (ANONYMOUS if name == "mappings" else 0):
+            wrong.append(f"{name} grew from {min(before)} to {min(after)}")
+    for name in ("resident", "allocated"):
+        found = slope(samples, name)
+        if samples[-1]["step"] >= LONG and found is not None and found[0] - found[1] > GROWTH:
+            wrong.append(f"{name} memory grows by {found[0]:.1f} ± {found[1]:.1f} MB per million steps")
+    return wrong
+
+
+def tables(document: dict[str, Any]) -> list[Table]:
+    """The figures of a run."""
+    samples, held, own, reloads = (document[name] for name in ("samples", "held", "own", "reloads"))
+    steady = warm(samples)
+    run = Table(("steps", "seconds", "reloads", "replacements", "neither version", "what must not be"))
+    loads = reloads.get("loads", 0)
+    run.add(
+        f"{samples[-1]['step']:,}",
+        document["seconds"],
+        loads,
+        reloads["replacements"],
+        sum("neither" in said for said in reloads["wrong"]),
+        len(document["wrong"]),
+    )
+    grown = Table(("after the warm-up", "first", "last", "least", "most", "per million steps"))
+    for name, title in (*MEMORY, *((name, name) for name in COUNTED)):
+        values = [sample[name] / SCALE.get(name, 1) for sample in steady if sample[name] is not None]
+        if values:
+            found = slope(samples, name)
+            said = None if found is None else f"{found[0]:+.3g} ± {found[1]:.2g}"
+            grown.add(title, *(f"{value:.5g}" for value in (values[0], values[-1], min(values), max(values))), said)
+    times = Table(("decode step, ms", "p50", "p99", "largest"))
+    for title, some in zip(("first tenth", "middle tenth", "last tenth"), _tenths(samples), strict=True):
+        times.add(title, *(float(np.median([s[n] for s in some])) for n in ("p50", "p99")), max(s["max"] for s in some))
+    drift = Table(
+        (
+            "largest error",
+            "log-probabilities",
+            "memory (relative)",
+            "log-probabilities, fresh stream",
+            "memory, fresh stream",
+        )
+    )
+    quarter = max(len(held) // 4, 1)
+    for title, some in (
+        (f"first {quarter} looks", held[:quarter]),
+        (f"last {quarter} looks", held[-quarter:]),
+        ("end", held[-1:]),
+    ):
+        drift.add(
+            title, *(f"{max(s[n] for s in some):.1e}" for n in ("logprobs", "memory", "logprobs_fresh", "memory_fresh"))
+        )
+    never = Table(
+        ("a state that never forgets, after", "shown", "phase", "total", "PyTorch's float32: shown", "phase", "total")
+    )
+    for look in [own["looks"][0], own["looks"][len(own["looks"]) // 2], own["looks"][-1]]:
+        never.add(f"{look['step']:,} steps", *(f"{error:.1e}" for error in (*look["bundle"], *look["float32"])))
+    return [run, grown, times, drift, never]
+
+
+def _tenths(samples: Samples) -> list[Samples]:
+    tenth, middle = max(len(samples) // 10, 1), len(samples) // 2
+    return [samples[:tenth], samples[middle : middle + tenth], samples[-tenth:]]
+
+
+def write(whole: dict[str, Any], folder: Path) -> None:
+    """The page `soak.md` and its pictures, from what a run wrote."""
+    document, picture = whole["results"], folder / "soak.png"
+    check_plot(picture)
+    options, operations = whole["options"], document["operations"]
+    total = sum(operations.values())
+    shares = ", ".join(
+        f"{name} {count / total:.1%}" for name, count in sorted(operations.items(), key=lambda pair: -pair[1])
+    )
+    parts = dict(zip(("run", "grown", "times", "drift", "never"), tables(document), strict=True))
+    seconds = document["reloads"]["seconds"]
+    draw(picture, [partial(panel, document) for panel in (_memory, _times, _errors, _never)])
+    about = (
+        f"{total:,} steps at random (seed {options['seed']}) in {document['seconds']:,.0f} s, of {document['model']}: "
+        f"{shares}. The process has no PyTorch."
+    )
+    facts = {
+        "about": textwrap.fill(about, 118),
+        "interval": f"{options['interval']:g}",
+        "conditions": textwrap.fill(f"Conditions: {whole['conditions']}", 118),
+        "wrong": "\n".join(f"* {line}" for line in document["wrong"]) or "Nothing was found that must not be.",
+        "picture": picture.name,
+        "windows": len(document["samples"]),
+        "looks": len(document["held"]),
+        "loads": len(seconds),
+        "load": f"{np.median(seconds) * 1e3:.0f}",
+        "slowest": f"{max(seconds) * 1e3:.0f}",
+    }
+    (folder / "soak.md").write_text(PAGE.format(**facts, **{name: table.markdown() for name, table in parts.items()}))
+
+
+PAGE = """\
+# A long run
+
+After `make demo MINUTES=1` and `python benchmarks/soak/soak.py --out soak`, this page was written by
+`python benchmarks/soak/soak.py --page soak/soak.json`.
+
+{about}
+
+Beside the stream, a thread of the same process reloads another bundle every {interval} s, at the moment when another
+process replaces that bundle by a version with other weights, as `export --force` does. Each model that is loaded has to
+answer one known feed as the one version does or as the other does, to the bit; the model that was open before has to go
+on answering as it did, and is then dropped.
+
+{run}
+
+{wrong}
+
+![Memory, time of a decode step, and errors over the run]({picture})
+
+{conditions}
+
+## What the process takes
+
+Measured {windows} times; the first fifth is warm-up. A slope goes through the means of twenty stretches and has its
+95 % interval. "Allocated" is what glibc says is in use (`mallinfo2`), mappings are lines of `/proc/self/maps`, mapped
+are those of files, and files are those in the process's temporary folder: four snapshots of the test itself with their
+notes.
+
+{grown}
+
+## Time of a decode step
+
+Medians over windows of p50 and p99, and the largest of all. The machine had other work to do: read the trend and not
+the values.
+
+{times}
+
+Loading the replaced bundle took {load} ms (median of {loads}; the slowest took {slowest} ms).
+
+## Drift
+
+At {looks} moments, the last layers × (M + L) tokens of each sequence were fed again with the same cuts, to the
+reference in float64 and to a fresh stream; then all of them got the same further segment. Log-probabilities are in
+nats, the memory is relative to max(1, largest value). The limit is 1e-4.
+
+{drift}
+
+A state that never forgets (`benchmarks/soak/soak_own.py`) is a rotation, a sum and a count, compared with the module in
+float64. Rounding adds up there in any float32. The bundle's error must be at most twice that of PyTorch's float32, plus
+1e-6, and the count exact.
+
+{never}
+"""
+
+
+def _memory(document: dict[str, Any], axes: Any) -> None:
+    """Resident memory and what malloc gave out."""
+    for name, title in MEMORY[:2]:
+        pairs = [(s["step"], s[name] / SCALE[name]) for s in document["samples"] if s[name] is not None]
+        if pairs:
+            axes.plot(*zip(*pairs, strict=True), label=title)
+    axes.set(xlabel="steps", ylabel="MB", ylim=(0, None), title="memory of the process")
+    axes.legend()
+
+
+def _times(document: dict[str, Any], axes: Any) -> None:
+    """Percentiles of a decode step, window by window."""
+    for name in ("p50", "p99", "max"):
+        axes.plot([s["step"] for s in document["samples"]], [s[name] for s in document["samples"]], label=name)
+    axes.set(xlabel="steps", ylabel="ms", yscale="log", title="a decode step, by window")
+    axes.legend()
+
+
+def _errors(document: dict[str, Any], axes: Any) -> None:
+    """Errors against the reference, look by look."""
+    for name, title in (("logprobs", "log-probabilities"), ("memory", "memory (relative)")):
+        axes.plot([s["step"] for s in document["held"]], [s[name] for s in document["held"]], ".-", label=title)
+    axes.axhline(1e-4, color="grey", linestyle=":", label="limit")
+    axes.set(xlabel="steps", yscale="log", title="largest error against the reference in float64")
+    axes.legend()
+
+
+def _never(document: dict[str, Any], axes: Any) -> None:
+    """Errors of a state that never forgets, of the bundle and of PyTorch."""
+    looks = document["own"]["looks"]
+    for place, title in ((1, "phase"), (2, "total")):
+        axes.plot([s["step"] for s in looks], [s["bundle"][place] for s in looks], label=f"{title}, bundle")
+        axes.plot(
+            [s["step"] for s in looks], [s["float32"][place] for s in looks], ":", label=f"{title}, PyTorch float32"
+        )
+    axes.set(xlabel="steps", xscale="log", yscale="log", title="a state that never forgets, against float64")
+    axes.legend()

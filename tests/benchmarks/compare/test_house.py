@@ -1,0 +1,141 @@
+"""The counts of a checkout's lines, imports, arrows, circles, and questions about the kind of model."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import house
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def checkout(folder: Path, **modules: str) -> Path:
+    """A tree of packages; `a__b` is module a.b, and folders get an empty `__init__`."""
+    for name, text in modules.items():
+        *parts, last = name.split("__")
+        place = folder / {"txl_runtime": "runtime", "txl_deploy": "."}.get(parts[0], "export")
+        for part in parts:
+            place /= part
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "__init__.py").touch()
+        (place / f"{last}.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "forms"),
+    [
+        ('if program.update == "ring": pass', ["rule"]),
+        ('usable = [r for r in rules if r != "ring" or ring]', ["rule", "flag"]),
+        ('same = update in ("rolled", "replace")', ["rule"]),
+        ('match update:\n    case "ring": pass\n    case "rolled" | "replace": pass', ["rule"] * 3),
+        ('x = 1 if program.kind == "step" else 2', ["kind"]),
+        ('rows = "fill" in manifest.counters', ["rows"]),
+        ('rows = "fill" not in self._manifest.counters', ["rows"]),
+        ("x = m.memory_length if m.counters else None", ["rows"]),
+        ("if model.memory_length is None: pass", ["rows"]),
+        ('if manifest.family_name == "transformer_xl": pass', ["family"]),
+        ("steps = loop if isinstance(loop, StepState) else None", ["class"]),
+        ("if type(loop) is HostLoop: pass", ["class"]),
+        ("if isinstance(report, (int, bench.StepReport)): pass", ["class"]),
+        ("if not self._counts_rows: pass", ["flag"]),
+        ("if is_transformer_xl(model.manifest): pass", ["flag"]),
+        ("if self._ring is None: pass", ["flag"]),
+        ('table = m.states_of("rolled") or states', ["lookup"]),
+        ('kinds = {"ring": Ring, "rolled": Rolled}', ["table"]),
+        # What asks nothing, or asks about a property:
+        ('states = manifest.states_of("rolled")', []),
+        ('text = data.decode(errors="replace")', []),
+        ('if what in ("step", "feed"): pass', []),
+        ('if manifest.streams == "lockstep" or program.open_batch: pass', []),
+        ('if "fill" in roles: pass', []),
+        ("if memory_length is None: pass", []),
+        ("if isinstance(tokens, Mapping): pass", []),
+        ("ring = self.ring", []),
+        ('names = {"ring": 1}', []),
+    ],
+)
+def test_a_question_about_the_kind_of_model_is_known_by_its_form(text: str, forms: list[str]) -> None:
+    assert sorted(form for _, form in house.questions(ast.parse(text))) == sorted(forms)
+
+
+def test_questions_are_counted_in_their_rooms(tmp_path: Path) -> None:
+    asked = 'if update == "ring":\n    pass\nelif update == "rolled":\n    pass\n'
+    found = house.counted(checkout(tmp_path, txl_runtime__host__loop=asked, txl_runtime__model="x = 1\n"))
+    figures = house.figures(found)
+    assert figures["questions, runtime/host"] == figures["questions, runtime in all"] == 2
+    assert figures["questions, runtime/root"] == 0
+    assert found.questions["runtime/host"][0] == ("runtime/txl_runtime/host/loop.py", "1", "rule")
+    assert "host/loop.py: 1 rule, 3 rule" in house.details(found)
+
+
+def test_lines_of_code_are_those_without_comments_and_docstrings() -> None:
+    text = '"""A module.\n\nOf several lines.\n"""\n\n# why\nx = 1  # a number\n"""What it is."""\n'
+    text += 'y = """two\n\nlines"""\n'
+    assert house.code_lines(text, ast.parse(text)) == 4
+
+
+def test_imports_inside_functions_are_those_of_own_packages(tmp_path: Path) -> None:
+    text = "import txl_runtime.b\ndef f():\n    import json\n"
+    text += "    from txl_runtime import b\n    from txl_runtime.b import x\n"
+    found = house.counted(checkout(tmp_path, txl_runtime__a=text, txl_runtime__b="x = 1\n"))
+    assert found.inner["txl_runtime"] == ["runtime/txl_runtime/a.py:4", "runtime/txl_runtime/a.py:5"]
+
+
+def test_arrows_that_go_up_are_found(tmp_path: Path) -> None:
+    found = house.counted(
+        checkout(
+            tmp_path,
+            txl_runtime__streaming__stream="def f():\n    from txl_runtime.host.loop import Loop\n",
+            txl_runtime__host__loop="from txl_runtime.streaming.stream import f\n",
+            txl_runtime__device__loop="from txl_runtime.host import loop\n",
+            txl_runtime__model="from txl_deploy.main import main\n",
+            txl_deploy__main="import txl_runtime.model\n",
+        )
+    )
+    assert found.upward == {
+        "runtime/streaming": ["txl_runtime.streaming.stream → txl_runtime.host.loop"],
+        "runtime/device": ["txl_runtime.device.loop → txl_runtime.host.loop"],
+        "txl_runtime": ["txl_runtime.model → txl_deploy.main"],
+    }
+    assert found.circles == [
+        ["txl_deploy.main", "txl_runtime.model"],
+        ["txl_runtime.host.loop", "txl_runtime.streaming.stream"],
+        ["room host", "room streaming"],
+    ]
+
+
+def test_imports_for_types_alone_make_circles_too(tmp_path: Path) -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from txl_runtime.b import x\n"
+    found = house.counted(checkout(tmp_path, txl_runtime__a=text, txl_runtime__b="from txl_runtime.a import y\n"))
+    assert found.circles == [["txl_runtime.a", "txl_runtime.b"], ["room a", "room b"]]
+
+
+def test_two_checkouts_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = checkout(tmp_path / "old", txl_runtime__model='a = rule == "ring"\nb = 2\n')
+    new = checkout(tmp_path / "new", txl_runtime__model="a = 1\n")
+    monkeypatch.setattr(sys, "argv", ["house.py", str(old), str(new)])
+    assert house.main() == 0
+    told = capsys.readouterr().out
+    assert "| code lines, runtime/root | 2 | 1 | -1 |" in told
+    assert "| questions, in all | 1 | 0 | -1 |" in told
+    monkeypatch.setattr(sys, "argv", ["house.py", str(old), "--json"])
+    house.main()
+    assert json.loads(capsys.readouterr().out)["checkout"]["figures"]["questions of form rule"] == 1
+
+
+def test_this_checkout_is_counted_whole() -> None:
+    found = house.counted(ROOT)
+    files = [path for place in ("runtime", "export", "txl_deploy") for path in (ROOT / place).rglob("*.py")]
+    assert sum(lines for lines, _ in found.lines.values()) == sum(path.read_text().count("\n") for path in files)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="expected a checkout of this project"):
+        house.counted(tmp_path)

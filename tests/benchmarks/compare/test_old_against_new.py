@@ -1,0 +1,69 @@
+"""What two checkouts are timed on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import old_against_new
+import pytest
+import step_models
+from old_against_new import ARRAYS, FEW, FIRST, PYTHON, SPREAD, TOKENS
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("change", "works"),
+    [
+        ({}, (*ARRAYS, FIRST, SPREAD, FEW)),
+        ({"programs": [{"segment_length": 1}]}, (ARRAYS[0], FIRST, SPREAD, FEW)),
+        ({"batch_size": 3}, ARRAYS),
+        ({"streams": "lockstep"}, ARRAYS),
+        ({"joint": True}, ARRAYS),
+        ({"counters": {"fill": {}}}, TOKENS),
+    ],
+)
+def test_a_quarter_runs_where_a_quarter_can(change: dict[str, Any], works: tuple[str, ...]) -> None:
+    programs = [{"segment_length": 4}, {"segment_length": 1}]
+    manifest = {"counters": {}, "streams": "independent", "joint": False, "batch_size": 16, "programs": programs}
+    assert old_against_new.works_of(manifest | change) == works
+
+
+@pytest.mark.slow(keep=1)
+def test_each_side_may_open_its_own_bundle_with_several_numbers_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_models, "B", 4)
+    for side in old_against_new.SIDES:
+        bundle = step_models.counting((3, 1)).write(tmp_path / f"{side}.txl")
+        manifest = json.loads((bundle / "manifest.json").read_text())
+        (bundle / "manifest.json").write_text(json.dumps(manifest | {"joint": False, "counters": {}}))
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "compare" / "old_against_new.py",
+        ROOT,
+        "--bundles",
+        tmp_path / "old.txl",
+    ]
+    command += ["--new-bundles", tmp_path / "new.txl", "--threads", "1", "2", "--out", tmp_path / "figures.json"]
+    command += ["--rounds", "1", "--seconds", "0.01", "--loads", "1"]
+    subprocess.run(command, check=True, timeout=280, capture_output=True)
+    found = json.loads((tmp_path / "figures.json").read_text())
+    titles = [f"{tmp_path / 'old.txl'}, 1 thread", f"{tmp_path / 'old.txl'}, 2 threads"]
+    assert list(found) == titles
+    for figures in found.values():
+        assert {*figures} == {*ARRAYS, FIRST, SPREAD, FEW, *PYTHON, *old_against_new.LOADS}
+        assert all(values["old"] > 0 and values["new"] > 0 for rounds in figures.values() for values in rounds)
+
+
+def test_bundles_of_the_new_side_are_as_many(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "old", "--bundles", "a", "b", "--new-bundles", "c"])
+    with pytest.raises(SystemExit):
+        old_against_new.main()
+    assert "--new-bundles names 1, expected 2, one for each of --bundles" in capsys.readouterr().err

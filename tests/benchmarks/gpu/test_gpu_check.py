@@ -1,0 +1,412 @@
+"""The GPU check: an engine that dies ends alone, and what does not run is listed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gpu_check
+import gpu_items
+import gpu_page
+import gpu_worker
+import numpy as np
+import pytest
+from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Found, Journal, read_found
+from stand_ins.engine import open_stand_in
+from txl_engines import build_bundle
+from txl_runtime.device import choosing
+from txl_runtime.device.choosing import NO_GPU
+from txl_runtime.device.gpu import gpu_name
+from txl_runtime.errors import CheckError
+
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
+WORKER = """
+import os, signal, sys, time
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from gpu_journal import ENDED, Found, Journal
+kind, *words = sys.argv[1:]
+given = dict(zip(words[::2], words[1::2]))
+journal = Journal(given["--name"], Path(given["--out"]))
+journal.run("build", lambda: {{}})
+engine = given["--engine"]
+if engine == "cuda":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if engine == "tensorrt":
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+def stop(*_):
+    journal.add(Found("open", ENDED, reason=given["--stopped"]))
+    sys.exit(130)
+if engine == "cpu":
+    signal.signal(signal.SIGTERM, stop)
+    time.sleep(60)
+for name in ("open", "self-test", "verify"):
+    journal.run(name, lambda: {{}})
+for name in ("decode", "draw", "score"):
+    journal.run(name, lambda: {{"p50": 1.0, "p90": 2.0, "tokens/s": 500.0, "recorded": {{"logprobs-1": "recorded"}}}})
+"""
+"""A worker that crashes as "cuda", interrupts its parent as "tensorrt", and hangs as "cpu"."""
+
+
+@pytest.fixture
+def check(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """Run the check with that worker, as if there were a GPU and everything installed."""
+    (tmp_path / "worker.py").write_text(WORKER.format(folder=str(FOLDER)))
+    monkeypatch.setattr(gpu_items, "WORKER", tmp_path / "worker.py")
+    monkeypatch.setattr(gpu_items, "missing", lambda *_, **__: "")
+    monkeypatch.setattr(gpu_items, "gpu_name", lambda: "Fake RTX, SM 86")
+    monkeypatch.setattr(gpu_page, "gpu_name", lambda: "Fake RTX, SM 86")
+    path = make_bundle(verify=False)
+
+    def run(*engines: str, options: Sequence[str] = ()) -> tuple[int, dict[str, Any], str]:
+        code = gpu_check.main(["--bundle", str(path), "--engine", *engines, "--out", str(tmp_path / "out"), *options])
+        document = json.loads((tmp_path / "out" / "gpu_check.json").read_text())["results"]
+        return code, document, (tmp_path / "out" / "gpu_check.md").read_text()
+
+    return run
+
+
+def states(document: dict[str, Any], engine: str) -> dict[str, str]:
+    (found,) = (item["steps"] for item in document["engines"] if item["engine"] == engine)
+    return {step["name"]: step["state"] for step in found}
+
+
+def test_an_engine_that_crashes_ends_alone_and_its_steps_before_that_are_kept(check: Callable[..., Any]) -> None:
+    code, document, page = check("cuda", "rtx")
+    assert code == 1
+    assert states(document, "cuda") == {
+        "build": OK,
+        "open": FAILED,
+        **dict.fromkeys(("self-test", "verify", "decode", "draw", "score"), NOT_RUN),
+    }
+    assert set(states(document, "rtx").values()) == {OK}
+    assert (document["run"], document["finished"]) == (1, True)
+    assert "cuda-fp32-b1: open FAILED: the process ended with signal SIGSEGV" in page
+    assert "cuda-fp32-b1: self-test, verify, decode, draw, score not run: the process had ended" in page
+    assert "rtx-fp32-b1: logprobs-1: recorded" in page
+
+
+def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> None:
+    started = time.monotonic()
+    code, document, page = check("cpu", "rtx", options=("--budget", "3"))
+    assert time.monotonic() - started < 60, "the worker would sleep for so long"
+    assert code == 1, "something was begun, and has no result"
+    assert states(document, "cpu")["build"] == OK
+    assert states(document, "cpu")["open"] == ENDED
+    assert "cpu-fp32-b1: open ended: stopped: the budget of 3 s was spent" in page
+    assert "cpu-fp32-b1: self-test, verify, decode, draw, score not run: stopped: the budget of 3 s was spent" in page
+    assert "interrupted" not in page
+    assert "rtx-fp32-b1: not run: the budget of 3 s was spent" in page
+
+
+def test_an_interrupt_ends_it_with_what_there_is(check: Callable[..., Any]) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+    try:
+        code, document, page = check("rtx", "tensorrt", "torch")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == gpu_check.INTERRUPTED
+    assert set(states(document, "rtx").values()) == {OK}
+    assert states(document, "tensorrt")["build"] == OK
+    assert "tensorrt-fp32-b1: open ended: interrupted" in page
+    assert "tensorrt-fp32-b1: self-test, verify, decode, draw, score not run: interrupted" in page
+    assert "torch-fp32-b1: not run: interrupted" in page
+
+
+def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+    write = gpu_page.write_page
+    monkeypatch.setattr(gpu_page, "write_page", lambda *given, **more: pages.append(write(*given, **more)) or pages[-1])
+    check("rtx", "torch")
+    assert len(pages) == 4, "before anything runs, after each engine, and at the end"
+    assert "0 run, not finished" in pages[0]
+    assert "1 run, 7 ok, not finished" in pages[1]
+    assert "| torch |" not in pages[1]
+
+
+def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
+    item = gpu_items.Item("torch", "torch", "fp32", 1, Path("m.txl"))
+    found = gpu_items.whole(item, [], "the process ended with code 3")
+    assert [(step.name, step.state) for step in found] == [
+        ("open", FAILED),
+        ("decode", NOT_RUN),
+        ("draw", NOT_RUN),
+        ("score", NOT_RUN),
+    ]
+    assert "code 3" in found[0].reason
+    cut = gpu_items.whole(item, [Found("open", OK)], "stopped")
+    assert [(step.state, step.reason) for step in cut] == [
+        (OK, ""),
+        (ENDED, "stopped"),
+        *[(NOT_RUN, "stopped")] * 2,
+    ]
+
+
+def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.main(["--bundle", str(tmp_path / "none.txl"), "--out", str(tmp_path)]) == 2
+    assert "none.txl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prepare", "--bundle", "m.txl"), "leave out one of them"),
+        (("--batch", "1", "0"), "is 0, expected at least 1"),
+        (("--vocabulary", "0"), "is 0, expected at least 1"),
+        (("--segments", "0"), "is 0, expected at least 1"),
+        (("--seconds", "-1"), "is -1, expected seconds from 0 on"),
+        (("--budget", "nan"), "is nan, expected seconds from 0 on"),
+        (("--precision", "fp16"), "--precision is of engines: name these too, e.g. --engine cuda"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_is_written(
+    options: Sequence[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main([*options, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "of_somebody"])
+def test_results_that_cannot_be_written_are_one_line_before_anything_runs(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "of_somebody" / "gpu_check.md").mkdir(parents=True)
+    monkeypatch.setattr(gpu_items.Runner, "run", lambda *_: pytest.fail("an item was run"))
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main(["--out", str(tmp_path / place)])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gpu_check: cannot write ")
+    assert "expected --out FOLDER that can be written" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("state", [OK, FAILED])
+def test_the_page_says_what_was_prepared(state: str, tmp_path: Path) -> None:
+    given = gpu_check.parsed(["--prepare", "--batch", "1", "8", "--out", str(tmp_path)])
+    first, second = gpu_items.plan(given)
+    outcomes = [
+        gpu_items.Outcome(first, [Found("export", state, reason="" if state == OK else "ValueError: odd")]),
+        gpu_items.Outcome(second, reason=gpu_items.PRESENT),
+    ]
+    page = gpu_page.write_page(outcomes, given, final=True)
+    exported = int(state == OK)
+    assert page.startswith(f"**prepared: {exported} exported, 1 there already, in {tmp_path / 'bundles'}**")
+    assert ("export FAILED: ValueError: odd" in page) == (state == FAILED)
+    assert "no GPU" not in page
+
+
+def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.shared import models
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(models, "random_bundle", lambda path, values, *_, **__: made.append(values))
+    given = gpu_check.parsed(["--quick", "--vocabulary", "30000", "--engine", "rtx"])
+    assert "v30000" in gpu_items.plan(given)[0].bundle.name
+    given.bundle, given.batch, given.precision = tmp_path / "m.txl", 1, "fp32"
+    gpu_worker.export(Journal("any", None), given)
+    assert (made[0]["vocab_size"], made[0]["cutoffs"], made[0]["d_model"]) == (30000, (20000,), models.TINY["d_model"])
+    assert find_spec("jinja2"), "the library of pages was hidden for this export alone"
+
+
+def test_every_bundle_is_exported_before_it_is_run() -> None:
+    given = gpu_check.parsed(["--precision", "fp32", "fp16", "--batch", "1", "8", "--engine", "rtx", "torch"])
+    names = [item.name for item in gpu_items.plan(given)]
+    assert names[:3] == ["export-fp32-b1", "rtx-fp32-b1", "torch-fp32-b1"]
+    assert len(names) == 12
+    bundles = {item.bundle for item in gpu_items.plan(given)}
+    given.update = "rolled"
+    assert not bundles & {item.bundle for item in gpu_items.plan(given)}, "verify takes the best rule there is"
+    given.prepare = True
+    assert [item.kind for item in gpu_items.plan(given)] == ["export"] * 4
+
+
+def test_carried_packages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "nvidia" / "cublas" / "lib" / "libcublasLt.so.13"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setenv("PYTHONPATH", "before")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    found = gpu_check.environment_of(tmp_path)
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), *map(str, gpu_check.OWN), "before"]
+    assert found["LD_LIBRARY_PATH"].split(os.pathsep) == [str(library.parent), "/opt/lib"]
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert "LD_LIBRARY_PATH" not in gpu_check.environment_of(None)
+
+
+def test_a_step_that_the_budget_ends_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = "stopped: the budget of 3 s was spent"
+    ends = {"build": signal.SIGTERM, "open": signal.SIGINT}
+
+    def engine(journal: Journal, _: argparse.Namespace) -> None:
+        for name, number in ends.items():
+            with pytest.raises(KeyboardInterrupt):
+                journal.run(name, lambda number=number: signal.raise_signal(number))
+
+    monkeypatch.setattr(gpu_worker, "engine", engine)
+    arguments = ["gpu_worker.py", "engine", "--bundle", "m.txl", "--name", "any", "--out", tmp_path, "--stopped", spent]
+    monkeypatch.setattr(sys, "argv", [str(part) for part in arguments])
+    before = {number: signal.getsignal(number) for number in ends.values()}
+    try:
+        assert gpu_worker.main() == 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [found.reason for found in read_found(tmp_path / "any.jsonl")] == [spent, "interrupted"]
+
+
+def test_an_interrupt_while_a_worker_imports_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+    command = [sys.executable, FOLDER / "gpu_worker.py", "--help"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def worked(path: Path, folder: Path, engine: str = "cpu", update: str = "none") -> dict[str, Found]:
+    given = argparse.Namespace(bundle=path, engine=engine, update=update, segments=6, seconds=0.01)
+    journal = Journal("any", folder)
+    gpu_worker.engine(journal, given)
+    return {found.name: found for found in journal.found}
+
+
+def test_whatever_a_step_raises_the_next_ones_run(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import txl_export.verifying as verifying
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("of a library")
+
+    monkeypatch.setattr(verifying, "verify", fail)
+    found = worked(make_bundle(verify=False), tmp_path)
+    assert found["verify"].state == FAILED
+    assert "ZeroDivisionError: of a library" in found["verify"].reason
+    assert {name: item.state for name, item in found.items() if name != "verify"} == dict.fromkeys(
+        ("build", "open", "self-test", "decode", "draw", "score"), OK
+    )
+    assert found["decode"].figures["tokens/s"] > 0
+
+
+def test_verify_is_not_run_where_its_packages_are_not(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import sys; sys.modules |= {'torch': None, 'onnx_ir': None}; import gpu_worker as worker; "
+    command = [sys.executable, "-c", program + "print(worker.not_verifiable())"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FOLDER), *map(str, gpu_check.OWN)])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, env=environment)
+    reason = "verify needs torch, onnx-ir; put what is missing into --site"
+    assert done.stdout.strip() == reason
+    assert gpu_worker.not_verifiable() == "", "everything is here"
+    monkeypatch.setattr(gpu_worker, "not_verifiable", lambda: reason)
+    found = worked(make_bundle(verify=False), tmp_path)
+    assert (found["verify"].state, found["verify"].reason) == (NOT_RUN, reason)
+    assert found["decode"].state == OK
+
+
+@pytest.mark.parametrize("update", ["none", "rolled"])
+def test_an_engine_takes_every_step_on_the_stand_in(
+    update: str, make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name))
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    found = worked(path, tmp_path, engine="cuda", update=update)
+    assert {name: item.reason for name, item in found.items() if item.state != OK} == {}
+    assert list(found) == list(gpu_items.STEPS["engine"])
+    assert found["open"].figures["update"] == ("ring" if update == "none" else update)
+    assert "recorded" in found["score"].figures["recorded"].values()
+    assert any("self-test on Fake RTX" in sidecar.read_text() for sidecar in path.rglob("*.json")), "it is noted"
+
+
+def test_rolled_engines_beside_those_of_a_ring_are_not_verified_as_such(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name))
+    path = tmp_path / "small.txl"
+    shutil.copytree(make_bundle(verify=False), path)
+    build_bundle(path, "cuda", update="ring")
+    found = worked(path, tmp_path, engine="cuda", update="rolled")
+    assert found["verify"].state == NOT_RUN
+    assert "has engines of ring memory too" in found["verify"].reason
+
+
+def test_a_self_test_that_fails_is_a_failure(
+    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Result:
+        def require(self) -> None:
+            raise CheckError("logprobs differ by 3")
+
+    monkeypatch.setattr(gpu_worker, "run_selftest", lambda _: Result())
+    assert worked(make_bundle(verify=False), tmp_path)["self-test"].reason == "CheckError: logprobs differ by 3"
+
+
+@pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
+def test_an_engine_that_does_not_open_leaves_the_rest_out(make_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    found = worked(make_bundle(verify=False), tmp_path, engine="tensorrt")
+    assert found["build"].state == FAILED
+    assert {item.reason for name, item in found.items() if name != "build"} == {"its engines were not built"}
+
+
+def run(*options: object, python: str = sys.executable, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [python, FOLDER / "gpu_check.py", *map(str, options)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ) | environment
+    )
+
+
+@pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_run_and_nothing_is_wrong(tmp_path: Path) -> None:
+    done = run("--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "0 run" in done.stdout
+    page = (tmp_path / "gpu_check.md").read_text()
+    assert page.count(NO_GPU) == 1
+    assert done.stdout.rstrip("\n") == page.rstrip("\n"), "what is printed is what is written"
+    results = json.loads((tmp_path / "gpu_check.json").read_text())["results"]
+    assert (results["run"], results["gpu"], results["engines"]) == (0, None, [])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (Path(sys.base_prefix) / "bin" / "python3").exists(), reason="no Python without packages here")
+def test_it_is_rehearsed_on_the_cpu_by_a_python_without_packages(tmp_path: Path) -> None:
+    site = Path(np.__file__).parents[1]
+    base = str(Path(sys.base_prefix) / "bin" / "python3")
+    bare = subprocess.run([base, "-c", "import txl_runtime"], capture_output=True, check=False, cwd=tmp_path)
+    assert bare.returncode != 0, "that Python has the project's packages: nothing would be shown"
+    options = ("--quick", "--engine", "cpu", "cuda", "--seconds", 0.05, "--segments", 6, "--out", tmp_path)
+    done = run(*options, "--site", site, python=base, PYTHONPATH="")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "gpu_check.json").read_text())["results"]
+    (engine,) = (item for item in results["engines"] if item["engine"] == "cpu")
+    assert {step["name"]: step["state"] for step in engine["steps"]} == dict.fromkeys(gpu_items.STEPS["engine"], OK)
+    assert "| 2 | fp32 | cpu | ok | ok | ok | ok |" in done.stdout
+    again = run(*options, "--site", site, python=base, PYTHONPATH="")
+    assert "export" not in again.stderr.replace("export_", ""), "a bundle that is there is not exported again"
+
+
+@pytest.mark.gpu
+def test_with_a_gpu_everything_there_is_runs(tmp_path: Path) -> None:
+    if gpu_name() is None:
+        pytest.skip("no usable CUDA driver was found, expected an NVIDIA GPU and its driver")
+    done = run("--engine", *gpu_check.ENGINES, "--quick", "--seconds", "0.2", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "gpu_check.json").read_text())["results"]["run"] > 0

@@ -1,0 +1,156 @@
+"""The smoke checks of a GPU, rehearsed on the stand-in for its driver: they pass there, and find what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_exercise
+import gpu_smoke
+import pytest
+from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Journal, read_found
+from gpu_smoke import Smoke, with_torch
+from stand_ins.driver import FakeDriver
+from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.driver import Driver
+from txl_runtime.device.gpu import gpu_name
+
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
+
+BIG, PIECE = 2**16, 2**12
+
+
+def smoke(folder: Path | None = None, seed: int | None = 0) -> tuple[dict[str, Any], FakeDriver]:
+    """Run the checks on a stand-in; what they found, by name."""
+    library = FakeDriver(seed=seed, capacity=2**24)
+    driver, journal = Driver(library), Journal("gpu_smoke", folder)
+    device = Device(driver)
+    Smoke(driver, device, BIG, PIECE).run(journal)
+    with_torch(device, journal)
+    journal.finish()
+    return {found.name: found for found in journal.found}, library
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_every_check_passes_on_the_stand_in(seed: int | None, tmp_path: Path) -> None:
+    found, library = smoke(tmp_path, seed)
+    assert {name: item.reason for name, item in found.items() if item.state == FAILED} == {}
+    assert {name for name, item in found.items() if item.state == NOT_RUN} == {"tokens of PyTorch", "PyTorch's device"}
+    assert len(found) == 18
+    library.check()
+    assert [item.name for item in read_found(tmp_path / "gpu_smoke.jsonl")] == list(found), "a line for each"
+    assert f"{len(found) - 2} ok, 0 FAILED, 0 ended, 2 not run" in (tmp_path / "gpu_smoke.md").read_text()
+
+
+def dropped(*_: Any, **__: Any) -> None:
+    """A call that does nothing."""
+
+
+def first_row(real: Any) -> Any:
+    def copy(self: Any, to: int, source: int, width: int, rows: int = 1, *pitches: int) -> None:
+        real(self, to, source, width)
+
+    return copy
+
+
+def not_far(self: Queue, to: int, width: int, rows: int = 1, pitch: int = 0) -> None:
+    """Zero as if sizes had so many bits only that BIG does not fit."""
+    size = width * rows % BIG
+    if size:
+        self._driver.cuMemsetD8Async(to, 0, size, self.handle)
+
+
+FAULTS: dict[str, tuple[Any, str, Any, set[str]]] = {
+    "fetch does nothing": (
+        Queue,
+        "fetch",
+        dropped,
+        {"pinned memory", "pageable memory", "rows with pitches", "rows within the device", "events"},
+    ),
+    "copy moves one row": (
+        Queue,
+        "copy",
+        first_row(Queue.copy),
+        {"rows with pitches", "rows within the device", "record and replay"},
+    ),
+    "zero does nothing": (Queue, "zero", dropped, {"rows set to zero", "more than 2 GiB set to zero"}),
+    "zero of 31 bits": (Queue, "zero", not_far, {"more than 2 GiB set to zero"}),
+    "capture does the work": (
+        Queue,
+        "capture",
+        lambda self, work: (work(), work)[1],
+        {"record and replay", "a record that fails"},
+    ),
+    "contexts stay": (
+        __import__("txl_runtime.device.context", fromlist=["Context"]).Context,
+        "leave",
+        dropped,
+        {"the application's context"},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_and_the_other_checks_go_on(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, name, wrong, expected = FAULTS[fault]
+    monkeypatch.setattr(place, name, wrong)
+    found, library = smoke(seed=None if fault == "fetch does nothing" else 0)
+    library.violations.clear()
+    failed = {key for key, item in found.items() if item.state == FAILED}
+    assert expected <= failed
+    assert len(found) == 18, "every check has a line"
+    assert found["device"].state == OK
+
+
+@pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
+def test_without_a_gpu_it_says_so_and_ends_well(tmp_path: Path) -> None:
+    command = [sys.executable, FOLDER / "gpu_smoke.py", "--out", tmp_path]
+    environment = os.environ | {"PYTHONPATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "not run everything: no usable CUDA driver was found" in done.stdout
+    (line,) = (tmp_path / "gpu_smoke.jsonl").read_text().splitlines()
+    assert json.loads(line)["state"] == NOT_RUN
+
+
+@pytest.mark.parametrize("program", [gpu_smoke, gpu_exercise])
+@pytest.mark.parametrize("place", ["", "below"])
+def test_results_that_cannot_be_written_are_one_line(
+    program: Any, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["program", "--out", str(tmp_path / "file" / place)])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{program.__name__}: cannot write {tmp_path / 'file'}")
+
+
+def test_a_check_that_raises_anything_is_noted_and_an_interrupt_stops(tmp_path: Path) -> None:
+    journal = Journal("any", tmp_path)
+    assert journal.run("odd", lambda: {}["missing"]).state == FAILED
+    assert journal.run("good", lambda: {"ms": 1.5}).figures == {"ms": 1.5}
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        journal.run("stopped", stopped)
+    assert [(item.name, item.state) for item in read_found(tmp_path / "any.jsonl")] == [
+        ("odd", FAILED),
+        ("good", OK),
+        ("stopped", ENDED),
+    ]
+    assert journal.finish() == 1
+    with (tmp_path / "any.jsonl").open("a") as file:
+        file.write('{"name": "cut o')
+    assert len(read_found(tmp_path / "any.jsonl")) == 3, "a line that was cut off is left out"
+
+
+def test_the_sizes_of_a_real_run_do_not_fit_31_bits() -> None:
+    assert gpu_smoke.BIG > 2**31

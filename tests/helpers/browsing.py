@@ -1,0 +1,239 @@
+"""A browser for the tests of pages: Debian's Chromium without a window, and everything that a page asks for or says.
+
+`make browser` installs what drives it into `.browser`. The tests skip with a reason where that or Chromium is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / ".browser"
+"""What `make browser` makes: Playwright for Python, axe-core and TypeScript."""
+
+WIDTHS = (380, 800, 1400)
+SCHEMES = ("light", "dark")
+FLAGS = (
+    "--no-sandbox",  # a container's root has no sandbox; the pages are this project's own
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",  # no name is ever looked up
+)
+
+# What a payload sets if it is executed, and what the browser refuses; both are read by `Window.faults`.
+_WATCH = """
+window.refusals = [];
+document.addEventListener("securitypolicyviolation", (event) => {
+    window.refusals.push(event.violatedDirective + ": " + event.blockedURI);
+});
+"""
+
+
+def chromium() -> Path:
+    """Where Chromium is; $CHROMIUM names another one. The test is skipped where there is none."""
+    named = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if not named or not Path(named).exists():
+        pytest.skip("no Chromium here; apt-get install chromium")
+    return Path(named)
+
+
+def tool(path: str) -> Path:
+    """A file that `make browser` installs; the test is skipped where it is missing."""
+    found = FOLDER / path
+    if not found.exists():
+        pytest.skip(f".browser/{path} is not installed; make browser")
+    return found
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium with new user data, which are gone at its end. While it runs, its thread can start no event loop."""
+    tool("playwright/__init__.py")
+    program = chromium()
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))  # the last on the path, so nothing that is installed is hidden
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=[*FLAGS], timeout=60_000)
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+@dataclass
+class Window:
+    """One page, and what happened in it.
+
+    Attributes:
+        page: Playwright's page.
+        foreign: addresses outside the page's own that it asked for; none of them was let out.
+        said: what was written to the console, and errors that nothing caught.
+        dialogs: texts of windows that a script opened.
+    """
+
+    page: Any
+    foreign: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    dialogs: list[str] = field(default_factory=list)
+
+    def faults(self) -> list[str]:
+        """Everything that a page of this project never does; a test says `assert window.faults() == []`."""
+        found = [f"asked for {address}" for address in self.foreign]
+        found += [f"said {line}" for line in self.said]
+        found += [f"opened a dialog: {text}" for text in self.dialogs]
+        found += [f"refused {line}" for line in self.page.evaluate("window.refusals")]
+        found += [f"executed {name}" for name in self.page.evaluate("Object.keys(window).filter(n => /owned/.test(n))")]
+        return found
+
+
+@contextlib.contextmanager
+def opened(
+    browser: Any,
+    address: str,
+    *,
+    width: int = 800,
+    height: int = 900,
+    scheme: str = "light",
+    allowed: Sequence[str] = (),
+    **options: Any,
+) -> Iterator[Window]:
+    """A page in a context of its own: no cookies, no cache. `address` is http://… or file://….
+
+    It may ask the origins that are `allowed`, beside its own.
+    """
+    options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme} | options
+    context = browser.new_context(service_workers="block", **options)
+    context.set_default_timeout(60_000)
+    try:
+        window = Window(context.new_page())
+        own = _origin(address)
+
+        def decide(route: Any) -> None:
+            asked = route.request.url
+            if _origin(asked) in (own, *allowed) or asked.startswith(("data:", "blob:")):
+                route.continue_()
+            else:
+                window.foreign.append(asked)
+                route.abort()
+
+        context.route("**/*", decide)
+        window.page.on("websocket", lambda socket: window.foreign.append(socket.url))
+        window.page.on("console", lambda message: window.said.append(f"{message.type}: {message.text}"))
+        window.page.on("pageerror", lambda error: window.said.append(f"error: {error}"))
+        window.page.on("dialog", lambda dialog: (window.dialogs.append(dialog.message), dialog.dismiss()))
+        context.add_init_script(_WATCH)
+        window.page.goto(address)
+        yield window
+    finally:
+        context.close()
+
+
+def _origin(address: str) -> str:
+    """What a request has to share with the page: scheme and host, for a file the whole path."""
+    parts = urlsplit(address)
+    return parts.path if parts.scheme == "file" else f"{parts.scheme}://{parts.netloc}"
+
+
+def accessibility(page: Any, leave_out: Sequence[str] = ()) -> list[str]:
+    """What axe-core finds against a page, all of its rules: one line for each rule and element."""
+    axe = tool("node_modules/axe-core/axe.min.js").read_text()
+    rules = json.dumps({name: {"enabled": False} for name in leave_out})
+    page.evaluate(axe)
+    every = "Object.fromEntries(axe.getRules().map(rule => [rule.ruleId, {enabled: true}]))"
+    found = page.evaluate(f"axe.run(document, {{resultTypes: ['violations'], rules: Object.assign({every}, {rules})}})")
+    return [
+        f"{rule['id']}: {node['target']}: {node['failureSummary']}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
+
+
+def too_wide(page: Any) -> list[str]:
+    """Elements that make the document wider than the window; none of those inside scroll areas of their own."""
+    return page.evaluate(
+        """() => {
+            const wide = document.documentElement.clientWidth;
+            if (document.documentElement.scrollWidth <= wide) return [];
+            const out = [...document.body.querySelectorAll("*")].filter((element) => {
+                const box = element.getBoundingClientRect();
+                const spills = getComputedStyle(element).overflowX === "visible" ? box.left + element.scrollWidth : 0;
+                if (Math.max(box.right, spills) <= wide + 0.5) return false;
+                for (let up = element.parentElement; up; up = up.parentElement)
+                    if (/auto|scroll|hidden|clip/.test(getComputedStyle(up).overflowX)) return false;
+                return true;
+            });
+            return [`document is ${document.documentElement.scrollWidth} wide, window ${wide}`].concat(
+                out.slice(0, 10).map((e) => `${e.tagName}.${e.getAttribute("class")} ${e.textContent.slice(0, 60)}`));
+        }"""
+    )
+
+
+def reached_by_tab(page: Any, most: int = 2000) -> list[str]:
+    """What Tab reaches from the start of the page until it leaves it, in order; a trap never leaves.
+
+    Each is named by its place in the document ("12 A#parity"), so that `to_reach` can be compared.
+    """
+    start = "const body = document.body; body.tabIndex = -1; body.focus(); body.removeAttribute('tabindex');"
+    page.evaluate(f"() => {{ {start} document.activeElement?.blur(); }}")
+    reached: list[str] = []
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        now = page.evaluate(_HERE)
+        if now is None or now in reached:
+            return reached
+        reached.append(now)
+    raise AssertionError(f"Tab does not leave the page within {most} steps")
+
+
+_NAME = """(element) => [...document.querySelectorAll("*")].indexOf(element) + " " + element.tagName
+    + (element.id ? "#" + element.id : "")"""
+_HERE = f"""() => {{
+    const now = document.activeElement;
+    return now && now !== document.body && now !== document.documentElement ? ({_NAME})(now) : null;
+}}"""
+
+
+def to_reach(page: Any) -> list[str]:
+    """What Tab has to reach: controls that are shown and not disabled, and areas whose content can be scrolled.
+
+    Of radio buttons of one name Tab reaches one; arrows reach the others.
+    """
+    return page.evaluate(
+        f"""() => {{
+            const name = {_NAME}, groups = new Set();
+            const shown = (e) => e.checkVisibility({{visibilityProperty: true, contentVisibilityAuto: false}})
+                && e.getClientRects().length > 0;
+            const managed = (e) => e.tabIndex < 0 && e.closest("[role=menu],[role=listbox],[role=toolbar],[role=grid],"
+                + "[role=tablist],[role=radiogroup]");
+            return [...document.querySelectorAll("*")].filter((e) => {{
+                if (!shown(e) || e === document.body || e === document.documentElement) return false;
+                if (e.matches("a[href],button,input,select,textarea,summary,[role=button],[role=switch],[role=slider]"))
+                {{
+                    if (e.disabled || e.type === "hidden" || managed(e)) return false;
+                    if (e.type !== "radio") return true;
+                    if (groups.has(e.name)) return false;
+                    groups.add(e.name);
+                    return (document.querySelector(`input[name="${{e.name}}"]:checked`) ?? e) === e;
+                }}
+                const style = getComputedStyle(e);
+                return (/auto|scroll/.test(style.overflowX) && e.scrollWidth > e.clientWidth + 1)
+                    || (/auto|scroll/.test(style.overflowY) && e.scrollHeight > e.clientHeight + 1);
+            }}).map(name);
+        }}"""
+    )
