@@ -168,6 +168,8 @@ def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float
     """A request of arrays by name."""
     for name in PLAIN:
         value = getattr(request, name)
+        if value is PLAIN[name]:
+            continue
         given = as_array(value, name).size > 0 if name in ("tokens", "stop_tokens") else bool(value != PLAIN[name])
         if given:
             raise UsageError(f"a request of inputs has {name}, expected inputs alone; give tokens in place of inputs")
@@ -177,8 +179,9 @@ def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float
             f"the inputs have {columns} positions, expected at most {limits.positions}; give them in several requests "
             "of one session"
         )
-    cuts = strict_cuts(columns, counts, manifest)
-    check_cuttable(cuts, manifest, "give each segment in a request of its own")
+    if columns not in manifest.segment_lengths:  # else it is one segment, whatever the model
+        cuts = strict_cuts(columns, counts, manifest)
+        check_cuttable(cuts, manifest, "give each segment in a request of its own")
     arrays: dict[str, Array] = {name: np.array(array) for name, array in inputs.items()}
     return Work(
         tokens=np.zeros(0, np.int32),

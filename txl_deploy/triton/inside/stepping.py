@@ -77,7 +77,7 @@ class Stepping:
     """Sequences of one model, some of them advanced by each call."""
 
     def __init__(self, model: txl_runtime.Model, sequences: int, server: Any) -> None:
-        self._server, self._manifest = server, model.manifest
+        self._server, self._manifest, self._given = server, model.manifest, model.manifest.given
         rows = model.batch_size if tables.together(model.manifest) else 1
         self._most, self._speaks = max(sequences, rows), tables.speaks(model.manifest)
         limits = Limits(
@@ -96,10 +96,12 @@ class Stepping:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests, one answer for each."""
         names = [id_of(request) for request in requests]
-        taken: list[Step | TxlError] = []
+        taken, running = list[Step | TxlError](), set[str]()
         for request, name in zip(requests, names, strict=True):
-            if any(isinstance(step, Step) and step.name == name for step in taken):
-                self._finish(taken)  # the server sends one of a sequence at a time; nothing may overtake another
+            if name in running:  # the server sends one of a sequence at a time; nothing may overtake another
+                self._finish(taken)
+                running.clear()
+            running.add(name)
             try:
                 taken.append(self._take_in(request, name, names))
             except TxlError as error:
@@ -147,12 +149,11 @@ class Stepping:
         Raises:
             UsageError: its results would be too large.
         """
-        found = {}
-        for entry in self._manifest.given:
-            tensor = self._server.get_input_tensor_by_name(request, entry.name).as_numpy()[0]
-            found[entry.name] = entry.axes.joined([tensor])
-        timed = (entry for entry in self._manifest.given if entry.axes.positions)
-        columns, most = max((e.axes.length(found[e.name]) for e in timed), default=1), self._positions[every]
+        found, columns, most = dict[str, NDArray[Any]](), 1, self._positions[every]
+        for entry in self._given:
+            array = self._server.get_input_tensor_by_name(request, entry.name).as_numpy()
+            found[entry.name] = array if entry.axes.batch == 0 else entry.axes.joined([array[0]])
+            columns = max(columns, entry.axes.length(found[entry.name]))
         if columns > most:
             raise UsageError(
                 f"the request has {columns} positions, expected at most {most} with the outputs that it asks for; "
