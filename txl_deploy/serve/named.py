@@ -16,7 +16,7 @@ from starlette.responses import Response
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Output
 from txl_runtime.errors import one_line
-from txl_runtime.sessions import Finished, Handle, Outputs, Sessions, SessionState
+from txl_runtime.sessions import Finished, Handle, Outputs, Sessions, SessionState, joined
 from txl_runtime.sessions import Request as SessionRequest
 from txl_runtime.streaming.checks import shown
 from txl_runtime.streaming.state_files import tensors_of
@@ -193,12 +193,12 @@ async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, A
     Raises:
         ApiError: it ended before its end.
     """
-    segments: list[Mapping[str, Array]] = []
+    segments: list[Outputs] = []
     fed = 0
     async for events in ticket.batches():
         for event in events:
             if isinstance(event, Outputs):
-                segments.append(event.arrays)
+                segments.append(event)
             elif isinstance(event, Finished):
                 fed = event.fed
                 if event.reason in ENDED:
@@ -210,12 +210,7 @@ async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, A
         error = as_api_error(ticket.ticket.error)
         error.repeatable = False
         raise error
-    joined = {}
-    for output in table if segments else ():
-        parts = [arrays[output.name] for arrays in segments]
-        positions = output.axes.positions
-        joined[output.name] = np.concatenate(parts, positions[0]) if positions else parts[-1]
-    return joined, fed
+    return joined(segments, table) if segments else {}, fed
 
 
 def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:

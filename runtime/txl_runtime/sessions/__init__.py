@@ -22,6 +22,7 @@ from txl_runtime.sessions.requests import (
     Sampling,
     SessionInfo,
     Token,
+    joined,
 )
 from txl_runtime.sessions.state import SessionState
 
@@ -43,4 +44,5 @@ __all__ = [
     "Sessions",
     "Ticket",
     "Token",
+    "joined",
 ]

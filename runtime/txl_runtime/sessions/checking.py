@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -18,6 +17,11 @@ from txl_runtime.types import Array, Ids
 
 COUNTS = {"sessions": 1, "waiting": 0, "host_bytes": 0, "disk_bytes": 0, "input_bytes": 0, "positions": 1}
 """Limits that are whole numbers, and the least of each."""
+PLAIN = {
+    name: getattr(Request(), name)
+    for name in ("tokens", "max_new_tokens", "stop_tokens", "until", "top_logprobs", "score")
+}
+"""What a request of inputs says nothing of, as it is where nothing is said."""
 
 
 def check_limits(limits: object) -> Limits:
@@ -70,7 +74,7 @@ def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
     """
     if not isinstance(request, Request):
         raise UsageError(f"the request is a {type(request).__name__}, expected Request(...)")
-    score = check_flag(request.score, "score")
+    score, last = check_flag(request.score, "score"), check_flag(request.last, "last")
     most, top, seconds = request.max_new_tokens, request.top_logprobs, request.seconds
     if not is_whole(most) or most < 0:
         raise UsageError(f"max_new_tokens is {shown(most)}, expected a whole number of at least 0")
@@ -82,6 +86,8 @@ def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
         raise UsageError(f"until is {shown(request.until)}, expected a function of a token, or None")
     seconds = None if seconds is None else float(seconds)
     rows = None if request.memory_length is None else check_memory_length(request.memory_length, manifest)
+    if last and request.inputs is None:
+        raise UsageError("a request of tokens has last, expected inputs with it; ask with top_logprobs instead")
     if request.inputs is not None:
         return _arrays(request, manifest, limits, seconds, rows)
     ids = _ids(request, manifest, limits)
@@ -98,6 +104,7 @@ def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
         tokens=ids,
         arrays=None,
         columns=0,
+        last=False,
         max_new_tokens=int(most),
         sampler=sampler,
         stops=check_stop_tokens(request.stop_tokens, manifest.vocab_size),
@@ -159,10 +166,11 @@ def _sampler(sampling: object, manifest: Manifest) -> Sampler:
 
 def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float | None, rows: int | None) -> Work:
     """A request of arrays by name."""
-    plain = dataclasses.replace(request, inputs=None, seconds=None, memory_length=None)
-    for name in ("tokens", "max_new_tokens", "stop_tokens", "until", "top_logprobs", "score"):
-        value, default = getattr(plain, name), getattr(Request(), name)
-        given = as_array(value, name).size > 0 if name in ("tokens", "stop_tokens") else bool(value != default)
+    for name in PLAIN:
+        value = getattr(request, name)
+        if value is PLAIN[name]:
+            continue
+        given = as_array(value, name).size > 0 if name in ("tokens", "stop_tokens") else bool(value != PLAIN[name])
         if given:
             raise UsageError(f"a request of inputs has {name}, expected inputs alone; give tokens in place of inputs")
     inputs, counts, columns = check_inputs(request.inputs, None, manifest, 1)
@@ -171,13 +179,15 @@ def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float
             f"the inputs have {columns} positions, expected at most {limits.positions}; give them in several requests "
             "of one session"
         )
-    cuts = strict_cuts(columns, counts, manifest)
-    check_cuttable(cuts, manifest, "give each segment in a request of its own")
+    if columns not in manifest.segment_lengths:  # else it is one segment, whatever the model
+        cuts = strict_cuts(columns, counts, manifest)
+        check_cuttable(cuts, manifest, "give each segment in a request of its own")
     arrays: dict[str, Array] = {name: np.array(array) for name, array in inputs.items()}
     return Work(
         tokens=np.zeros(0, np.int32),
         arrays=arrays,
         columns=columns,
+        last=request.last,
         max_new_tokens=0,
         sampler=None,
         stops=frozenset(),

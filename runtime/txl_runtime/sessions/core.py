@@ -156,6 +156,19 @@ class Sessions:
             idle_seconds=0.0 if waiting else self._book.recent.since(name),
         )
 
+    def begin(self, name: str) -> None:
+        """Begin a session that was fed nothing; one that has this name is closed before.
+
+        Raises:
+            UsageError: the name is none.
+            Busy: there is no room for a session more.
+        """
+        name = check_name(name)
+        if name in self._book.named:
+            self.close(name)
+        self._book.open(name)
+        self._book.recent.touch(name)
+
     def close(self, name: str) -> None:
         """End a session and its requests, with reason "closed".
 

@@ -75,13 +75,14 @@ class Work:
         tokens: int32 [T]; once the work has begun, with the token that was pending before it.
         arrays: in place of tokens, in the table's types and with one sequence.
         columns: T of the arrays.
-        max_new_tokens, stops, until, top, score, seconds, memory_length: see `Request`.
+        last, max_new_tokens, stops, until, top, score, seconds, memory_length: see `Request`.
         sampler: draws its tokens; None where none are.
     """
 
     tokens: Ids
     arrays: Mapping[str, Array] | None
     columns: int
+    last: bool
     max_new_tokens: int
     sampler: Sampler | None
     stops: frozenset[int]

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
 from numpy.typing import ArrayLike
 
+from txl_runtime.bundle.tables import Output
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.types import Array, Floats, Ids
 
@@ -89,6 +91,8 @@ class Request:
         score: whether the tokens of the prompt are scored as well, with the k best where `top_logprobs` says so. The
             first one has a log-probability only where a pending token stands before it.
         inputs: in place of tokens, for any model: arrays by name with one sequence, as `Stream.feed` takes them.
+        last: of inputs, whether the results of the last position alone are wanted: as with `Stream.feed` they then have
+            no axis of positions, and come in one event.
         seconds: after so many since it was submitted the request ends with reason "timeout"; None for no limit.
         memory_length: memory rows that the session keeps and sees at most while this request runs, 0 … M; None for M.
             Rows beyond are gone when its first segment has run, whatever the next request allows.
@@ -102,6 +106,7 @@ class Request:
     top_logprobs: int | None = None
     score: bool = False
     inputs: Mapping[str, ArrayLike] | None = None
+    last: bool = False
     seconds: float | None = None
     memory_length: int | None = None
 
@@ -148,6 +153,25 @@ class Outputs:
 
     first: int
     arrays: Mapping[str, Array]
+
+
+def joined(segments: Sequence[Outputs], table: Sequence[Output]) -> dict[str, Array]:
+    """What the model returned for a whole request: its segments' outputs, put together along the positions.
+
+    Args:
+        segments: in their order; at least one.
+        table: the outputs of the bundle. Those without positions are those of the last segment.
+    """
+    results = dict(segments[-1].arrays)
+    for output in table if len(segments) > 1 else ():
+        axes, ending = output.axes, results[output.name]
+        if axes.positions:
+            whole = np.zeros(axes.sizes(1, segments[-1].first + axes.length(ending)), ending.dtype)
+            for segment in segments:
+                found = segment.arrays[output.name]
+                whole[axes.window(segment.first, segment.first + axes.length(found))] = found
+            results[output.name] = whole
+    return results
 
 
 Reason: TypeAlias = Literal["stop", "length", "cancelled", "timeout", "closed", "error"]

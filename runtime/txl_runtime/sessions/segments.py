@@ -72,6 +72,7 @@ class Segments:
     def __init__(self, loop: Loop, manifest: Manifest, batch_size: int) -> None:
         self._loop, self._manifest, self._b = loop, manifest, batch_size
         self._count = DrawCount()
+        self._short = manifest.logprobs is not None and len(manifest.outputs) == 1
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run one segment: what is drawn, scored and returned goes to the tickets.
@@ -142,15 +143,30 @@ class Segments:
                 window = entry.axes.window(part.first, part.first + part.size)
                 place = entry.axes.window(0, part.size, slice(part.row, part.row + 1))
                 whole[place] = part.job.work.arrays[entry.name][window]
-        result = self._loop.run(inputs, counts)
+        last = parts[0].job.work.last
+        result = self._loop.run(inputs, counts, "last" if last and self._short else "rows")
         _advance(parts)
-        found = result.outputs()
-        for part in parts:
+        telling = [part for part in parts if part.job.done or not last]
+        if last and self._short:
+            self._tell_last(telling, result)
+            return
+        found = result.outputs() if telling else {}
+        for part in telling:
+            row, positions = slice(part.row, part.row + 1), part.size - 1 if last else slice(part.size)
             arrays = {
-                output.name: found[output.name][output.axes.window(0, part.size, slice(part.row, part.row + 1))].copy()
+                output.name: found[output.name][output.axes.at(row, positions)].copy()
                 for output in self._manifest.outputs
             }
             part.job.ticket.tell(Outputs(part.first, arrays))
+
+    def _tell_last(self, parts: Sequence[Part], result: Result) -> None:
+        """Log-probabilities after the last position, and no more of the softmax."""
+        output = self._loop.output
+        logprobs = np.zeros((len(parts), output.clusters[-1][1]), np.float32)
+        if parts:
+            output.logprobs(result.last()[[part.row for part in parts]], logprobs)
+        for place, part in enumerate(parts):
+            part.job.ticket.tell(Outputs(part.first, {output.name: logprobs[place : place + 1]}))
 
     def _tell_prompt(self, part: Part, logprobs: Floats, ids: Ids | None, best: Floats | None) -> None:
         if np.isnan(logprobs).any():

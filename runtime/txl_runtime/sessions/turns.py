@@ -54,12 +54,12 @@ class Turns:
         Args:
             jobs: at least one.
         """
-        groups: dict[tuple[int, bool, int], list[Job]] = {}
+        groups: dict[tuple[int, bool, bool, int], list[Job]] = {}
         for job in jobs:
             arrays = job.work.arrays is not None
             length = self._cuts.length(self._cuts.size(job.left))
             apart = id(job) if arrays and self._alone else 0
-            groups.setdefault((length, arrays, apart), []).append(job)
+            groups.setdefault((length, arrays, job.work.last, apart), []).append(job)
         short = {key for key in groups if key[0] == self._cuts.shortest}
         turn = short if short and (not self._short or len(short) == len(groups)) else groups.keys() - short
         self._short = turn is short

@@ -10,7 +10,7 @@ from sessions_alone import alone, assert_same, drawn, run
 from sessions_alone import given as gathered
 from step_models import VOCABULARY
 from txl_runtime import Model, UsageError
-from txl_runtime.sessions import Outputs, Request, Sampling, Sessions, Ticket
+from txl_runtime.sessions import Busy, Limits, Outputs, Request, Sampling, Sessions, Ticket, joined
 
 # --- the same as alone --------------------------------------------------------------------------------------------
 
@@ -106,20 +106,16 @@ def test_a_request_without_a_name_ends_its_session(model_of):
 # --- named arrays -------------------------------------------------------------------------------------------------
 
 
-def fed(model: Model, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return model.stream(1).feed(inputs)
+def fed(model: Model, inputs: dict[str, np.ndarray], last: bool = False) -> dict[str, np.ndarray]:
+    return model.stream(1).feed(inputs, last=last)
 
 
-def joined(model: Model, ticket: Ticket) -> dict[str, np.ndarray]:
+def told(model: Model, ticket: Ticket) -> dict[str, np.ndarray]:
     """The outputs of all segments, along their positions."""
     *parts, end = ticket.events()
     assert end.reason == "length"
     assert all(isinstance(part, Outputs) for part in parts)
-    whole = {}
-    for output in model.manifest.outputs:
-        found = [part.arrays[output.name] for part in parts]
-        whole[output.name] = np.concatenate(found, axis=output.shape.index("L")) if "L" in output.shape else found[-1]
-    return whole
+    return joined(parts, model.manifest.outputs)
 
 
 def some_inputs(model: Model, columns: int, seed: int) -> dict[str, np.ndarray]:
@@ -145,17 +141,22 @@ def some_inputs(model: Model, columns: int, seed: int) -> dict[str, np.ndarray]:
         ("growing", [2, 6, 2]),
         ("fours", [4, 8, 4, 12]),
         ("rolled", [9, 1, 4, 6]),
+        ("clusters", [9, 1, 4, 6]),
     ],
 )
-def test_arrays_of_models_of_every_kind_give_what_a_stream_gives(model_of, kind, lengths):
+@pytest.mark.parametrize("last", [False, True])
+def test_arrays_of_models_of_every_kind_give_what_a_stream_gives(model_of, kind, lengths, last):
     model = model_of(kind)
     given_to = [some_inputs(model, columns, seed) for seed, columns in enumerate(lengths)]
     with Sessions(model) as sessions:
-        tickets = [sessions.submit(Request(inputs=inputs), f"s{number}") for number, inputs in enumerate(given_to)]
+        tickets = [
+            sessions.submit(Request(inputs=inputs, last=last), f"s{number}") for number, inputs in enumerate(given_to)
+        ]
         run(sessions)
         for inputs, ticket in zip(given_to, tickets, strict=True):
             assert ticket.error is None
-            expected, found = fed(model, inputs), joined(model, ticket)
+            assert ticket.unread == 2 or not last
+            expected, found = fed(model, inputs, last), told(model, ticket)
             assert found.keys() == expected.keys()
             for name, array in expected.items():
                 assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
@@ -171,7 +172,25 @@ def test_arrays_are_the_request_s_own(model_of):
         for array in inputs.values():
             array[...] = 0
         run(sessions)
-        np.testing.assert_allclose(joined(model, ticket)["best"], expected["best"], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(told(model, ticket)["best"], expected["best"], rtol=0, atol=1e-6)
+
+
+def test_a_session_that_is_begun_anew_has_seen_nothing(model_of):
+    model, limits = model_of("counting"), Limits(sessions=2)
+    with Sessions(model, limits=limits) as sessions:
+        running = sessions.submit(Request([1, 2], 3), "anna")
+        sessions.round()
+        for name in ("anna", "bea"):
+            sessions.begin(name)
+        assert (running.done, running.events()[-1].reason) == (True, "closed")
+        assert [sessions.info(name).place for name in sessions.names()] == ["new", "new"]
+        ticket = sessions.submit(Request(inputs={"tokens": [[5]]}), "anna")
+        run(sessions)
+        np.testing.assert_allclose(told(model, ticket)["logits"], fed(model, {"tokens": [[5]]})["logits"], atol=1e-5)
+        with pytest.raises(Busy, match="there are 2 sessions"):
+            sessions.begin("carl")
+        with pytest.raises(UsageError, match="the session's name is ''"):
+            sessions.begin("")
 
 
 def test_arrays_wait_until_a_drawn_token_is_fed(model_of):

@@ -65,6 +65,8 @@ def test_limits_that_make_no_sense(model_of, limits, said):
         (Request([1], 1, until=3), "until is 3, expected a function of a token, or None"),
         (Request([1], top_logprobs=-1), "top_logprobs is -1, expected None or a whole number"),
         (Request([1], score="yes"), "score is 'yes', expected True or False"),
+        (Request([1], last=True), "a request of tokens has last, expected inputs with it"),
+        (Request(last="yes", inputs={"tokens": [[1]]}), "last is 'yes', expected True or False"),
         (Request([1], seconds=0), "seconds are 0, expected a number above 0, or None for no limit"),
         (Request([1], seconds=10**400), "expected a number above 0"),
         (Request(inputs={}), "inputs lack tokens"),

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import count
+from typing import Any, Literal
 
 from txl_runtime.sessions import Sessions
 
 ROOM = 2048
 """Ids to remember before those whose session has expired are looked for."""
+
+
+def id_of(request: Any) -> str:
+    """A request's correlation id as text, whether it is a number or a name; nothing where it has none."""
+    name = request.correlation_id()
+    return f"{'id' if isinstance(name, int) else 'name'} {name}" if name else ""
+
+
+def flag_of(request: Any, flag: Literal["START", "END"], server: Any) -> bool:
+    """Whether a request has a flag of sequences; `server` is the module `triton_python_backend_utils`."""
+    return bool(request.flags() & getattr(server, f"TRITONSERVER_REQUEST_FLAG_SEQUENCE_{flag}"))
 
 
 class Conversations:

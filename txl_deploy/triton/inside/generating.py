@@ -24,7 +24,7 @@ import txl_runtime
 from txl_runtime.errors import TxlError, one_line
 from txl_runtime.sessions import Busy, Finished, Limits, Request, Sampling, Sessions, Ticket, Token
 
-from txl_deploy.triton.inside.conversations import Conversations
+from txl_deploy.triton.inside.conversations import Conversations, flag_of, id_of
 
 logger = logging.getLogger(__name__)
 LOOK = 0.5
@@ -138,13 +138,8 @@ class Generating:
             stop_tokens=found["stop_tokens"].ravel().tolist() if "stop_tokens" in found else (),
             top_logprobs=0 if "logprobs" in wanted else None,
         )
-        name, flags = request.correlation_id(), request.flags()
-        start, end = (
-            bool(flags & getattr(self._server, f"TRITONSERVER_REQUEST_FLAG_SEQUENCE_{flag}"))
-            for flag in ("START", "END")
-        )
-        told = f"{'id' if isinstance(name, int) else 'name'} {name}" if name else None
-        return Asked(asked, told, start, end, sender, wanted)
+        start, end = flag_of(request, "START", self._server), flag_of(request, "END", self._server)
+        return Asked(asked, id_of(request) or None, start, end, sender, wanted)
 
     def _serve(self) -> None:
         """What the thread does: rounds, as long as there is something to do."""
