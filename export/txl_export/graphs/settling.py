@@ -17,7 +17,7 @@ from onnx_ir.passes.common import (
     ShapeInferencePass,
 )
 from txl_runtime.bundle.tables import TensorSpec
-from txl_runtime.guard.forms import OPERATORS
+from txl_runtime.guard.forms import FORMS
 
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 
@@ -114,8 +114,17 @@ def _check_kinds(graph: ir.Graph) -> None:
                 trace,
                 final=True,
             )
-        if node.op_type not in OPERATORS[""]:
+        form = FORMS[""].get(node.op_type)
+        if form is None:
             raise UnsettledError(f"it becomes the operator {node.op_type}, which no graph of a bundle may have", trace)
+        said = {name: entry.value for name, entry in node.attributes.items()}
+        if problem := form.problem([value is not None for value in node.inputs], len(node.outputs), said, said):
+            found, expected = problem
+            raise UnsettledError(
+                f"it becomes the operator {node.op_type} with {found}, which no graph of a bundle may have (expected "
+                f"{expected})",
+                trace,
+            )
 
 
 def _make_room(graph: ir.Graph, names: set[str]) -> None:

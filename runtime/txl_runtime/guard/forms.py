@@ -1,79 +1,103 @@
-"""The operators and attributes that a graph may have: a closed list, and how large what an operator returns can be.
+"""The forms that the operators of a graph may have: one table, which is data, and which every reader of bundles shares.
 
-All of them compute the same from the same every time, end, and do nothing else: no loops, branches, sequences, text,
-random numbers or files. What neither PyTorch's exporters nor our own passes write stands here only where it costs what
-its values do. The first word of a line is the rule of `plain_sizes` by which sizes follow; behind an operator stand its
-attributes, each with its type (b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says
-that there are several).
+An operator passes in a form of this table and in no other. A form is here because PyTorch's exporter or a pass of ours
+writes it, or because it was run beside ONNX Runtime and computed the same sizes without ending the process
+(`tests/fuzz/targets/operators.py`). All operators compute the same from the same every time, end, and do nothing else:
+no loops, branches, sequences, text, random numbers or files.
+
+A line of the table reads: rule, inputs, operators. The rule is the one of `plain_sizes` or `module_sizes` by which the
+sizes of the results follow. Of the inputs, x has to be there, ? may be missing, and a last x* is one or more; behind >
+stands how many results there may be, where that is not one (* is any number). Behind an operator stand its attributes,
+each with its type: b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says that there
+are several. Behind = stand the only values that an attribute may have.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
 
 OPSETS, IR_VERSIONS, MICROSOFT = range(18, 25), range(8, 13), "com.microsoft"
 """Versions of the standard and of its files; the domain of ONNX Runtime's own operators, of version 1."""
+ANY = 2**10
+"""Inputs or results of an operator that may have any number of them."""
 
 _STANDARD = """
-broadcast Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift(direction:s) BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-broadcast Ceil Celu(alpha:f) Clip Cos Cosh Div Elu(alpha:f) Equal Erf Exp Floor Gelu(approximate:s) Greater
-broadcast GreaterOrEqual HardSigmoid(alpha:f beta:f) HardSwish IsInf(detect_negative:b detect_positive:b) IsNaN
-broadcast LeakyRelu(alpha:f) Less LessOrEqual Log Max Mean Min Mish Mod(fmod:b) Mul Neg Not Or PRelu Pow Reciprocal Relu
-broadcast Round Selu(alpha:f gamma:f) Shrink(bias:f lambd:f) Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum
-broadcast Swish(alpha:f) Tan Tanh ThresholdedRelu(alpha:f) Where Xor
-same BatchNormalization(epsilon:f momentum:f training_mode:b) Cast(to:i saturate:b round_mode:s) CastLike(saturate:b)
-same CumSum(exclusive:b reverse:b) EyeLike(dtype:i k:i) Identity InstanceNormalization(epsilon:f)
-same GroupNormalization(epsilon:f num_groups:i stash_type:i) LayerNormalization(axis:i epsilon:f stash_type:i)
-same LogSoftmax(axis:i) RMSNormalization(axis:i epsilon:f stash_type:i) Softmax(axis:i) Trilu(upper:b)
-same ScatterElements(axis:i reduction:s) ScatterND(reduction:s) TensorScatter(axis:i mode:s)
-quantised DequantizeLinear(axis:i) QuantizeLinear(axis:i saturate:b)
-reduce ReduceL1(keepdims:b noop_with_empty_axes:b) ReduceL2(keepdims:b noop_with_empty_axes:b)
-reduce ReduceLogSum(keepdims:b noop_with_empty_axes:b) ReduceLogSumExp(keepdims:b noop_with_empty_axes:b)
-reduce ReduceMax(keepdims:b noop_with_empty_axes:b) ReduceMean(keepdims:b noop_with_empty_axes:b)
-reduce ReduceMin(keepdims:b noop_with_empty_axes:b) ReduceProd(keepdims:b noop_with_empty_axes:b)
-reduce ReduceSum(keepdims:b noop_with_empty_axes:b) ReduceSumSquare(keepdims:b noop_with_empty_axes:b)
-arg ArgMax(axis:i keepdims:b select_last_index:b) ArgMin(axis:i keepdims:b select_last_index:b)
-conv Conv(auto_pad:s dilations:I group:i kernel_shape:I pads:I strides:I)
-conv_transpose ConvTranspose(auto_pad:s dilations:I group:i kernel_shape:I output_padding:I pads:I strides:I)
-pool AveragePool(auto_pad:s ceil_mode:b count_include_pad:b dilations:I kernel_shape:I pads:I strides:I)
-pool MaxPool(auto_pad:s ceil_mode:b dilations:I kernel_shape:I pads:I storage_order:b strides:I)
-global_pool GlobalAveragePool GlobalMaxPool
-recurrent GRU(clip:f direction:s hidden_size:i layout:b linear_before_reset:b) RNN(clip:f direction:s hidden_size:i)
-recurrent LSTM(clip:f direction:s hidden_size:i input_forget:b layout:b)
-concat Concat(axis:i)
-constant Constant(value:t value_float:f value_floats:F value_int:i value_ints:I)
-constant_of_shape ConstantOfShape(value:t)
-col2im Col2Im(dilations:I pads:I strides:I)
-depth_to_space DepthToSpace(blocksize:i mode:s) SpaceToDepth(blocksize:i)
-einsum Einsum(equation:s)
-expand Expand
-flatten Flatten(axis:i)
-gather Gather(axis:i)
-gather_elements GatherElements(axis:i)
-gather_nd GatherND(batch_dims:i)
-gemm Gemm(alpha:f beta:f transA:b transB:b)
-grid_sample GridSample(align_corners:b mode:s padding_mode:s)
-matmul MatMul
-nonzero NonZero
-one_hot OneHot(axis:i)
-pad Pad(mode:s)
-range Range
-reshape Reshape(allowzero:b)
-resize Resize(antialias:b coordinate_transformation_mode:s cubic_coeff_a:f exclude_outside:b extrapolation_value:f \
-  keep_aspect_ratio_policy:s mode:s nearest_mode:s)
-shape Shape(end:i start:i)
-size Size
-slice Slice
-split Split(axis:i num_outputs:i)
-squeeze Squeeze
-tile Tile
-top_k TopK(axis:i largest:b sorted:b)
-transpose Transpose(perm:I)
-unsqueeze Unsqueeze
+broadcast x Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu(alpha:f) Cos Cosh Elu(alpha:f) Erf Exp Floor
+broadcast x Gelu(approximate:s=none|tanh) HardSigmoid(alpha:f beta:f) HardSwish IsNaN LeakyRelu(alpha:f) Log Mish
+broadcast x IsInf(detect_negative:b detect_positive:b)
+broadcast x Neg Not Reciprocal Relu Round Selu(alpha:f gamma:f) Shrink(bias:f lambd:f)
+broadcast x Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish(alpha:f) Tan Tanh ThresholdedRelu(alpha:f)
+broadcast xx Add And BitShift(direction:s=LEFT|RIGHT) BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual
+broadcast xx Less LessOrEqual Mod(fmod:b) Mul Or PRelu Pow Sub Xor
+broadcast xxx Where
+broadcast x* Max Mean Min Sum
+broadcast x?? Clip
+same x Cast(to:i saturate:b round_mode:s=up|down|nearest) EyeLike(dtype:i k:i) Identity
+same x LogSoftmax(axis:i) Softmax(axis:i)
+same x? Trilu(upper:b)
+same xx CastLike(saturate:b) CumSum(exclusive:b reverse:b) RMSNormalization(axis:i epsilon:f stash_type:i)
+same xxx GroupNormalization(epsilon:f num_groups:i stash_type:i) InstanceNormalization(epsilon:f)
+same xxx ScatterElements(axis:i reduction:s=none|add|mul|max|min) ScatterND(reduction:s=none|add|mul|max|min)
+same xx? TensorScatter(axis:i mode:s=linear|circular)
+same xx?>3 LayerNormalization(axis:i epsilon:f stash_type:i)
+same xxxxx BatchNormalization(epsilon:f momentum:f training_mode:b=0)
+quantised xx? DequantizeLinear(axis:i) QuantizeLinear(axis:i saturate:b)
+reduce x? ReduceL1(keepdims:b noop_with_empty_axes:b) ReduceL2(keepdims:b noop_with_empty_axes:b)
+reduce x? ReduceLogSum(keepdims:b noop_with_empty_axes:b) ReduceLogSumExp(keepdims:b noop_with_empty_axes:b)
+reduce x? ReduceMax(keepdims:b noop_with_empty_axes:b) ReduceMean(keepdims:b noop_with_empty_axes:b)
+reduce x? ReduceMin(keepdims:b noop_with_empty_axes:b) ReduceProd(keepdims:b noop_with_empty_axes:b)
+reduce x? ReduceSum(keepdims:b noop_with_empty_axes:b) ReduceSumSquare(keepdims:b noop_with_empty_axes:b)
+arg x ArgMax(axis:i keepdims:b select_last_index:b) ArgMin(axis:i keepdims:b select_last_index:b)
+conv xx? Conv(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
+conv_transpose xx? ConvTranspose(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I \
+  output_padding:I pads:I strides:I)
+pool x AveragePool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b count_include_pad:b dilations:I \
+  kernel_shape:I pads:I strides:I)
+pool x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I pads:I \
+  storage_order:b strides:I)
+global_pool x GlobalAveragePool GlobalMaxPool
+recurrent xxx???>2 GRU(clip:f direction:s=forward|reverse|bidirectional hidden_size:i layout:b=0 linear_before_reset:b)
+recurrent xxx???>2 RNN(clip:f direction:s=forward|reverse|bidirectional hidden_size:i)
+recurrent xxx?????>3 LSTM(clip:f direction:s=forward|reverse|bidirectional hidden_size:i input_forget:b layout:b=0)
+concat x* Concat(axis:i)
+constant - Constant(value:t value_float:f value_floats:F value_int:i value_ints:I)
+constant_of_shape x ConstantOfShape(value:t)
+col2im xxx Col2Im(dilations:I pads:I strides:I)
+depth_to_space x DepthToSpace(blocksize:i mode:s=DCR|CRD) SpaceToDepth(blocksize:i)
+einsum x* Einsum(equation:s)
+expand xx Expand
+flatten x Flatten(axis:i)
+gather xx Gather(axis:i)
+gather_elements xx GatherElements(axis:i)
+gather_nd xx GatherND(batch_dims:i)
+gemm xx? Gemm(alpha:f beta:f transA:b transB:b)
+grid_sample xx GridSample(align_corners:b mode:s=linear|nearest|cubic|bilinear|bicubic \
+  padding_mode:s=zeros|border|reflection)
+matmul xx MatMul
+nonzero x NonZero
+one_hot xxx OneHot(axis:i)
+pad xx?? Pad(mode:s=constant|reflect|edge|wrap)
+range xxx Range
+reshape xx Reshape(allowzero:b)
+resize x??? Resize(antialias:b coordinate_transformation_mode:s=half_pixel|asymmetric|align_corners|pytorch_half_pixel|\
+half_pixel_symmetric cubic_coeff_a:f exclude_outside:b extrapolation_value:f keep_aspect_ratio_policy:s=stretch \
+  mode:s=nearest|linear|cubic nearest_mode:s=round_prefer_floor|round_prefer_ceil|floor|ceil)
+shape x Shape(end:i start:i)
+size x Size
+slice xxx?? Slice
+split x?>* Split(axis:i num_outputs:i)
+squeeze x? Squeeze
+tile xx Tile
+top_k xx>2 TopK(axis:i largest:b sorted:b)
+transpose x Transpose(perm:I)
+unsqueeze xx Unsqueeze
 """
 _MICROSOFT = """
-matmul_blocks MatMulNBits(K:i N:i accuracy_level:i bits:i block_size:i)
-matmul MatMulIntegerToFloat
+matmul_blocks xxx? MatMulNBits(K:i N:i accuracy_level:i bits:i=4|8 block_size:i=16|32|64|128|256)
+matmul xxxx??? MatMulIntegerToFloat
 """
 _PLAIN = """
 Abs Add And Cast Clip Concat ConstantOfShape Div Equal Erf Exp Expand Gather GatherElements Gelu Gemm Greater
@@ -85,14 +109,70 @@ PLAIN = frozenset(_PLAIN.split())
 """What programs of any kind may have; "step" programs, which hold modules of all sorts, may have all others too."""
 
 
-def _read(text: str) -> dict[str, tuple[str, dict[str, str]]]:
+class Form(Struct, frozen=True):
+    """How an operator may stand in a graph.
+
+    Attributes:
+        rule: of the sizes of its results.
+        inputs: for each input whether it has to be there; where the last may be repeated, the others follow it.
+        most_inputs: how many there may be.
+        most_results: the same of results.
+        attributes: the type of each attribute by its name, as in the table above.
+        values: the only values of an attribute, by its name; an attribute that is not named here may have any.
+    """
+
+    rule: str
+    inputs: tuple[bool, ...]
+    most_inputs: int
+    most_results: int
+    attributes: dict[str, str]
+    values: dict[str, tuple[str, ...]]
+
+    def problem(
+        self, inputs: Sequence[bool], results: int, attributes: Iterable[str], said: Mapping[str, object]
+    ) -> tuple[str, str] | None:
+        """What is not as in this form, and what it would be; None where all of it is.
+
+        Args:
+            inputs: of each input whether it is there.
+            results: how many there are.
+            attributes: the names of those that there are.
+            said: the values of attributes that are text (str or bytes) or whole numbers; others may be left out.
+        """
+        needed = sum(self.inputs)
+        if not needed <= len(inputs) <= self.most_inputs:
+            most = "any number" if self.most_inputs == ANY else self.most_inputs
+            return f"{len(inputs)} inputs", f"{needed} to {most}"
+        wanted = (self.inputs[min(place, len(self.inputs) - 1)] for place in range(len(inputs)))
+        for place, (there, required) in enumerate(zip(inputs, wanted, strict=True)):
+            if not there and (required or place == len(inputs) - 1):
+                return f"no input {place}", "one"
+        if not 1 <= results <= self.most_results:
+            return f"{results} results", f"at most {self.most_results}"
+        if unknown := sorted(set(attributes) - self.attributes.keys()):
+            return f"the attribute {unknown[0][:60]!a}", "those that are its own"
+        for name, allowed in self.values.items():
+            value = said.get(name, allowed[0])
+            text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
+            if text not in allowed:
+                return f"{text[:60]!a} as {name}", " or ".join(allowed)
+        return None
+
+
+def _read(text: str) -> dict[str, Form]:
     found = {}
     for line in text.strip().splitlines():
-        rule, _, operators = line.partition(" ")
-        for name, attributes in re.findall(r"(\w+)(?:\(([^)]*)\))?", operators):
-            found[name] = rule, dict(entry.split(":") for entry in attributes.split())
+        rule, sides, operators = line.split(" ", 2)
+        inputs, _, results = sides.partition(">")
+        needed = tuple(kind == "x" for kind in inputs.strip("-*"))
+        most = ANY if inputs.endswith("*") else len(needed)
+        for name, inside in re.findall(r"(\w+)(?:\(([^)]*)\))?", operators):
+            entries = [re.split("[:=]", entry) for entry in inside.split()]
+            values = {entry[0]: tuple(entry[2].split("|")) for entry in entries if len(entry) > 2}
+            kinds = {entry[0]: entry[1] for entry in entries}
+            found[name] = Form(rule, needed, most, ANY if results == "*" else int(results or 1), kinds, values)
     return found
 
 
-OPERATORS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {"": _read(_STANDARD), MICROSOFT: _read(_MICROSOFT)}
-"""By domain and name: the rule for sizes, and the attributes with their types."""
+FORMS: dict[str, dict[str, Form]] = {"": _read(_STANDARD), MICROSOFT: _read(_MICROSOFT)}
+"""The table by domain and name. It is plain data: `msgspec.json.encode(FORMS)` is what other languages are given."""

@@ -17,7 +17,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.guard import module_sizes, plain_sizes  # noqa: F401 - they enter their rules
-from txl_runtime.guard.forms import IR_VERSIONS, MICROSOFT, OPERATORS, OPSETS, PLAIN
+from txl_runtime.guard.forms import FORMS, IR_VERSIONS, MICROSOFT, OPSETS, PLAIN, Form
 from txl_runtime.guard.lives import Lives
 from txl_runtime.guard.protobuf import RefusedError, Table, fields, signed, table, varints
 from txl_runtime.guard.values import ITEMS, RULES, SLOW, SMALL, Node, Value, sized
@@ -174,7 +174,7 @@ class Walk:
         self._lives, self._size, self._known = Lives(), len(data), 0
         self._same: dict[bytes, Value] = {}
         self._names = Names()
-        self._operators = dict[str, dict[str, tuple[str, dict[str, str]]]]()
+        self._operators = dict[str, dict[str, Form]]()
         self.values: dict[str, Value] = {}
         body = b""
         for number, value in _fields(data, MODEL, "the model"):
@@ -193,12 +193,12 @@ class Walk:
     def _opset(self, entry: dict[int, Any]) -> None:
         domain, version = self._names[entry.get(1, b"")], entry.get(2, 0)
         known = OPSETS if domain == "" else range(1, 2)
-        if domain not in OPERATORS or version not in known or domain in self._operators:
+        if domain not in FORMS or version not in known or domain in self._operators:
             raise RefusedError(
                 f"operators of {domain[:40]!a} in version {version}, or twice",
                 f"ONNX's own in {OPSETS[0]} to {OPSETS[-1]}, and {MICROSOFT} in 1",
             )
-        self._operators[domain] = OPERATORS[domain]
+        self._operators[domain] = FORMS[domain]
 
     def _walk(self, body: bytes) -> None:
         parts: dict[int, list[Any]] = {number: [] for number in (1, 2, 5, 10, 11, 12, 13)}
@@ -348,11 +348,11 @@ class Walk:
         self, domain: str, op: str, attributes: list[bytes], inputs: list[Value | None], outputs: list[str]
     ) -> tuple[list[Value], int, int, bool]:
         """What a node returns, what bytes and work it takes, and whether it is always the same."""
-        known = self._operators.get(domain, {}).get(op)
-        if known is None or (self._kind != "step" and op not in PLAIN):
+        form = self._operators.get(domain, {}).get(op)
+        if form is None or (self._kind != "step" and op not in PLAIN):
             name = f"{domain}.{op}" if domain else op
             raise RefusedError(f"the operator {name[:60]!a}", "one of the operators that graphs may have")
-        rule, allowed = RULES[known[0]], known[1]
+        rule, allowed = RULES[form.rule], form.attributes
         given = dict[str, Any]()
         for entry in attributes:
             if entry not in self._attributes:
@@ -367,6 +367,8 @@ class Walk:
                 if min(numbers, default=0) < -(2**31) or max(numbers, default=0) >= 2**31:
                     raise RefusedError(f"{str(value)[:60]} as {name} of {op}", "numbers of 32 bits")
             given[name] = value
+        if problem := form.problem([value is not None for value in inputs], len(outputs), given, given):
+            raise RefusedError(f"{problem[0]} at {op} {ascii(outputs[:1])[:60]}", problem[1])
         node = Node(op, inputs, given, len(outputs))
         try:
             found = rule(node)
@@ -375,12 +377,10 @@ class Walk:
         except (ArithmeticError, LookupError, TypeError, ValueError):
             raise RefusedError(f"{op} {ascii(outputs[:1])[:60]} of values that it cannot take", "some it can") from None
         results = found if isinstance(found, list) else [found] * len(outputs)
-        if len(results) < len(outputs):
-            raise RefusedError(f"{op} with {len(outputs)} results", f"at most {len(results)}")
         always = all(value is None or value.fixed for value in inputs) or (op in ("Shape", "Size") and node.exact)
         item = _item(node)
         results = [self._result(value, fixed=always, loose=node.loose, item=item) for value in results[: len(outputs)]]
-        self._images = self._images or known[0] in ("conv", "pool")
+        self._images = self._images or form.rule in ("conv", "pool")
         numbers = node.memory + sum(self._laid_out(value) for value in results)
         work = node.work + SLOW * (numbers + sum(value.most for value in inputs if value is not None))
         return results, numbers * item, work, always

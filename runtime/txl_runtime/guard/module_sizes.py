@@ -99,12 +99,8 @@ def _recurrent(node: Node) -> list[Value]:
     gates = rows // max(hidden, 1)
     if not 1 <= gates * hidden == rows or w.dims != (ways, rows, x.dims[2]):
         raise RefusedError("weights of a recurrent network that do not fit each other", "those of one network")
-    if node.attributes.get("layout", 0):
-        batch, steps, _ = x.dims
-        sizes = [(batch, steps, ways, hidden), (batch, ways, hidden), (batch, ways, hidden)]
-    else:
-        steps, batch, _ = x.dims
-        sizes = [(steps, ways, batch, hidden), (ways, batch, hidden), (ways, batch, hidden)]
+    steps, batch, _ = x.dims
+    sizes = [(steps, ways, batch, hidden), (ways, batch, hidden), (ways, batch, hidden)]
     node.work = steps * batch * (w.most + r.most + SLOW * ways * hidden * gates)
     # All gates of all steps are kept, and what it returns, whether or not somebody asks for that; half of it twice.
     node.memory = 2 * x.most + steps * batch * ways * hidden * (gates + 4)
@@ -243,8 +239,8 @@ def _tile(node: Node) -> Value:
 def _resize(node: Node) -> Value:
     x, scales = node.value(0), node.inputs[2] if len(node.inputs) > 2 else None
     roi = node.inputs[1] if len(node.inputs) > 1 else None
-    if (roi is not None and roi.most) or node.attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        raise RefusedError("a part of a value that is resized, or one that keeps its proportions", "all, stretched")
+    if roi is not None and roi.most:
+        raise RefusedError("a part of a value that is resized", "all of it")
     if scales is not None and scales.most:
         if len(scales.scales) != len(x.dims) or not all(0 < scale < 2**16 for scale in scales.scales):
             raise RefusedError("scales that are no constants above 0, one for each axis", "such constants")

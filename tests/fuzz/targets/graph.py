@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.guard.forms import OPERATORS
+from txl_runtime.guard.forms import FORMS
 from txl_runtime.guard.graph_check import check_graph
 
 from fuzz.choices import Choices
@@ -39,14 +39,14 @@ def one_input(data: bytes) -> None:
     assert not model.training_info, "training"
     assert not model.graph.sparse_initializer, "sparse constants"
     assert not model.graph.quantization_annotation, "quantisation"
-    assert all(opset.domain in OPERATORS for opset in model.opset_import)
+    assert all(opset.domain in FORMS for opset in model.opset_import)
     seen = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         assert tensor.name not in seen, tensor.name
         seen.add(tensor.name)
         _constant(tensor, manifest)
     for node in model.graph.node:
-        assert node.op_type in OPERATORS[node.domain], node.op_type
+        assert node.op_type in FORMS[node.domain], node.op_type
         assert all(name in seen for name in node.input if name), node.input
         names = [attribute.name for attribute in node.attribute]
         assert len(set(names)) == len(names), names

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import FIXTURES
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BundleError
-from txl_runtime.guard.forms import OPERATORS, PLAIN
+from txl_runtime.guard.forms import FORMS, PLAIN
 from txl_runtime.guard.graph_check import BASE, NODES, WORK, Budget, Walk, check_graph
 from txl_runtime.guard.protobuf import RefusedError, fields, table
 
@@ -649,7 +649,7 @@ def _many(what: str, count: int) -> onnx.ModelProto:
 
 def test_every_operator_of_the_list_is_one_of_the_standard_with_these_attributes():
     kinds = {"i": "INT", "f": "FLOAT", "s": "STRING", "t": "TENSOR", "I": "INTS", "F": "FLOATS"}
-    for name, (_, attributes) in OPERATORS[""].items():
+    for name, form in FORMS[""].items():
         known: dict[str, str] = {}
         assert onnx.defs.has(name, 24, ""), name
         for opset in (18, 24):
@@ -658,10 +658,10 @@ def test_every_operator_of_the_list_is_one_of_the_standard_with_these_attributes
                 known |= {key: str(value.type).rpartition(".")[2] for key, value in schema.attributes.items()}
                 assert str(schema.support_level).endswith("COMMON")
                 assert "GRAPH" not in known.values()
-        assert {key: kind.replace("b", "i") for key, kind in attributes.items()}.items() <= {
+        assert {key: kind.replace("b", "i") for key, kind in form.attributes.items()}.items() <= {
             key: next((k for k, v in kinds.items() if v == kind), "") for key, kind in known.items()
         }.items(), name
-    assert set(OPERATORS[""]) | set(OPERATORS["com.microsoft"]) >= PLAIN
+    assert set(FORMS[""]) | set(FORMS["com.microsoft"]) >= PLAIN
 
 
 def test_only_programs_of_other_families_may_have_all_operators(bundle):
