@@ -26,11 +26,12 @@ from txl_deploy.corpora.encoding import Encoder
 from txl_deploy.corpora.parts import cut, warm_up
 from txl_deploy.corpora.processes import Processes, Scored
 from txl_deploy.corpora.progress import Advance
-from txl_deploy.corpora.results import Header, Results, refuse_inside
+from txl_deploy.corpora.results import Header, Results
 from txl_deploy.corpora.scoring import Scorer, rows_of
 from txl_deploy.corpora.sources import Corpus
 from txl_deploy.corpora.totals import Totals, left_out, scores_of
 from txl_deploy.corpora.worker import Settings, identity
+from txl_deploy.places import refuse_inside
 
 MOST_WORKERS = 1024
 
