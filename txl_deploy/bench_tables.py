@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from txl_report.numbers import prefixed
 from txl_report.schema.measurement import BUNDLE, Conditions, DeviceFloor, Machine, Measurement, Row
 
 from txl_deploy.bench.floor import GOAL
-from txl_deploy.console import facts_table, number, quantity, rows_table, stdout
+from txl_deploy.console import facts_table, number, rows_table, stdout
 
 
 def document_of(found: Measurement) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.competitor,
         *(_short(value) for value in (row.ms.p50, row.ms.p90, row.ms.p99, row.per_second)),
         f"{row.ratio:.2f}×",
-        quantity(round(size or 0)),
+        prefixed(round(size or 0)),
         number(row.gb_per_second),
         "–" if row.of_bandwidth is None else f"{row.of_bandwidth:.0%}",
     )
@@ -141,9 +142,9 @@ def _once(found: Measurement, step: str, first: str, ran: str) -> dict[str, obje
         facts["peak memory"] = (
             "not measured: this system has no /proc/self/smaps"
             if memory.peak is None or memory.settled is None
-            else f"{quantity(memory.peak)}, {quantity(memory.settled)} after loading, {ran} "
-            f"(private, and shared pages once); weights {quantity(memory.weights)}, state {quantity(memory.state)}, "
-            f"{quantity(memory.before or 0)} before loading"
+            else f"{prefixed(memory.peak)}, {prefixed(memory.settled)} after loading, {ran} "
+            f"(private, and shared pages once); weights {prefixed(memory.weights)}, state {prefixed(memory.state)}, "
+            f"{prefixed(memory.before or 0)} before loading"
         )
     return facts
 
@@ -152,7 +153,7 @@ def _floor(floor: DeviceFloor) -> str:
     if floor.us is None:
         return floor.by
     each = f"{floor.us_per_kernel:.3g} for each of {floor.kernels} kernels" if floor.kernels else "kernels not listed"
-    speed = f"{quantity(floor.bytes)} at {number(floor.gb_per_second)} GB/s ({floor.by})"
+    speed = f"{prefixed(floor.bytes)} at {number(floor.gb_per_second)} GB/s ({floor.by})"
     return f"{number(floor.us)} µs a step, {speed}; {number(floor.goal_us)} at {GOAL:.0%} of it, {each}"
 
 

@@ -15,7 +15,6 @@ from rich import progress
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
-from txl_report.numbers import prefixed
 from txl_runtime.bundle.encoding import escaped, utf8
 
 from txl_deploy import stopping
@@ -204,11 +203,6 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
 def number(value: object) -> str:
     """A measured number in three digits; a dash where nothing was measured; what is no number as it is."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, int | float) else str(value)
-
-
-def quantity(count: int, unit: str = "B") -> str:
-    """Bytes or counts with a decimal prefix: 8.9 MB, 2.0 M."""
-    return prefixed(count, unit)
 
 
 def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -> str:

@@ -1,4 +1,4 @@
-"""What surrounds a run: standard streams that are closed, full or gone, and a terminal of an odd width.
+"""What surrounds a run: standard streams that are closed, full, unread or gone, and a terminal of an odd width.
 
 No package beside the standard library's is imported here, because the rest of the command line may be missing.
 """
@@ -8,13 +8,18 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
+import select
 import sys
-from typing import Any, TextIO
+from collections.abc import Iterator
+from typing import IO, Any
 
 LEAST, MOST = 20, 1000
 """Columns that anything is laid out for: fewer would cut names to nothing, more only cost memory."""
 _MODES = {"stdin": ("r", os.O_RDONLY), "stdout": ("w", os.O_RDONLY), "stderr": ("w", os.O_WRONLY)}
 """What takes the place of a stream that is closed. Messages may get lost, results may not: writing them fails."""
+_SIZE = re.compile("0*[1-9][0-9]{0,10}")
+"""What a variable may say of a terminal; 0 says that it is not known."""
 
 
 def settle() -> None:
@@ -35,7 +40,7 @@ def settle() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
-        if name in os.environ and not _is_size(os.environ[name]):
+        if not _SIZE.fullmatch(os.environ.get(name, "1")):
             del os.environ[name]
     with contextlib.suppress(OSError, ValueError):
         width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns)
@@ -43,26 +48,36 @@ def settle() -> None:
             os.environ["COLUMNS"] = str(min(max(width, LEAST), MOST))
 
 
-def _is_size(text: str) -> bool:
-    """Whether a variable is a size; 0 says that it is not known."""
-    return text.isascii() and text.isdecimal() and len(text) < 12 and int(text) > 0
-
-
 def leave() -> None:
     """Write what is left; a stream that takes nothing more gets a place that does, or Python would complain at exit."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with lossy(stream):
             stream.flush()
-        except (OSError, ValueError):
-            silence(stream)
 
 
-def silence(stream: TextIO) -> None:
+def silence(stream: IO[str]) -> None:
     """Let everything that is still written to a stream go nowhere."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+@contextlib.contextmanager
+def lossy(stream: IO[str]) -> Iterator[None]:
+    """What is written in here may get lost; once something is, so is all that follows."""
+    try:
+        yield
+    except (OSError, ValueError):
+        silence(stream)
+
+
+def has_room(stream: IO[str]) -> bool:
+    """Whether lines can be written without waiting, where the system can say so; where it cannot, they are tried."""
+    try:
+        return bool(select.select((), (stream,), (), 0)[1])
+    except (OSError, ValueError):  # closed, without a descriptor, or on Windows, where only sockets can be asked
+        return True
 
 
 class Messages:
@@ -76,18 +91,14 @@ class Messages:
 
     def write(self, text: str) -> int:
         """Write what can be written."""
-        try:
-            return self.stream.write(text)
-        except (OSError, ValueError):
-            silence(self.stream)
-            return len(text)
+        with lossy(self.stream):
+            self.stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
         """Send it off."""
-        try:
+        with lossy(self.stream):
             self.stream.flush()
-        except (OSError, ValueError):
-            silence(self.stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

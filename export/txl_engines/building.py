@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, REC
 from txl_runtime.device.gpu import gpu_model, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
-from txl_runtime.starting import environment
+from txl_runtime.starting import environment, signal_of
 
 from txl_engines.adapting import adapt, newest_opset, without_clip
 from txl_engines.attending import unite_attention
@@ -260,14 +259,9 @@ def _talk(request: Request, graph: Graph, out: Path, listener: Listener, stderr:
             code = process.wait()
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-    return Outcome(failure="build", said=f"the build process {_end(code)}")
-
-
-def _end(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
+    name = signal_of(code)
+    how = f"was ended by {name}" if name else f"ended with code {code}"
+    return Outcome(failure="build", said=f"the build process {how}")
 
 
 def _explain(outcome: Outcome, printed: str, graph: Graph, library: Library) -> TxlError:

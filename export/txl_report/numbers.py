@@ -86,7 +86,7 @@ def quantity(count: int | None) -> str:
     return whole(count)
 
 
-def prefixed(count: int, unit: str) -> str:
+def prefixed(count: int, unit: str = "B") -> str:
     """A count of units with a decimal prefix: 8.9 MB."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= factor:

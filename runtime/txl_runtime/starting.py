@@ -1,12 +1,14 @@
-"""How other processes are started: apart from the folder that their user stands in, which may be a stranger's bundle.
+"""How other processes are started, apart from the folder that their user stands in, and what ended them.
 
-With `-m`, `-c` or an empty entry of PYTHONPATH, Python imports from its working folder. 3.10 cannot be told not to.
+That folder may be a stranger's bundle: with `-m`, `-c` or an empty entry of PYTHONPATH, Python imports from it. 3.10
+cannot be told not to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,3 +31,10 @@ def apart() -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+def signal_of(code: int | None) -> str:
+    """The name of the signal that ended a process, from its exit code; empty where it ended by itself."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name if code is not None and code < 0 else ""
+    return ""

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from txl_runtime.starting import APART, apart, environment
+from txl_runtime.starting import APART, apart, environment, signal_of
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = [path for place in ("runtime", "export", "txl_deploy") for path in (ROOT / place).rglob("*.py")]
@@ -90,3 +90,8 @@ def test_an_engine_is_built_where_pythonpath_names_folders_from_the_one_that_the
     python, variables = getattr(sys, "_base_executable", sys.executable), os.environ | {"PYTHONPATH": places}
     done = subprocess.run([python, "-c", BUILD], capture_output=True, text=True, cwd=ROOT, env=variables)
     assert done.stdout.startswith(("refused tensorrt is not installed", "parse")), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("code", "name"), [(None, ""), (0, ""), (3, ""), (-9, "SIGKILL"), (-999, "")])
+def test_what_ended_a_process_is_known_from_its_code(code: int | None, name: str) -> None:
+    assert signal_of(code) == name

@@ -46,7 +46,7 @@ def filling(manifest: Manifest, stream: Stream | None, seed: int = 0) -> Iterato
     it grows no more, which `stream` tells: every segment has to be run on it.
     """
     longest, shapes, same = manifest.segment_lengths[0], list[tuple[int, ...]](), 0
-    counted = -(-manifest.memory_length // longest) + 1 if is_transformer_xl(manifest) else None
+    counted = -(-manifest.memory_length // longest) + 1 if manifest.can.count_rows else None
     for index in range(MOST_SEGMENTS if counted is None else counted):
         yield random_inputs(manifest, longest, seed + index)
         if counted is None and stream is not None:

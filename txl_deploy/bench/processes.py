@@ -24,7 +24,7 @@ from txl_runtime.model import load
 from txl_runtime.starting import APART, environment
 
 from txl_deploy.bench.competitor import BundleCompetitor, fill
-from txl_deploy.bench.driving import is_transformer_xl, random_inputs, shortest_length
+from txl_deploy.bench.driving import random_inputs, shortest_length
 from txl_deploy.bench.floor import state_bytes
 from txl_deploy.bench.on_device import import_library
 
@@ -122,7 +122,7 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
         private=settled[1] if settled else None,
         high_water=_high_water(),
         weights=model.bundle.file(model.manifest.weights).stat().st_size,
-        state=of_rows if is_transformer_xl(manifest) else state_bytes(manifest),
+        state=of_rows if manifest.can.count_rows else state_bytes(manifest),
     )
 
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 from txl_engines.bundles import BundleBuild, EngineResult, build_bundle
+from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Bundle, Json
-from txl_deploy.console import Display, print_json, quantity, rows_table, stdout
+from txl_deploy.console import Display, print_json, rows_table, stdout
 
 _DIGITS = re.compile("[0-9]{1,4}")
 HEADINGS = ("program", "size", "seconds", "kernels", "attention", "fused", "")
@@ -94,7 +95,7 @@ def _row(engine: EngineResult) -> tuple[object, ...]:
     sidecar = engine.sidecar
     return (
         engine.program,
-        quantity(sidecar.bytes),
+        prefixed(sidecar.bytes),
         f"{sidecar.seconds:.1f}",
         "–" if sidecar.kernels is None and not sidecar.fused_attention else sidecar.kernels,
         sidecar.attention_layers,

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from txl_export.options import ExportOptions, flags_of_export
+from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, parse_aliases
 from txl_deploy.commands.own_modules import check_source, of_adapter, of_own_module, own_frames
-from txl_deploy.console import Display, print_json, quantity, stdout
+from txl_deploy.console import Display, print_json, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
 
@@ -85,7 +86,7 @@ def run(
     if parity is not None:
         print_parity(parity)
     verified = "NOT verified" if parity is None else "verified"
-    stdout.print(f"{result.path}: {quantity(size)}, {verified}", soft_wrap=True)
+    stdout.print(f"{result.path}: {prefixed(size)}, {verified}", soft_wrap=True)
 
 
 def _beside(source: str | Path) -> Path:

@@ -14,7 +14,7 @@ from txl_report.facts.engines import built_for, engines_of
 from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle
 from txl_report.facts.source import Source, source_of
 from txl_report.facts.tables import tables_of
-from txl_report.numbers import counted
+from txl_report.numbers import counted, prefixed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
@@ -22,7 +22,7 @@ from txl_runtime.device.engines.files import describe_engine, engine_facts
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
-from txl_deploy.console import facts_table, number, plain, print_json, quantity, rows_table, stdout
+from txl_deploy.console import facts_table, number, plain, print_json, rows_table, stdout
 from txl_deploy.extras import require_export
 
 
@@ -85,11 +85,11 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
     memory = f", M {manifest.memory_length}" if manifest.counters else ""
     could_run = ["cpu", *(f"not {name}: {why}" if why else name for name, why in facts["backends"].items())]
     shown = {
-        "bundle": f"{path}, {quantity(facts['bytes'])}, every file's hash checked",
-        "model": f"{manifest.model_id[:12]}, {quantity(manifest.parameters, '')} parameters, {manifest.precision}",
+        "bundle": f"{path}, {prefixed(facts['bytes'])}, every file's hash checked",
+        "model": f"{manifest.model_id[:12]}, {prefixed(manifest.parameters, '')} parameters, {manifest.precision}",
         **facts_of_bundle(manifest),
         "shapes": f"B {', '.join(map(str, (manifest.batch_size, *manifest.batch_sizes)))}, L {lengths}{memory}",
-        "state": f"{quantity(manifest.state_bytes)} per sequence",
+        "state": f"{prefixed(manifest.state_bytes)} per sequence",
         "sequences": STREAMS[manifest.streams],
         "lengths": LENGTHS[manifest.lengths],
         "backends": Text("\n".join(map(plain, could_run))),
@@ -130,7 +130,7 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
     rows = [
         (
             facts["file"],
-            quantity(facts["bytes"]),
+            prefixed(facts["bytes"]),
             f"{facts['flavour']} {facts['version']}",
             built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
             facts["kernels"] or "–",
@@ -148,7 +148,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
     fused = ", ".join(facts["fused_kernels"]) or "none"
     united = f"{facts['fused_attention']} of {facts['attention_layers']} layers in one kernel: {fused}"
     shown = {
-        "engine": f"{facts['file']}, {quantity(facts['bytes'])}, is the file that was built",
+        "engine": f"{facts['file']}, {prefixed(facts['bytes'])}, is the file that was built",
         "program": f"{facts['program']}, of kind {facts['program_kind']}, L {facts['segment_length']}",
         "memory": f"{facts['update']}, {facts['in_place']} updated in place, {facts['read_in_place']} read in place",
         "precision": facts["precision"],

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Bundle, Json
-from txl_deploy.console import print_json, quantity, stdout
+from txl_deploy.console import print_json, stdout
 from txl_deploy.extras import require_packaging
 
 
@@ -60,7 +61,7 @@ def run(
         print_json(describe_package(made))
         return
     stdout.print(f"{made.folder}: {', '.join(made.models)} for {made.target}", soft_wrap=True)
-    stdout.print(f"at most {made.sequences} sequences at once, {quantity(made.state_bytes)} of memory each")
+    stdout.print(f"at most {made.sequences} sequences at once, {prefixed(made.state_bytes)} of memory each")
     stdout.print(f"how to start and ask it: {made.folder / 'README.md'}", soft_wrap=True)
 
 

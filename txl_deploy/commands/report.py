@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Ids
 
 from txl_deploy.commands.options import Backend, Bundle, Json, like_export
-from txl_deploy.console import Display, facts_table, print_json, quantity, stdout
+from txl_deploy.console import Display, facts_table, print_json, stdout
 
 
 def run(
@@ -56,7 +57,7 @@ def run(
         print_json(written)
         return
     absent = [section.name for section in written.sections if not section.present]
-    shown = {"page": f"{written.path}, {quantity(written.bytes)}"}
+    shown = {"page": f"{written.path}, {prefixed(written.bytes)}"}
     if absent:
         shown["nothing yet in"] = f"{', '.join(absent)}; the page has the commands that add them"
     stdout.print(facts_table(shown), soft_wrap=True)

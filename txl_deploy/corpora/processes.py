@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from txl_runtime.errors import BackendError
-from txl_runtime.starting import apart
+from txl_runtime.starting import apart, signal_of
 
 from txl_deploy.corpora.documents import Outcome, Unit
 from txl_deploy.corpora.worker import Ready, Settings, work
@@ -141,7 +141,7 @@ class Processes:
         worker.process.join(SECONDS_TO_END)
         self._workers.remove(worker)
         worker.connection.close()
-        how = _ending(worker.process.exitcode)
+        how = signal_of(worker.process.exitcode) or f"code {worker.process.exitcode}"
         if not worker.loaded:
             self._failed_starts += 1
             if self._failed_starts > REPEATS:
@@ -160,14 +160,6 @@ class Processes:
             self._repeats += [_Job([unit], job.deaths) for unit in job.units]
         else:
             self._repeats.append(job)
-
-
-def _ending(code: int | None) -> str:
-    """How a process ended."""
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            return signal.Signals(-code).name
-    return f"code {code}"
 
 
 @contextlib.contextmanager

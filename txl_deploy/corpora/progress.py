@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from rich.progress import TextColumn
+from txl_report.numbers import prefixed
 
-from txl_deploy.console import Bar, cut, elapsed, plain, quantity, stderr
+from txl_deploy.console import Bar, cut, elapsed, plain, stderr
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 60.0
 """Between lines where there is no terminal: at first, and at most."""
@@ -68,7 +69,7 @@ class Advance:
     def _said(self) -> str:
         seconds = max(time.monotonic() - self._began, 1e-3)
         counted = f"{self._documents} documents, " if self._documents else ""
-        return f"{counted}{quantity(round(self._tokens / seconds), 'tokens/s')}"
+        return f"{counted}{prefixed(round(self._tokens / seconds), 'tokens/s')}"
 
 
 def lasting(seconds: float) -> str:

@@ -7,7 +7,6 @@ disk has torn is the last one, and is cut off before the run goes on.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -250,16 +249,3 @@ def _begins_ours(line: bytes) -> bool:
     """Whether a torn first line is one of ours."""
     begin = b'{"model_id":"'
     return line[: len(begin)] == begin[: len(line)]
-
-
-def refuse_inside(out: Path, *places: Path) -> None:
-    """Refuse an output that would be a part of what is read.
-
-    Raises:
-        UsageError: it lies in one of these folders, or is one of these files.
-    """
-    for place in places:
-        with contextlib.suppress(OSError):
-            found, within = out.resolve(), place.resolve()
-            if found == within or within in found.parents:
-                raise UsageError(f"{out}: lies in {place}, expected a place beside it; give another -o")

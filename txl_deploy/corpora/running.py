@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from txl_report.numbers import prefixed
 from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
@@ -18,18 +19,19 @@ from txl_runtime.model import load
 from txl_runtime.streaming.inputs import require_tokens
 from txl_runtime.types import Ids
 
-from txl_deploy.console import quantity, stderr
+from txl_deploy.console import stderr
 from txl_deploy.corpora.batching import batches, windows
 from txl_deploy.corpora.documents import Bad, Unit, spelled
 from txl_deploy.corpora.encoding import Encoder
 from txl_deploy.corpora.parts import cut, warm_up
 from txl_deploy.corpora.processes import Processes, Scored
 from txl_deploy.corpora.progress import Advance
-from txl_deploy.corpora.results import Header, Results, refuse_inside
+from txl_deploy.corpora.results import Header, Results
 from txl_deploy.corpora.scoring import Scorer, rows_of
 from txl_deploy.corpora.sources import Corpus
 from txl_deploy.corpora.totals import Totals, left_out, scores_of
 from txl_deploy.corpora.worker import Settings, identity
+from txl_deploy.places import refuse_inside
 
 MOST_WORKERS = 1024
 
@@ -201,7 +203,7 @@ def score_parts(machine: Machine, ids: Ids, parts: int, name: str) -> tuple[floa
     plan = cut(len(ids) - 1, parts, longest, warm)
     stderr.print(
         f"note: {plan.count} parts of {plan.length} tokens, each after {plan.warm_up} that fill its memory: "
-        f"{quantity(plan.extra, 'tokens')} more to compute, {plan.extra / plan.total:.1%}",
+        f"{prefixed(plan.extra, 'tokens')} more to compute, {plan.extra / plan.total:.1%}",
         soft_wrap=True,
     )
     if rows * machine.workers == 1 and plan.count > 1:

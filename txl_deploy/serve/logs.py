@@ -5,7 +5,6 @@ that a client sent.
 from __future__ import annotations
 
 import contextlib
-import select
 import sys
 import time
 from typing import IO
@@ -13,6 +12,7 @@ from typing import IO
 import msgspec
 
 from txl_deploy.console import plain
+from txl_deploy.terminal import has_room
 
 
 class Log:
@@ -43,7 +43,7 @@ class Log:
             self._tell("request", "", facts)
 
     def _tell(self, event: str, line: str, facts: dict[str, object]) -> None:
-        if not _has_room(sys.stderr):
+        if not has_room(sys.stderr):
             self._left_out += 1
             return
         if self._left_out:
@@ -60,11 +60,3 @@ class Log:
         with contextlib.suppress(OSError, ValueError):  # nobody reads: requests are answered all the same
             stream.write(f"{plain(text)}\n")
             stream.flush()
-
-
-def _has_room(stream: IO[str]) -> bool:
-    """Whether lines can be written without waiting, where the system can say so; where it cannot, they are tried."""
-    try:
-        return bool(select.select((), (stream,), (), 0)[1])
-    except (OSError, ValueError):  # closed, without a descriptor, or on Windows, where only sockets can be asked
-        return True

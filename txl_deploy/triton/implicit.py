@@ -22,7 +22,7 @@ from txl_runtime.bundle.folder import Folder, undisturbed
 from txl_runtime.bundle.reading import Bundle, bundle_path, open_bundle, read_bundle
 from txl_runtime.errors import BundleError
 
-from txl_deploy.corpora.results import refuse_inside
+from txl_deploy.places import refuse_inside
 from txl_deploy.triton import readme
 from txl_deploy.triton.config import CPU, TYPES, Config, sequence_batching, to_text
 from txl_deploy.triton.packages import REPOSITORY, VERSION, Package, checked, model_name, seal

@@ -26,7 +26,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, bundle_path, open_bundle, read_bundle
 from txl_runtime.errors import UsageError
 
-from txl_deploy.corpora.results import refuse_inside
+from txl_deploy.places import refuse_inside
 from txl_deploy.triton import inside, readme
 from txl_deploy.triton.config import generation_config, stepping_config, to_text
 from txl_deploy.triton.packages import REPOSITORY, VERSION, Package, checked, model_name, seal

@@ -339,16 +339,25 @@ class Sessions:
                     self._book.drop(session, "error", error)
 
     def _close_up(self, ready: list[Session]) -> None:
-        """Let the sessions that have something to do stand on the first rows, where others are not computed then."""
+        """Let the sessions that have something to do stand on the first rows, where others are not computed then.
+
+        One that has a single segment to run comes to a free row alone: an exchange of two states costs more than it.
+        """
         if not self._leading:
             return
         for session, row in closing_up(self._rows.owners, set(ready)):
             if self._rows.torn:
                 return
+            if self._rows.owners[row] is not None and self._ends_now(session.jobs[0]):
+                continue
             try:
                 self._rows.move(session, row)
             except TxlError as error:
                 self._book.end(session.jobs[0], "error", error)
+
+    def _ends_now(self, job: Job) -> bool:
+        """Whether the next segment is the last one that a request needs."""
+        return job.left == self._cuts.size(job.left) and job.drawn + 1 >= job.work.max_new_tokens
 
     def _serve(self, parts: list[Part]) -> None:
         """Run a segment and end the requests that are done with it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,9 +93,9 @@ class Work:
     seconds: float | None
     memory_length: int | None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Bytes of its inputs."""
+        """Bytes of its inputs, as they were submitted."""
         return self.tokens.nbytes + sum(array.nbytes for array in (self.arrays or {}).values())
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from txl_runtime.errors import UsageError
 
 from txl_deploy import terminal
-from txl_deploy.corpora.results import Finished, Header, Results, refuse_inside
+from txl_deploy.corpora.results import Finished, Header, Results
 from txl_deploy.corpora.totals import Scores, Totals, measures
 
 HEADER = Header(
@@ -234,15 +234,6 @@ def test_a_place_that_takes_no_file_is_refused(tmp_path: Path, monkeypatch: pyte
     for options in ({}, {"resume": True}, {"force": True}):
         with pytest.raises(UsageError, match="expected a"):
             Results(Path(place), HEADER, **options)
-
-
-def test_a_file_among_what_is_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "corpus")
-    for out in ("corpus/out.jsonl", "corpus/deep/out.jsonl", "link/out.jsonl", "corpus"):
-        with pytest.raises(UsageError, match="expected a place beside it"):
-            refuse_inside(tmp_path / out, tmp_path / "corpus", tmp_path / "model.txl")
-    refuse_inside(tmp_path / "corpus-out.jsonl", tmp_path / "corpus")
 
 
 @given(st.permutations(range(40)))

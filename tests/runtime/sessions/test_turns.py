@@ -174,6 +174,20 @@ def test_rows_that_nobody_needs_are_not_computed(model_of):
             assert_same(gathered(ticket.events()), alone(model, [request, request])[1])
 
 
+def test_a_session_with_one_segment_to_run_is_exchanged_with_nobody_and_comes_to_a_free_row(model_of):
+    with Sessions(model_of("ring")) as sessions:
+        for name in "abc":
+            sessions.submit(Request([1]), name)
+        run(sessions)
+        sessions.submit(Request([1]), "c")
+        run(sessions)
+        assert [owner and owner.name for owner in sessions._rows.owners] == ["a", "b", "c"]
+        sessions.close("a")
+        sessions.submit(Request([1]), "c")
+        run(sessions)
+        assert [owner and owner.name for owner in sessions._rows.owners] == ["c", "b", None]
+
+
 def test_sessions_stay_on_their_rows_where_all_rows_are_computed(model_of, monkeypatch):
     """As on a device, whatever the bundle's graphs leave open."""
     model = model_of("ring")

@@ -168,7 +168,7 @@ class Stepping:
         """
         running, broken = [step for step in taken if isinstance(step, Step) and not step.ticket.done], None
         try:
-            while self._sessions.round():
+            while self._sessions.unfinished and self._sessions.round():
                 pass
         except TxlError as error:  # the stream cannot be begun anew
             broken = error

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import warnings
@@ -21,6 +20,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from txl_runtime.errors import one_line
+from txl_runtime.starting import signal_of
 
 TIME_LIMIT = 300.0
 """Seconds."""
@@ -77,7 +77,9 @@ def trace(
         if failure.is_file():
             raise TracerError(failure.read_text(encoding="utf-8", errors="replace"))
         if child.exitcode:
-            raise TracerError(f"the tracer's process {_end(child.exitcode)}")
+            name = signal_of(child.exitcode)
+            how = f"died of {name}" if name else f"ended with exit code {child.exitcode}"
+            raise TracerError(f"the tracer's process {how}")
         model = ir.load(folder / "graph.onnx")
         ir.external_data.load_to_model(model)
         return model
@@ -112,10 +114,3 @@ def _child(
         except BaseException as error:  # the parent decides what becomes of it
             told = f"{type(error).__name__}: {one_line(error)}"
             (folder / "error.txt").write_text(told[:_TELLS], encoding="utf-8")
-
-
-def _end(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"died of {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
