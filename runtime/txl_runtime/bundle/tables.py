@@ -129,8 +129,8 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
         initial: what a sequence starts as: a number, or a tensor of the weight file, which broadcasts: over the
             row's shape where there are memory rows that the runtime knows, else over the shape without the batch.
             None for zeros.
-        update: "replace": the graph returns the whole new tensor. "rolled": it does, of memory rows of which the filled
-            ones stand last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`; what lies behind
+        update: "replace": the graph returns the whole new tensor. "rolled": it returns all memory rows, the filled
+            ones last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`; what lies behind
             those slots is for rows to spill into. A tensor of one name stands in the table once for each rule that the
             bundle has programs of.
         slots: of the ring.

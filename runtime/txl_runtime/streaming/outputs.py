@@ -63,7 +63,7 @@ class WholeOutput(Output):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        if min(counts.tolist(), default=0) == features.shape[1]:  # Python's min is faster for so few values
+        if min(counts.tolist(), default=0) == features.shape[1]:  # Python's min of B numbers is faster than NumPy's
             np.copyto(out, features)
         else:
             super().counted(features, counts, out)

@@ -56,7 +56,7 @@ class Facts:
 
     @property
     def portable(self) -> bool:
-        """Engines are built for a list of GPUs, none of which has to be there."""
+        """Engines are built for a list of GPUs. The machine that builds needs none of them."""
         return bool(self.gpus)
 
 
