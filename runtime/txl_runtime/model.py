@@ -23,7 +23,7 @@ from txl_runtime.types import Arrays
 if TYPE_CHECKING:
     from txl_runtime.bundle.tables import Program
     from txl_runtime.bundle.vocabulary import Vocabulary
-    from txl_runtime.streaming.attending import Look
+    from txl_runtime.streaming.attention import Look
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Model:
     def _look(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that stands beside the streams; it is opened at its first use."""
         if program.file not in self._aside:
-            from txl_runtime.host.looking import open_look
+            from txl_runtime.host.attention import open_look
 
             self._aside[program.file] = open_look(self.bundle, program, self._threads)
         return self._aside[program.file](program, inputs)

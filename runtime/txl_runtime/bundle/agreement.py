@@ -50,7 +50,7 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
             yield f"file name {path!r} is there twice but for upper and lower case, expected it once"
     further: Iterator[str] = iter(())
     if tables.attention:
-        from txl_runtime.bundle.looking import parted  # most bundles have no such program
+        from txl_runtime.bundle.attention_program import parted  # most bundles have no such program
 
         tables, further = parted(tables)
     found = [*_rules(tables), *_interface(tables)]

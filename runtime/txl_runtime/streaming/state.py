@@ -43,7 +43,7 @@ class RowState:
     tensors: Arrays
 
 
-class Counters:
+class SequenceCounters:
     """How far each sequence has come: its fill, a ring's head, and which of two sets of tensors it stands in.
 
     All of it is one array, so that a step is committed in one assignment, whatever the placements.

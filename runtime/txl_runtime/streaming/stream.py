@@ -28,7 +28,7 @@ from txl_runtime.streaming.programs import Want
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
-    from txl_runtime.streaming.attending import Look
+    from txl_runtime.streaming.attention import Look
     from txl_runtime.streaming.sampling import Sampler
 
 
@@ -192,7 +192,7 @@ class Stream(CarriedState):
         A position that does not count has zeros, any other sums to 1. Arguments and errors are those of `step`, and one
         where the bundle was exported without `--attention`.
         """
-        from txl_runtime.streaming.attending import attend  # whoever only streams needs none of it
+        from txl_runtime.streaming.attention import attend  # whoever only streams needs none of it
 
         return attend(self._on_host(tokens), lengths, self._manifest, self._b, self._ready(), self._look)
 

@@ -15,8 +15,8 @@ import pytest
 from stand_ins.driver import FakeDriver
 from txl_runtime.device import driver as driver_module
 from txl_runtime.device import gpu
-from txl_runtime.device.context import Current, open_lock
 from txl_runtime.device.cuda import WIDEST, Block, Device
+from txl_runtime.device.cuda_context import Current, open_lock
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.interface import host_address
 from txl_runtime.errors import BackendError
