@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import io
@@ -35,6 +36,7 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *(ROOT / name / "README.md" for name in ("tests", "benchmarks")),
 ]
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def python_blocks(document: str) -> list[str]:
@@ -136,6 +138,21 @@ def test_the_design_names_every_module() -> None:
     assert {name for name in named if not name.endswith("__init__.py")} == {
         name for name in modules if not name.endswith("__init__.py")
     }
+
+
+def test_every_function_that_the_page_on_travel_follows_exists() -> None:
+    """Named as `function` (`module`), with the method's class before a dot."""
+    page = " ".join((ROOT / "docs" / "travel.md").read_text().split())
+    followed = re.findall(r"`([\w.]+)` \(`([\w/]+\.py)`", page)
+    assert len(followed) > 40
+    for name, module in followed:
+        found: list[ast.AST] = [ast.parse((ROOT / module).read_text("utf-8"))]
+        for part in name.split("."):
+            inside = (node for parent in found for node in ast.iter_child_nodes(parent))
+            found = [node for node in inside if isinstance(node, DEFINITIONS) and node.name == part]
+        assert found, f"docs/travel.md names {name} of {module}"
+    for path in re.findall(r"`((?:runtime|export|txl_deploy)/[\w/]+\.py)`", page):
+        assert (ROOT / path).is_file(), f"docs/travel.md names {path}"
 
 
 def test_the_page_on_tests_lists_every_helper() -> None:

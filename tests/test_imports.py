@@ -76,7 +76,7 @@ DOORS = {
     "device.choosing": {"device.onnxruntime_cuda", "device.engines.opening"},
     "model": {"device.choosing"},
     "streaming.snapshot": {"bundle.writing", "streaming.state_files"},
-    "streaming.stream": {"streaming.attending", "streaming.sampling"},
+    "streaming.stream": {"streaming.attention", "streaming.sampling"},
 }
 """Imports inside functions: the doors of what an application enters only where it asks for it. These are bundles of
 format 1, text, a device, states in files, where a model looks, and drawing tokens. No other function imports."""

@@ -83,7 +83,7 @@ def _print_chains(chains: Sequence[Chain]) -> None:
 
 
 def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Those of which errors are measured; of exact ones differing values are counted."""
+    """Tensors whose errors are measured. Of exact tensors the table counts differing values instead."""
     return [tensor for tensor in tensors.values() if not tensor.exact]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import txl_runtime
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_runtime.model import Model
 
 from benchmarks.shared.models import TINY, random_bundle, random_tokens, shape
@@ -31,7 +31,7 @@ from benchmarks.shared.tables import Table, log
 from txl_deploy.bench.competitor import BundleCompetitor, fill
 from txl_deploy.bench.competitors import weights_of
 from txl_deploy.bench.competitors.hidden import TimeFirstHidden
-from txl_deploy.bench.competitors.parts import Parts
+from txl_deploy.bench.competitors.shared_layers import SharedLayers
 from txl_deploy.bench.timing import Timed, Work, interleave
 from txl_deploy.plotting import check_plot, draw
 
@@ -58,8 +58,8 @@ def works_of_bundles(recurrent: Model, vanilla: Model) -> dict[str, Work]:
 def works_of_torch(recurrent: Model, vanilla: Model) -> dict[str, Work]:
     """The same in eager PyTorch."""
     m, v = recurrent.manifest, vanilla.manifest
-    eager = TimeFirstHidden(Parts(m.config, m.dialect, m.memory_length, weights_of(recurrent)), 1)
-    plain = Reference(v.config, v.dialect, 0, weights_of(vanilla))
+    eager = TimeFirstHidden(SharedLayers(m.config, m.dialect, m.memory_length, weights_of(recurrent)), 1)
+    plain = PaperModel(v.config, v.dialect, 0, weights_of(vanilla))
     fill(eager, recurrent)
     segment = random_tokens(recurrent.manifest.vocab_size, (4, 1, recurrent.segment_lengths[0] + 1))
     window = torch.from_numpy(random_tokens(vanilla.manifest.vocab_size, (4, 1, vanilla.segment_lengths[0])))

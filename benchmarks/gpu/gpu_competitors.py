@@ -19,7 +19,7 @@ from txl_runtime.types import Array
 
 from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.hidden import TimeFirstHidden
-from txl_deploy.bench.competitors.parts import Eager, Parts, Work
+from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers, Work
 
 __all__ = ["DTYPES", "EAGER", "MODES", "RELEASED", "TorchOnGpu", "compare"]
 
@@ -49,7 +49,7 @@ class TorchOnGpu:
         torch.backends.cuda.matmul.allow_tf32 = False  # the bundle's products of fp32 have no TF32 either
         weights = weights_of_bundle(bundle.file(m.weights), m)
         state = {name: tensor.to(self._device) for name, tensor in weights.items()}
-        self.parts = Parts(m.config, m.dialect, m.memory_length, state, DTYPES[self.precision])
+        self.parts = SharedLayers(m.config, m.dialect, m.memory_length, state, DTYPES[self.precision])
         self.inner: Eager
         if form in MODES:
             self.inner = CompiledKeyValue(self.parts, m.batch_size, self._length, MODES[form])

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from txl_engines.attending import Attention, find_attentions
+from txl_engines.attention_operator import Attention, find_attentions
 from txl_engines.checking import read_graph
 from txl_engines.compiler import Compiler
 from txl_engines.composing import compose, whole_programs

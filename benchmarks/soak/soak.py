@@ -29,8 +29,8 @@ import txl_runtime
 from numpy.typing import NDArray
 from txl_export import export
 from txl_export.bundle.placing import publishing
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.parity.oracle import OracleStreams
-from txl_export.families.transformer_xl.reference import Reference
 from txl_runtime.ladder import no_drift_limit, rung
 from txl_runtime.model import Model
 
@@ -115,7 +115,7 @@ def judge(model: Model, held: Path) -> dict[str, Any]:
     count, probe = len(found["fill"]), found["tokens"]
     pasts = [np.split(found[f"past.{row}"], np.cumsum(found[f"cuts.{row}"])[:-1]) for row in range(count)]
     reference = OracleStreams(
-        m, Reference(m.config, m.dialect, m.memory_length, weights_of(model), torch.float64), count
+        m, PaperModel(m.config, m.dialect, m.memory_length, weights_of(model), torch.float64), count
     )
     fresh = model.stream(count)
     longest = max(map(len, pasts))

@@ -12,7 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from txl_runtime.device.engines.facts import Facts
+from txl_runtime.device.engines.library_features import LibraryFeatures
 from txl_runtime.errors import BackendError
 
 from txl_engines.checking import Graph, decode_graph, import_onnx, opset_of, place_of
@@ -21,12 +21,12 @@ from txl_engines.shapes import known_shapes
 _WHOLE = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"})
 
 
-def newest_opset(facts: Facts) -> int:
+def newest_opset(facts: LibraryFeatures) -> int:
     """The newest opset of a graph that a library can be given: 18 is restamped where only 17 is known."""
     return max(facts.opset, 18 if facts.weakly_typed else 0)
 
 
-def adapt(graph: Graph, facts: Facts) -> Graph:
+def adapt(graph: Graph, facts: LibraryFeatures) -> Graph:
     """A checked graph as a library's parser takes it. Its `sha256` stays that of the bytes that were composed.
 
     Raises:

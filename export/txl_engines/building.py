@@ -20,8 +20,8 @@ from txl_runtime import errors
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
 from txl_runtime.bundle.writing import write_file
-from txl_runtime.device.engines.facts import Facts
 from txl_runtime.device.engines.library import Library, load_library
+from txl_runtime.device.engines.library_features import LibraryFeatures
 from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, RECIPE, TARGETS, WEAK_RECIPE, Target
 from txl_runtime.device.gpu import gpu_model, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
@@ -29,10 +29,10 @@ from txl_runtime.listener import Listener
 from txl_runtime.starting import environment, signal_of
 
 from txl_engines.adapting import adapt, newest_opset, without_clip
-from txl_engines.attending import unite_attention
+from txl_engines.attention_operator import unite_attention
 from txl_engines.checking import Graph, read_graph
 from txl_engines.messages import explain_build, explain_parse
-from txl_engines.worker import Finished, Outcome, Request, Steps
+from txl_engines.worker import BuildFinished, BuildRequest, Outcome, Steps
 
 COMMAND = ("-m", "txl_engines.worker")
 PATIENCE = 30
@@ -95,7 +95,7 @@ class CompiledEngines:
         """
         library = self.library
         listener.stage(f"building {program.name} with {library.title}")
-        request = Request(
+        request = BuildRequest(
             target=library.target,
             size=len(graph.data),
             file=graph.path.name,
@@ -204,7 +204,7 @@ def _instead(gpu: int) -> str:
     return "leave it out"
 
 
-def ring_works(facts: Facts) -> bool:
+def ring_works(facts: LibraryFeatures) -> bool:
     """Whether a library updates memory in place, and its parser takes the opset of the graphs that do."""
     return facts.ring and facts.opset >= 24
 
@@ -216,7 +216,7 @@ def _place(weights: Path, link: Path) -> None:
         shutil.copyfile(weights, link)
 
 
-def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
+def _run(request: BuildRequest, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
     """Have another process build it, in a folder that holds the weights and nothing else."""
     with tempfile.TemporaryDirectory(prefix="txl-deploy-build-") as folder:
         for name in graph.weights:
@@ -224,7 +224,9 @@ def _run(request: Request, graph: Graph, out: Path, listener: Listener, stderr: 
         return _talk(request, graph, out, listener, stderr, folder)
 
 
-def _talk(request: Request, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes], folder: str) -> Outcome:
+def _talk(
+    request: BuildRequest, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes], folder: str
+) -> Outcome:
     """However this ends, nothing of the other process is left afterwards."""
     process = subprocess.Popen(  # noqa: S603 - this Python, this package
         [sys.executable, *COMMAND],
@@ -242,10 +244,10 @@ def _talk(request: Request, graph: Graph, out: Path, listener: Listener, stderr:
             process.stdin.write(msgspec.json.encode(request) + b"\n" + graph.data)
             process.stdin.flush()
             for line in process.stdout:
-                message = msgspec.json.decode(line, type=Steps | Finished | Outcome)
+                message = msgspec.json.decode(line, type=Steps | BuildFinished | Outcome)
                 if isinstance(message, Outcome):
                     return message
-                if isinstance(message, Finished):
+                if isinstance(message, BuildFinished):
                     process.stdin.write(msgspec.json.encode(str(out)) + b"\n")
                     process.stdin.flush()
                 elif message.count:

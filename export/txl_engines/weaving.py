@@ -17,7 +17,7 @@ from txl_engines.checking import import_onnx
 
 
 class Weaver:
-    """A graph that is cut down to what some of its values are computed by, and then added to."""
+    """A graph, cut down to the nodes that compute some of its values, to which nodes are added then."""
 
     def __init__(self, model: Any, path: Path, wanted: Collection[str]) -> None:
         self.onnx = import_onnx()

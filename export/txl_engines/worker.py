@@ -29,8 +29,8 @@ from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
 from txl_runtime.bundle.writing import write_file
-from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.library import Library, load_library
+from txl_runtime.device.engines.library_features import Compiled
 from txl_runtime.errors import BackendError, BundleError, TxlError
 
 from txl_engines.compiler import Compiler, Network, NodeError
@@ -42,7 +42,7 @@ SECONDS_BETWEEN_STEPS = 0.05
 ADVICE = "export the model again"
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class BuildRequest(Struct, frozen=True, kw_only=True):
     """What to build.
 
     Attributes:
@@ -71,7 +71,7 @@ class Steps(Struct, frozen=True, tag="steps"):
     count: int
 
 
-class Finished(Struct, frozen=True, tag="finished"):
+class BuildFinished(Struct, frozen=True, tag="finished"):
     """The engine is compiled, in memory; the process waits to be told where to write it."""
 
 
@@ -102,7 +102,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
 
 
 def compile_graph(
-    request: Request, graph: bytes, library: Library, place: Callable[[], Path], on_step: Callable[[], None]
+    request: BuildRequest, graph: bytes, library: Library, place: Callable[[], Path], on_step: Callable[[], None]
 ) -> Outcome:
     """Build an engine in this process, write it, read it back and check it.
 
@@ -159,7 +159,7 @@ def check_engine(
     return examined.verified, read_layers(examined.layers, states)
 
 
-def _check_network(parsed: Network, request: Request, library: Library) -> None:
+def _check_network(parsed: Network, request: BuildRequest, library: Library) -> None:
     check_bindings(request.file, parsed.inputs, parsed.outputs, request.program, ADVICE)
     updates = parsed.layer_types.count(IN_PLACE)
     if updates != request.scatters:
@@ -185,7 +185,7 @@ class _Teller:
         self.tell(Steps(self._count))
         self._count, self._told = 0, time.monotonic()
 
-    def tell(self, message: Steps | Finished | Outcome) -> None:
+    def tell(self, message: Steps | BuildFinished | Outcome) -> None:
         self._stream.write(msgspec.json.encode(message) + b"\n")
         self._stream.flush()
 
@@ -194,7 +194,7 @@ def main() -> None:
     """Serve one request."""
     with os.fdopen(os.dup(1), "wb") as stream:
         os.dup2(2, 1)  # so that what native code prints does not get into the answer
-        request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
+        request = msgspec.json.decode(sys.stdin.buffer.readline(), type=BuildRequest)
         graph = sys.stdin.buffer.read(request.size)
         teller, places = _Teller(stream), SimpleQueue[Path]()
         threading.Thread(target=_listen, args=(places,), daemon=True).start()
@@ -204,10 +204,10 @@ def main() -> None:
     os._exit(0)  # nothing is left to be done, and the libraries take long to end by themselves
 
 
-def _serve(request: Request, graph: bytes, teller: _Teller, places: SimpleQueue[Path]) -> None:
+def _serve(request: BuildRequest, graph: bytes, teller: _Teller, places: SimpleQueue[Path]) -> None:
     def place() -> Path:
         teller.flush()
-        teller.tell(Finished())
+        teller.tell(BuildFinished())
         return places.get()
 
     try:

@@ -13,7 +13,7 @@ from txl_report.numbers import counted, number, quantity, share, size
 from txl_report.rendering import render
 from txl_report.schema.measurement import Measurement
 from txl_report.sections.attention import attention_section
-from txl_report.sections.context import context_section, length_of, plain_length_of
+from txl_report.sections.context_length import context_section, length_of, plain_length_of
 from txl_report.sections.making import commands_section, files_section, versions_section
 from txl_report.sections.memory import bits_of, memory_section
 from txl_report.sections.model import model_section

@@ -20,7 +20,7 @@ _TAGS = re.compile("[\U000e0020-\U000e007e]+\U000e007f")
 _BLACK_FLAG, _JOINER, _NON_JOINER = "\U0001f3f4", "\u200d", "\u200c"
 _HIDDEN = {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Fillers: letters, marks and a sign to Unicode, of which nothing is drawn."""
+"""Fillers: Unicode calls them letters, marks or signs, and fonts draw nothing for them."""
 _MARKED = {"Mn", "Me"}
 _PLAIN = re.compile(r"[ -~]*\Z")
 

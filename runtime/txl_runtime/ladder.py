@@ -84,8 +84,9 @@ class Rung:
         kl: mean Kullback-Leibler divergence from the reference, in nats.
         top1: share of positions, near-ties aside, whose most probable token agrees.
         perplexity: relative difference of the perplexity on real text.
-        burst: the mean error that counts as drift at least, as a share of the standard deviation. Half precision errs
-            in bursts, of which one quarter of a chain may hold more than another. None: "drift floor" of `LIMITS`.
+        burst: the mean error that counts as drift at least, as a share of the standard deviation. Errors of half
+            precision come in bursts, and one quarter of a chain may hold more of them than another. None: "drift floor"
+            of `LIMITS`.
         deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
             standard deviation of its values.
         attention: largest |Δ| of an attention probability, where a bundle tells them. Only float32 on the CPU has a

@@ -14,8 +14,8 @@ from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.host.attention import open_look
 from txl_runtime.host.backend import open_host
-from txl_runtime.host.looking import open_look
 from txl_runtime.streaming.checks import check_flag, is_whole, shown
 from txl_runtime.streaming.inputs import check_memory_length
 from txl_runtime.streaming.loop import Backend, Loop
@@ -26,7 +26,7 @@ from txl_runtime.types import Arrays
 if TYPE_CHECKING:
     from txl_runtime.bundle.tables import Program
     from txl_runtime.bundle.vocabulary import Vocabulary
-    from txl_runtime.streaming.attending import Look
+    from txl_runtime.streaming.attention import Look
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
 from txl_engines.shapes import fix_sizes
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.facts import find_facts
+from txl_runtime.device.engines.library_features import find_facts
 from txl_runtime.errors import BundleError
 
 B, L = 3, 4

@@ -11,8 +11,8 @@ import txl_runtime
 from stand_ins.tensorrt import VERSIONS, read_members
 from txl_engines import compiler
 from txl_runtime.device.engines import library, running
-from txl_runtime.device.engines.facts import FACTS, NEEDS, RTX_GPUS, Facts, find_facts
 from txl_runtime.device.engines.library import DTYPES
+from txl_runtime.device.engines.library_features import FACTS, NEEDS, RTX_GPUS, LibraryFeatures, find_facts
 from txl_runtime.errors import BackendError
 
 # The only modules that touch the objects of TensorRT's libraries, and the names under which they hold them.
@@ -108,7 +108,7 @@ def has(member: str, classes: dict[str, list[str]], enums: dict[str, list[str]])
     return not name or name in OF_ANY_ENUM or name in {*classes.get(title, ()), *enums.get(title, ())}
 
 
-def facts_of(name: str) -> Facts:
+def facts_of(name: str) -> LibraryFeatures:
     module, version = VERSIONS[name]
     return find_facts("rtx" if module == "tensorrt_rtx" else "tensorrt", version)
 

@@ -15,9 +15,9 @@ from txl_engines.adapting import restamp
 from txl_engines.checking import read_graph
 from txl_engines.composing import BEST, compose, whole_programs
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.engines.facts import find_facts
-from txl_runtime.streaming.outputs import DrawCount, WholeOutput
-from txl_runtime.streaming.parts import Parts
+from txl_runtime.device.engines.library_features import find_facts
+from txl_runtime.streaming.best_words import BestWords
+from txl_runtime.streaming.outputs import DrawCount, WholeSoftmax
 from txl_runtime.streaming.sampling import Sampler, draw, draw_from
 
 B, V = 6, 1500
@@ -96,7 +96,7 @@ def test_draws_from_a_next_are_those_from_its_row(bundle: Path, shape: str):
     """2,016 draws a shape, none of which differs; so few rows are asked for that draws are cheap."""
     manifest, update = open_bundle(bundle).manifest, SHAPES[shape][1]
     program = next(program for program in whole_programs(manifest, update) if program.name == "next-ring-1")
-    run, output, draws = Runner(bundle, program), WholeOutput(manifest), np.random.default_rng(0)
+    run, output, draws = Runner(bundle, program), WholeSoftmax(manifest), np.random.default_rng(0)
     asked = 0
     for temperature, top_k, top_p in (
         (0.0, None, None), (1.0, 1, None), (0.8, 50, None), (2.0, 256, None), (0.3, None, 0.9), (0.8, None, 0.1),
@@ -108,8 +108,8 @@ def test_draws_from_a_next_are_those_from_its_row(bundle: Path, shape: str):
             row = run(draws.integers(0, V, (B, 1)).astype(np.int32), ones, None, temperature=heat)
 
             class Given:
-                def parts(self) -> Parts:
-                    return Parts(manifest.clusters, run.returned)
+                def parts(self) -> BestWords:
+                    return BestWords(manifest.clusters, run.returned)
 
                 def last(self, row: Any = row) -> Any:
                     nonlocal asked

@@ -13,7 +13,7 @@ from onnx import helper
 from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines.building import CompiledEngines, check_gpus, ring_works
 from txl_engines.bundles import choose_update
-from txl_engines.worker import Outcome, Request, check_engine, compile_graph
+from txl_engines.worker import BuildRequest, Outcome, check_engine, compile_graph
 from txl_runtime.device.engines import library as libraries
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.device.engines.sidecar import RECIPE, WEAK_RECIPE
@@ -34,7 +34,7 @@ def walk(tmp_path: Path) -> Callable[..., Outcome]:
         described = small_graphs.program(graph, update=update)
         maker = CompiledEngines(lib, precision, gpus)
         checked = maker.read(graph.SerializeToString(), described, tmp_path)
-        request = Request(
+        request = BuildRequest(
             target=lib.target,
             size=len(checked.data),
             file="small.onnx",

@@ -16,7 +16,7 @@ from oracle import LANGUAGE_MODELS, export_case, facts_of, refuses_kv, source_of
 from plain_attention import PlainModel
 from support import ORACLE
 from txl_export.checkpoints import read_checkpoint
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.settings import resolve
 from txl_export.families.transformer_xl.weights import check_weights
 from txl_export.options import ExportOptions
@@ -31,14 +31,14 @@ BUNDLES = (
 """Each family, attention type and dialect once; all cases go through the reference above."""
 
 
-def models_of(case: str) -> tuple[Reference, list[PlainModel]]:
+def models_of(case: str) -> tuple[PaperModel, list[PlainModel]]:
     """The reference in float64, and a plain model for each sequence."""
     checkpoint, config, options = source_of(case)
     imported, _ = read_checkpoint(checkpoint, config=config or None)
     asked = ExportOptions(**options, segment_length=max(facts_of(case)["segs"]))
     dialect, sizes, _ = resolve(imported, asked)
     weights = check_weights(imported.config, imported.weights, case)
-    reference = Reference(imported.config, dialect, sizes.memory_length, weights, torch.float64)
+    reference = PaperModel(imported.config, dialect, sizes.memory_length, weights, torch.float64)
     plain = (PlainModel(weights, imported.config, dialect, sizes.memory_length) for _ in range(facts_of(case)["bsz"]))
     return reference, list(plain)
 

@@ -12,7 +12,7 @@ from txl_engines.composing import compose
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.host.placements import open_placements
-from txl_runtime.streaming.state import Counters, initial_values
+from txl_runtime.streaming.state import SequenceCounters, initial_values
 from txl_runtime.types import Arrays
 
 ANYTHING = np.array([-(2**31), -1, 60, 2**31 - 1])
@@ -26,7 +26,7 @@ class Runner:
         path = folder / f"composed-{program.file}"
         path.write_bytes(compose(bundle, program))
         states = bundle.manifest.states_of(program.update)
-        self.program, self.counters = program, Counters(bundle.manifest, states)
+        self.program, self.counters = program, SequenceCounters(bundle.manifest, states)
         self.placements = open_placements(states, initial_values(bundle), self.counters)
         self.rows = np.arange(bundle.manifest.batch_size)
         for part in (*self.placements, self.counters):

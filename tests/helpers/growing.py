@@ -13,7 +13,7 @@ import txl_runtime
 from oracle_stateful import Case, run_bundle
 from torch import Tensor
 from txl_export.adapters.registry import load_adapted
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import StepSpec
 

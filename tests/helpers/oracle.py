@@ -12,7 +12,7 @@ import txl_export
 import txl_runtime
 from support import ORACLE
 from txl_export.checkpoints import read_checkpoint
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import check_weights
 
 CASES = sorted(path.relative_to(ORACLE).with_suffix("").as_posix() for path in ORACLE.glob("*/*.json"))
@@ -77,7 +77,7 @@ def _errors_of_rule(case: str, memory: str, exported: tuple[Any, Any, Any], upda
     stream, manifest = txl_runtime.load(result.path, update=update).stream(), result.manifest
     imported, _ = read_checkpoint(checkpoint, config=config or None)
     state = check_weights(imported.config, imported.weights, case)
-    reference = Reference(manifest.config, manifest.dialect, manifest.memory_length, state, torch.float64)
+    reference = PaperModel(manifest.config, manifest.dialect, manifest.memory_length, state, torch.float64)
     hidden = reference.initial_memory(facts["bsz"])
     batch_first = values["tokens/0"].shape == (facts["bsz"], facts["segs"][0])
     worst_logprobs = worst_memory = 0.0

@@ -33,7 +33,7 @@ from stand_ins.stateful import (
     xlnet,
 )
 from support import FIXTURES
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.spec import StepSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from txl_runtime.device import backend, blocks, call, context, cuda, loop, placements, staging, tail
+from txl_runtime.device import backend, blocks, call, cuda, cuda_context, loop, placements, staging, tail
 
 RING = (("plain", "ring"), ("short", "ring"))
 ROLLED = (("plain", "rolled"),)
@@ -88,7 +88,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("the waiting thread has no context")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(context.Current, "__enter__", lambda self: None)
+    patch.setattr(cuda_context.Current, "__enter__", lambda self: None)
 
 
 @fault("tokens on the device are let go of before they are read", (("plain", "ring"), ("counting", "replace")))

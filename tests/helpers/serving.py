@@ -25,8 +25,8 @@ from txl_deploy.serve.health import Health
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.metrics import Metrics
 from txl_deploy.serve.service import Service
-from txl_deploy.serve.settings import Settings
-from txl_deploy.serve.texts import Pieces
+from txl_deploy.serve.settings import ServerSettings
+from txl_deploy.serve.texts import TokenTexts
 
 HOST = "http://localhost"
 
@@ -44,7 +44,7 @@ class Served:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.settings = Settings(bundle=bundle, **options)
+        self.settings = ServerSettings(bundle=bundle, **options)
         self.model = txl_runtime.load(bundle, "cpu", threads=1)
         self.sessions = Sessions(self.model, self.settings.rows, self.settings.limits)
         self.service = self.wait(self._open())
@@ -58,7 +58,7 @@ class Served:
             self._front,
             Health(self.model),
             Metrics(),
-            Pieces(self.model.vocabulary),
+            TokenTexts(self.model.vocabulary),
             int(time.time()),
             largest_state(self.model.manifest, table),
         )

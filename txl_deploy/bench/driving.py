@@ -1,4 +1,4 @@
-"""Any step driven with random inputs, of which nothing is known but the bundle's tables."""
+"""Random inputs for any step: the bundle's tables give their types, shapes and ranges."""
 
 from __future__ import annotations
 

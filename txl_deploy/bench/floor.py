@@ -75,14 +75,14 @@ def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
 
 
 def state_bytes(manifest: Manifest) -> int:
-    """Of all sequences, with as many rows as a state can have."""
+    """Bytes of the state of all sequences; a state that grows counts at its largest."""
     sizes = {"bool": 1, "float16": 2, "bfloat16": 2}
     states = manifest.states_of(manifest.updates[0])
     return sum(sizes.get(state.dtype, 4) * math.prod(state.shape) for state in states)
 
 
 def _position_bytes(m: Manifest, length: int) -> int:
-    """Of as many rows as there are distances that a segment's queries tell apart."""
+    """Bytes of the position rows that a segment reads: one row for each distance between a query and a key."""
     rows = m.memory_length + length
     if m.dialect.window is not None:
         rows = min(rows, m.dialect.window)

@@ -48,10 +48,10 @@ def run(
         )
     from txl_deploy.serve.logs import Log
     from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS
-    from txl_deploy.serve.settings import Settings
+    from txl_deploy.serve.settings import ServerSettings
 
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    settings = Settings(
+    settings = ServerSettings(
         bundle=bundle,
         port=port,
         token=token,
@@ -67,7 +67,7 @@ def run(
         idle_seconds=DAY,
         drain_seconds=DRAIN,
     )
-    from txl_deploy.serve.running import serve
+    from txl_deploy.serve.server import serve
 
     with tempfile.TemporaryDirectory(prefix="txl-playground-", ignore_cleanup_errors=True) as private:
 

@@ -51,9 +51,9 @@ def run(
     """Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory."""
     if missing := [package for package in NEEDED if find_spec(package) is None]:
         raise BackendError(f"serve needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[serve]'")
-    from txl_deploy.serve.settings import Settings
+    from txl_deploy.serve.settings import ServerSettings
 
-    settings = Settings(
+    settings = ServerSettings(
         bundle=bundle,
         host=host,
         port=port,
@@ -79,7 +79,7 @@ def run(
         connections=max_connections,
         json_logs=json_logs,
     )
-    from txl_deploy.serve.running import serve
+    from txl_deploy.serve.server import serve
 
     serve(settings)
 

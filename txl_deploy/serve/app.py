@@ -12,7 +12,7 @@ from txl_deploy.serve import models, named
 from txl_deploy.serve.completions import completions
 from txl_deploy.serve.guard import Guard
 from txl_deploy.serve.logs import Log
-from txl_deploy.serve.playground import pages, staying
+from txl_deploy.serve.playground import pages, tab_connection
 from txl_deploy.serve.service import Service
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -30,7 +30,7 @@ ENDPOINTS: dict[str, dict[str, Endpoint]] = {
     "/detokenize": {"POST": models.detokenize},
     "/tokenizer_info": {"GET": models.tokenizer_info},
     "/playground": {"GET": pages.page},
-    "/playground/tab": {"GET": staying.tab},
+    "/playground/tab": {"GET": tab_connection.tab},
     "/playground/{file}": {"GET": pages.file},
     "/health": {"GET": models.health},
     "/metrics": {"GET": models.metrics},

@@ -6,8 +6,8 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
+from txl_deploy.serve.disconnects import ClientGoneError
 from txl_deploy.serve.errors import ApiError
-from txl_deploy.serve.gone import ClientGoneError
 from txl_deploy.serve.service import service_of
 
 JSON = "application/json"

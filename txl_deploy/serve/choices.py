@@ -17,7 +17,7 @@ from txl_runtime.sessions import Event, Finished, Prompt, Token
 from txl_runtime.types import Ids
 
 from txl_deploy.serve.orders import Order
-from txl_deploy.serve.texts import Pieces, TextStream
+from txl_deploy.serve.texts import TextStream, TokenTexts
 
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 ID_COLUMNS = ("token_ids", "top_token_ids")
@@ -59,7 +59,7 @@ class Choice:
         reason: "stop" or "length" where that is a whole text; else empty.
     """
 
-    def __init__(self, order: Order, prompt: Ids, pieces: Pieces) -> None:
+    def __init__(self, order: Order, prompt: Ids, pieces: TokenTexts) -> None:
         self._prompt, self._pieces, self._logprobs, self._ids = prompt, pieces, order.logprobs, order.ids
         self._text, self._stop_tokens = TextStream(order.stops), frozenset(order.stop_tokens)
         self._ready: list[str] = []

@@ -19,8 +19,8 @@ from txl_runtime.streaming.checks import shown
 
 from txl_deploy.serve.bodies import read_json
 from txl_deploy.serve.choices import Choice, Columns
+from txl_deploy.serve.disconnects import unless_gone
 from txl_deploy.serve.errors import ApiError, as_api_error, json_response
-from txl_deploy.serve.gone import unless_gone
 from txl_deploy.serve.orders import Order, boundary, read_order
 from txl_deploy.serve.service import Noted, Service, noted_of, service_of
 

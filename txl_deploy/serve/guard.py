@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from txl_runtime.errors import TxlError
 
+from txl_deploy.serve.disconnects import ClientGoneError
 from txl_deploy.serve.errors import ApiError, as_api_error
-from txl_deploy.serve.gone import ClientGoneError
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.playground import pages
 from txl_deploy.serve.service import Noted, Service

@@ -24,8 +24,8 @@ from txl_runtime.types import Array
 
 from txl_deploy.serve.bodies import content_type, read_body, read_json
 from txl_deploy.serve.completions import ENDED
+from txl_deploy.serve.disconnects import unless_gone
 from txl_deploy.serve.errors import ApiError, as_api_error, json_response
-from txl_deploy.serve.gone import unless_gone
 from txl_deploy.serve.orders import decode
 from txl_deploy.serve.service import noted_of, service_of
 from txl_deploy.serve.settings import check_session_name

@@ -27,10 +27,10 @@ from txl_deploy.serve.settings import (
     STOP_LENGTH,
     STOPS,
     TOP_LOGPROBS,
-    Settings,
+    ServerSettings,
     check_session_name,
 )
-from txl_deploy.serve.texts import Pieces, TextStream
+from txl_deploy.serve.texts import TextStream, TokenTexts
 
 UNFINISHED = 4
 """Tokens at the end of a prompt that may hold the begin of a character which goes on in the text."""
@@ -144,7 +144,7 @@ class Order:
     seen: int | None
     memory_length: int | None
 
-    def request(self, choice: int, pieces: Pieces, seconds: float) -> Request:
+    def request(self, choice: int, pieces: TokenTexts, seconds: float) -> Request:
         """What the runtime is asked for one text: choice // n tells the prompt, choice % n which of its texts."""
         scored = self.echo and self.logprobs is not None
         return Request(
@@ -163,7 +163,7 @@ class Order:
 class _Until:
     """Tells the runtime where a stop text has come, so that the session's memory ends with that token."""
 
-    def __init__(self, order: Order, prompt: Ids, pieces: Pieces) -> None:
+    def __init__(self, order: Order, prompt: Ids, pieces: TokenTexts) -> None:
         self._text, self._pieces = TextStream(order.stops), pieces
         for token in prompt[-UNFINISHED:].tolist() if order.echo else ():
             self._text.echo(pieces.bytes_of(token))
@@ -173,7 +173,7 @@ class _Until:
         return self._text.stopped
 
 
-def read_order(data: bytes, model: Model, settings: Settings) -> Order:
+def read_order(data: bytes, model: Model, settings: ServerSettings) -> Order:
     """A request's body, checked.
 
     Raises:
@@ -257,7 +257,7 @@ def decode(data: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, "the body is nested too deeply for a request; check its JSON") from None
 
 
-def check_model(name: str | None, model: Model, settings: Settings) -> None:
+def check_model(name: str | None, model: Model, settings: ServerSettings) -> None:
     """Refuse a request for another model than the one that is here, called by its name or by its whole model_id.
 
     Raises:
@@ -309,7 +309,7 @@ def boundary(model: Model) -> Ids:
     return np.array([token], np.int32)
 
 
-def _prompts(body: CompletionBody, model: Model, settings: Settings) -> list[Ids]:
+def _prompts(body: CompletionBody, model: Model, settings: ServerSettings) -> list[Ids]:
     given = body.prompt
     if given is None or given in ("", []):
         prompts = [np.zeros(0, np.int32)]

@@ -11,8 +11,8 @@ from txl_runtime.sessions import AsyncSessions
 from txl_deploy.serve.health import Health
 from txl_deploy.serve.metrics import Metrics
 from txl_deploy.serve.playground.tabs import Tabs
-from txl_deploy.serve.settings import Settings
-from txl_deploy.serve.texts import Pieces
+from txl_deploy.serve.settings import ServerSettings
+from txl_deploy.serve.texts import TokenTexts
 
 
 @dataclass
@@ -33,12 +33,12 @@ class Service:
         tabs: of the playground that are open.
     """
 
-    settings: Settings
+    settings: ServerSettings
     model: Model
     front: AsyncSessions
     health: Health
     metrics: Metrics
-    pieces: Pieces
+    pieces: TokenTexts
     created: int
     largest_state: int
     draining: bool = False

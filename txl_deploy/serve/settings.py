@@ -38,7 +38,7 @@ NO_NAMES = (".", "..")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """The options of `serve`.
 
     Attributes:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from txl_runtime.bundle.vocabulary import Vocabulary
 
 
-class Pieces:
+class TokenTexts:
     """What each token stands for, looked up once."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:

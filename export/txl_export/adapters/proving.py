@@ -16,8 +16,8 @@ from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import untouched
+from txl_export.families.own_module.module_call import Eager, difference, in_float64
 from txl_export.families.own_module.own_code import own_code
-from txl_export.families.own_module.running import Eager, difference, in_float64
 from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
 from txl_export.families.own_module.spec import StepSpec
 

@@ -166,7 +166,7 @@ class _Opening:
         return f"{value.name}{OPENED}{number if number > 1 else ''}"
 
     def _computed(self, value: ir.Value, numbers: NDArray[Any], times: NDArray[Any]) -> ir.Value:
-        """Numbers of which some are a multiple of the number of sequences."""
+        """Numbers, some of them computed in the graph from the number of sequences."""
         key = (value.name, *times.flat)
         if key not in self._made:
             parts = list[ir.Value]()

@@ -39,13 +39,13 @@ PATIENCE = 4
 """A chain becomes at most this many times as long where states are not full yet."""
 
 LONGER, TRIES = 4, 2
-"""In half precision a chain that shows drift is run again so many times as long, at most so often."""
+"""In half precision a chain that shows drift is run again, `LONGER` times as long, at most `TRIES` times."""
 
 SAMPLED = 2000
-"""The longest chain becomes at most so long for every sample to be read, and no longer than `WORK` allows."""
+"""Segments up to which the longest chain is lengthened so that it reads every sample, within what `WORK` allows."""
 
 LIVE = 8
-"""As many sequences of a segment run through the reference at most: those that are independent run one by one."""
+"""Sequences of a segment that run through the reference at most, because it runs independent ones one by one."""
 
 TURNS = ("", "look", "save", "reset", "copy", "look", "restore", "select", "", "grow", "copy")
 """What is done before the segments of the chain with all operations."""

@@ -119,12 +119,12 @@ def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tu
 
 
 def _limit() -> float:
-    """Numbers that are `FACTOR` times as large are rounded so many times as coarsely."""
+    """The limit in float32 times `FACTOR`, because an error of rounding grows with the numbers."""
     return FACTOR * float32_limit()
 
 
 def _times(values: Any, factor: int) -> Any:
-    """Numbers multiplied; what is no such number as it is."""
+    """Floats multiplied by the factor; integers, flags and None stay as they are."""
     with np.errstate(all="ignore"):  # 0 times infinite
         return values if values is None or values.dtype.kind != "f" else values * np.float32(factor)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 
+from txl_report.facts.byte_shares import ByteShares, read_parts
 from txl_report.facts.commands import Commands, commands_of
 from txl_report.facts.engines import Engines, read_engines
 from txl_report.facts.model import Context, context_of
-from txl_report.facts.parts import Parts, read_parts
 from txl_report.facts.plain import Missing, Said, some
 from txl_report.facts.results import measurement_of_file, verification_of_bundle, verification_of_file
 from txl_report.facts.source import Source, source_of, versions_of
@@ -50,7 +50,7 @@ class Facts:
     described: tuple[Said, ...]
     context: Context | Missing
     tables: Tables
-    parts: Parts | Missing
+    parts: ByteShares | Missing
     exported: Verification | Missing
     repeated: Verification | Missing
     engines: Engines | Missing

@@ -10,7 +10,7 @@ from txl_runtime.types import Ids, Indices
 
 from txl_report.measuring.averages import Values, error_of
 from txl_report.measuring.results import GainInContext, MemoryGain, TokenGain
-from txl_report.measuring.texts import Pieces, piece_of_text, shown_text
+from txl_report.measuring.texts import TextPieces, piece_of_text, shown_text
 
 if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
@@ -32,7 +32,7 @@ class Gains:
         vocabulary: of the bundle.
     """
 
-    pieces: Pieces
+    pieces: TextPieces
     ids: Ids
     with_memory: Values
     without: Values

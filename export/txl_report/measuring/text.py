@@ -15,7 +15,7 @@ from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import Values, error_of, loss_of
 from txl_report.measuring.gains import Gains
 from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
-from txl_report.measuring.texts import Pieces, checked_ids, cut_pieces, fewer
+from txl_report.measuring.texts import TextPieces, checked_ids, cut_pieces, fewer
 from txl_report.numbers import counted
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
     ]
 
 
-def _memory_lengths(model: Model, pieces: Pieces) -> tuple[list[int], str]:
+def _memory_lengths(model: Model, pieces: TextPieces) -> tuple[list[int], str]:
     """Memory lengths to compare, fewest rows first; the whole memory alone with the reason, where nothing compares."""
     rows = model.memory_length
     if rows is None:
@@ -158,7 +158,7 @@ def _memory_lengths(model: Model, pieces: Pieces) -> tuple[list[int], str]:
     return sorted({0, rows // 4, rows // 2, rows}), ""
 
 
-def _read(model: Model, pieces: Pieces, lengths: list[int], listener: Listener) -> list[Values]:
+def _read(model: Model, pieces: TextPieces, lengths: list[int], listener: Listener) -> list[Values]:
     """Losses [sequences, segments after the warm-up, positions] with each memory length; the last one is the whole."""
     sequences, size = len(pieces.tokens), pieces.length
     streams = [model.stream(sequences, memory_length=rows) for rows in lengths[:-1]] + [model.stream(sequences)]

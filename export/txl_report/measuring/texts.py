@@ -21,7 +21,7 @@ LARGE = 50_000_000
 
 
 @dataclass(frozen=True)
-class Pieces:
+class TextPieces:
     """A text that is cut into pieces of equal length, which follow each other and are read side by side.
 
     Attributes:
@@ -70,7 +70,7 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
     return found.astype(np.int32)
 
 
-def cut_pieces(model: Model, ids: Ids, warm_up: int) -> Pieces | None:
+def cut_pieces(model: Model, ids: Ids, warm_up: int) -> TextPieces | None:
     """A text as pieces: as many as the model reads side by side, as long as warming up takes less than half of each.
 
     Args:
@@ -83,7 +83,7 @@ def cut_pieces(model: Model, ids: Ids, warm_up: int) -> Pieces | None:
     """
     length = model.segment_lengths[0]
     if len(ids) <= length and len(ids) > 1 and model.manifest.can.run_ragged and model.manifest.can.run_fewer:
-        return Pieces(ids[None], len(ids) - 1, 0)
+        return TextPieces(ids[None], len(ids) - 1, 0)
     whole = (len(ids) - 1) // length
     sequences = model.batch_size
     while sequences > 1 and whole // sequences < 2 * warm_up + 1 and model.manifest.can.run_fewer:
@@ -93,7 +93,7 @@ def cut_pieces(model: Model, ids: Ids, warm_up: int) -> Pieces | None:
         return None
     size = segments * length
     tokens = np.stack([ids[first : first + size + 1] for first in range(0, sequences * size, size)])
-    return Pieces(tokens, length, warm_up if segments > warm_up else 0)
+    return TextPieces(tokens, length, warm_up if segments > warm_up else 0)
 
 
 def piece_of_text(vocabulary: Vocabulary | None, tokens: ArrayLike) -> str | None:

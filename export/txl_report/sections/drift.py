@@ -1,4 +1,4 @@
-"""Does the error grow: the drift curves of a verification's chains, in as few charts as can tell them apart."""
+"""Does the error grow: drift curves of a verification's chains, each chart with a style of line for each chain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POINTS = 240
 CURVES = 8
 """Outputs of a chain whose curves are shown."""
 MOST_CHAINS = 4 * STYLES
-"""That are drawn, so many in a chart as can be told apart; a stranger's file may have any number of them."""
+"""Chains that are drawn: four charts, each with one chain for each style of line. A stranger's file may list more."""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from txl_report.blocks import Block, Cell, Code, Figure, Heading, Pairs, Paragraph, Section
 from txl_report.charts.bars import Bar, named_bars
+from txl_report.facts.byte_shares import ByteShares
 from txl_report.facts.gathering import Facts
 from txl_report.facts.model import LENGTHS, STREAMS, Context, family_of, memory_rows
-from txl_report.facts.parts import Parts
 from txl_report.facts.plain import some
 from txl_report.facts.tables import Tables
 from txl_report.numbers import NONE, counted, quantity, share, size, whole
@@ -16,7 +16,7 @@ from txl_report.sections.common import gap, table, titled
 def model_section(facts: Facts) -> Section:
     """What is known of the model without running it."""
     blocks: list[Block] = [Pairs(_rows(facts))]
-    if isinstance(facts.parts, Parts):
+    if isinstance(facts.parts, ByteShares):
         blocks += [Heading("Bytes by part"), _parts(facts.parts)]
     else:
         blocks.append(gap("Bytes by part", facts.parts))
@@ -51,7 +51,7 @@ def _rows(facts: Facts) -> list[tuple[str, Cell]]:
     return rows
 
 
-def _parts(parts: Parts) -> Figure:
+def _parts(parts: ByteShares) -> Figure:
     bars = [Bar(part.name, part.bytes, size(part.bytes)) for part in parts.parts]
     largest = max(parts.parts, key=lambda part: part.bytes, default=None)
     seen = f"The largest part is {largest.name} with {size(largest.bytes)}." if largest else "There is no tensor."

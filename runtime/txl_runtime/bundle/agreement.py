@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, pairwise
 
-from txl_runtime.bundle.looking import parted
+from txl_runtime.bundle.attention_program import parted
 from txl_runtime.bundle.tables import (
     UPDATE_RULES,
     Output,

@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 
 class Folder:
-    """A folder of which files are read, each of them remembered.
+    """A folder whose files are opened here; it remembers the identity of each file that it opened.
 
     Attributes:
         path: as it was given, for people.

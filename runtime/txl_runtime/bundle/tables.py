@@ -129,8 +129,8 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
         initial: what a sequence starts as: a number, or a tensor of the weight file, which broadcasts: over the
             row's shape where there are memory rows that the runtime knows, else over the shape without the batch.
             None for zeros.
-        update: "replace": the graph returns the whole new tensor. "rolled": it does, of memory rows of which the filled
-            ones stand last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`; what lies behind
+        update: "replace": the graph returns the whole new tensor. "rolled": it returns all memory rows, the filled
+            ones last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`; what lies behind
             those slots is for rows to spill into. A tensor of one name stands in the table once for each rule that the
             bundle has programs of.
         slots: of the ring.
@@ -197,9 +197,9 @@ class Program(Struct, frozen=True, kw_only=True):
         name: of the program; unique.
         kind: what it computes. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden":
             what the softmax takes, of a segment. "head", "tail.<c>": parts of the softmax, of any number of rows
-            (`softmax`). "attention": where one sequence looks in a segment (`looking`). Only engines have "last",
-            log-probabilities after a stream's last valid row, "next", the same and what a draw mostly needs of them,
-            and "score", those of targets.
+            (`softmax`). "attention": where one sequence looks in a segment (`attention_program`). Only engines have
+            "last", log-probabilities after a stream's last valid row, "next", the same and what a draw mostly needs of
+            them, and "score", those of targets.
         segment_length: L; 0 for the softmax programs, which know no segments.
         update: what becomes of the state, one of `UPDATE_RULES`; "none" where the program returns none.
         file: the graph. Programs that differ in L alone may share one.

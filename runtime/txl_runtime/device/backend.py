@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.context import open_lock
 from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.cuda_context import open_lock
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.loop import DeviceLoop
 from txl_runtime.errors import BackendError

@@ -32,7 +32,7 @@ class Part(NamedTuple):
         dtype: of its values.
         shape: of what comes.
         sizes: of what was asked for, at most as much.
-        width, rows, pitch: so many bytes stand in one piece, so often, so far apart on the device.
+        width, rows, pitch: bytes of one piece, how many pieces there are, and bytes from one to the next on the device.
     """
 
     address: int

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from txl_runtime.bundle.reading import Bundle
-from txl_runtime.device.engines.facts import how_to_install
+from txl_runtime.device.engines.library_features import how_to_install
 from txl_runtime.device.gpu import gpu_name, shows_gpu
 from txl_runtime.errors import BackendError, BundleError, TxlError, one_line
 

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.device.context import Context, Current
+from txl_runtime.device.cuda_context import Context, Current
 from txl_runtime.device.driver import DEVICE, EVENTS, HOST, NON_BLOCKING, RELAXED, Driver, Memcpy2D, open_driver
 from txl_runtime.device.gpu import INTEGRATED, device_number, device_title
 from txl_runtime.errors import BackendError

@@ -13,16 +13,16 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.blocks import Inputs, Part, Results
 from txl_runtime.device.call import DeviceCall, Step, Steps, open_blocks, room_for
-from txl_runtime.device.context import Lock
 from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.cuda_context import Lock
 from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens, lie_on
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.placements import DevicePlacement, open_placements
 from txl_runtime.device.staging import Staging
 from txl_runtime.device.tail import Tail
+from txl_runtime.streaming.best_words import BestWords
 from txl_runtime.streaming.loop import LoopState, Resident
-from txl_runtime.streaming.outputs import Output, SegmentResult, WholeOutput, idle_result
-from txl_runtime.streaming.parts import Parts
+from txl_runtime.streaming.outputs import SegmentResult, StreamSoftmax, WholeSoftmax, idle_result
 from txl_runtime.streaming.programs import Programs, Shapes, Want
 from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
@@ -59,7 +59,7 @@ class _Route:
     asked: frozenset[str]
     step: Step | None = None
     rows: Floats | None = None
-    best: Parts | None = None
+    best: BestWords | None = None
 
 
 class _Pending(SegmentResult):
@@ -93,7 +93,7 @@ class _Pending(SegmentResult):
         """See `loop.Result`."""
         return self._first() if self._route.kind in ("last", "next") else super().last()
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> BestWords | None:
         """See `loop.Result`."""
         self._loop.finish()
         return self._route.best
@@ -135,7 +135,7 @@ class DeviceLoop(LoopState):
 
     piecewise = leading = False
     turning = True
-    output: Output
+    output: StreamSoftmax
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class DeviceLoop(LoopState):
         programs = [item.program for item in executables]
         states = manifest.states_of(programs[0].update)
         super().__init__(manifest, states, lock)
-        self.manifest, self.output = manifest, WholeOutput(manifest)
+        self.manifest, self.output = manifest, WholeSoftmax(manifest)
         self._executables = {item.program.name: item for item in executables}
         self._programs = Programs(manifest, programs, backend)
         self._device, self._queue, self._settled = device, queue, settled
@@ -308,7 +308,7 @@ class DeviceLoop(LoopState):
         features, route.rows = self.manifest.logprobs, None
         if features is not None and features.name in parts and route.kind not in SHORTCUTS:
             route.rows = features.axes.rows(step.arrived[features.name])
-        route.best = Parts(self.manifest.clusters, step.arrived) if parts and route.kind == "next" else None
+        route.best = BestWords(self.manifest.clusters, step.arrived) if parts and route.kind == "next" else None
         route.step = step
         return step
 

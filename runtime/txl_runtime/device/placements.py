@@ -2,7 +2,7 @@
 
 What is replaced and what is rolled is written anew by every step, from one block into the other: it has two sides. A
 ring has one block, in which a step writes the segment's rows. How far each sequence has come, and on which side all of
-them stand, is kept apart, in `Counters`.
+them stand, is kept apart, in `SequenceCounters`.
 
 A state has one place, the same in both blocks, with room for the largest shape that it can have. Of a state
 [pre, B, post], what belongs to one sequence is `pre` pieces of `post` values, B times as far apart: one copy with a
@@ -27,13 +27,21 @@ from txl_runtime.device.dtypes import from_float32, stored_type, to_float32
 from txl_runtime.device.interface import aligned, host_address
 from txl_runtime.device.tail import Tail
 from txl_runtime.streaming.programs import Shapes, shapes_after, start_shape
-from txl_runtime.streaming.state import Counters, Initial, Placement, placed_alike, ring_rows, start_of, with_sequence
+from txl_runtime.streaming.state import (
+    Initial,
+    Placement,
+    SequenceCounters,
+    placed_alike,
+    ring_rows,
+    start_of,
+    with_sequence,
+)
 from txl_runtime.types import Array, Arrays, Indices
 
 Addresses = Mapping[str, int]
 
 
-class Pieces(NamedTuple):
+class StridedPieces(NamedTuple):
     """Where one sequence's part of a state, or of several, lies in a block.
 
     Attributes:
@@ -81,7 +89,7 @@ class DevicePlacement(Placement):
         tail: Tail,
         states: Sequence[StateTensor],
         initial: Initial,
-        counters: Counters,
+        counters: SequenceCounters,
     ) -> None:
         self._device, self._queue, self._tail, self._states, self._counters = device, queue, tail, states, counters
         self._batch, self._types = len(counters.valid), [stored_type(state.dtype) for state in states]
@@ -98,7 +106,7 @@ class DevicePlacement(Placement):
         self._blocks += [self._allocate() for _ in range(self.sides)]
 
     @abstractmethod
-    def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
+    def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
         """Where states of these shapes lie."""
 
     def addresses(self, program: Program, side: int) -> tuple[Addresses, Addresses]:
@@ -148,7 +156,7 @@ class DevicePlacement(Placement):
                 if pieces.step:
                     self._begin(side, row, pieces)
 
-    def _begin(self, side: int, row: int, pieces: Pieces) -> None:
+    def _begin(self, side: int, row: int, pieces: StridedPieces) -> None:
         """Make one sequence's part what it is before anything was seen."""
         place = self._at(side, row, pieces)
         if pieces.fresh:
@@ -168,7 +176,7 @@ class DevicePlacement(Placement):
         self._tail.wait()  # before the array on the host goes
         return block.address
 
-    def _fetch(self, side: int, row: int, parts: Mapping[str, Pieces]) -> dict[str, Array]:
+    def _fetch(self, side: int, row: int, parts: Mapping[str, StridedPieces]) -> dict[str, Array]:
         """Copies of a sequence's parts."""
         found = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
@@ -178,7 +186,7 @@ class DevicePlacement(Placement):
         self._tail.wait()
         return found
 
-    def _send(self, side: int, row: int, parts: Mapping[str, Pieces], given: Arrays) -> None:
+    def _send(self, side: int, row: int, parts: Mapping[str, StridedPieces], given: Arrays) -> None:
         """Write a sequence's parts."""
         arrays = {name: np.ascontiguousarray(given[name], pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
@@ -187,11 +195,11 @@ class DevicePlacement(Placement):
                 self._queue.send(place, host_address(arrays[name]), width, pieces.number, pieces.pitch, width)
         self._tail.wait()  # before the arrays on the host go
 
-    def _copy(self, to: int, source: int, pieces: Pieces, source_pitch: int = 0) -> None:
+    def _copy(self, to: int, source: int, pieces: StridedPieces, source_pitch: int = 0) -> None:
         """Copy one sequence's part within the device, from pieces that lie as far apart unless a pitch is given."""
         self._queue.copy(to, source, pieces.width, pieces.number, pieces.pitch, source_pitch or pieces.pitch)
 
-    def _at(self, side: int, row: int, pieces: Pieces) -> int:
+    def _at(self, side: int, row: int, pieces: StridedPieces) -> int:
         """Where a sequence's first piece is."""
         return self._blocks[side].address + pieces.start + row * pieces.step
 
@@ -243,10 +251,10 @@ class Replaced(DevicePlacement):
         found = self._fetch(side, 0, self._parts(self.shapes[side], whole=True))
         return [(state, found[state.name]) for state in self._states if state.name in found]
 
-    def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
+    def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
         return self._parts(shapes).values()
 
-    def _parts(self, shapes: Shapes, whole: bool = False) -> dict[str, Pieces]:
+    def _parts(self, shapes: Shapes, whole: bool = False) -> dict[str, StridedPieces]:
         """Where one sequence's part lies of each state that there is, or all of it."""
         found = {}
         for i, (state, shape) in enumerate(zip(self._states, shapes, strict=True)):
@@ -256,11 +264,11 @@ class Replaced(DevicePlacement):
             fresh, size = self._fresh[i] if shape == self._start[i] else 0, math.prod(shape) * dtype.itemsize
             assert size <= self._offsets[i + 1] - start, "more rows than the state has"
             if whole or axis is None:
-                found[state.name] = Pieces(start, 0, size, 1, size, dtype, shape, fresh)
+                found[state.name] = StridedPieces(start, 0, size, 1, size, dtype, shape, fresh)
             else:
                 before, behind = shape[:axis], shape[axis + 1 :]
                 width, number, one = math.prod(behind) * dtype.itemsize, math.prod(before), (*before, *behind)
-                found[state.name] = Pieces(start, width, width, number, width * self._batch, dtype, one, fresh)
+                found[state.name] = StridedPieces(start, width, width, number, width * self._batch, dtype, one, fresh)
         return found
 
 
@@ -279,7 +287,7 @@ class Rolled(DevicePlacement):
         self._fresh = np.stack([first.axes.one(array, 0) for array in whole])
         size = self._fresh[0].nbytes
         dtype, shape, fresh = self._types[0], self._fresh.shape, self._keep(self._fresh)
-        self._part = Pieces(0, size, size, len(starts), self._offsets[1], dtype, shape, fresh)
+        self._part = StridedPieces(0, size, size, len(starts), self._offsets[1], dtype, shape, fresh)
         super()._open(initial)
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
@@ -297,7 +305,7 @@ class Rolled(DevicePlacement):
             rows[self._slots(row, len(given))] = from_float32(given, self._dtype)
         self._send(self._side, row, {"": self._part}, {"": host})
 
-    def _pieces(self, shapes: Shapes) -> Collection[Pieces]:
+    def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
         return (self._part,)
 
     def _slots(self, row: int, count: int) -> slice | Indices:
@@ -352,7 +360,12 @@ PLACEMENTS: dict[str, type[DevicePlacement]] = {"replace": Replaced, "rolled": R
 
 
 def open_placements(
-    device: Device, queue: Queue, tail: Tail, states: Sequence[StateTensor], initial: Initial, counters: Counters
+    device: Device,
+    queue: Queue,
+    tail: Tail,
+    states: Sequence[StateTensor],
+    initial: Initial,
+    counters: SequenceCounters,
 ) -> tuple[DevicePlacement, ...]:
     """Fresh states, those of each placement together."""
     alike = placed_alike(states, PLACEMENTS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from txl_runtime.device.context import Lock
 from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.cuda_context import Lock
 
 
 class Tail:

@@ -13,7 +13,7 @@ from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.placements import Replaced
 from txl_runtime.streaming.programs import Shape, Shapes, leaves_rows_open, shapes_after, start_shape
-from txl_runtime.streaming.state import Counters, Initial, with_sequence
+from txl_runtime.streaming.state import Initial, SequenceCounters, with_sequence
 from txl_runtime.types import Array, Arrays, Call, Indices
 
 
@@ -25,7 +25,7 @@ class Growing(Replaced):
 
     grows = True
 
-    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: Counters) -> None:
+    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
         self._sets: dict[tuple[Shapes, int], dict[str, Array]] = {}
         self._pool: dict[tuple[str, Shape, int], Array] = {}
         self._begin: Shapes = tuple(start_shape(state) for state in states)

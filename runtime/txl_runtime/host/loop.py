@@ -120,7 +120,7 @@ class HostLoop(LoopState):
     def _join(self, rows: int) -> None:
         """Bring the first sequences to one side, the first one's. A sequence's state is the same before and after."""
         sides = self.counters.sides[:rows]
-        if max(sides.tolist()) != min(sides.tolist()):  # for so few values Python is faster than NumPy
+        if max(sides.tolist()) != min(sides.tolist()):  # Python's max of B numbers is faster than NumPy's
             for row in np.flatnonzero(sides != sides[0]).tolist():
                 for placement in self.placements:
                     placement.join(row, int(sides[0]))

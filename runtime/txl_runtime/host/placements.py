@@ -2,7 +2,7 @@
 
 What is replaced and what is rolled is written anew by every step, from one set of arrays into the other: it has two
 sides. A ring stays where it is and takes the segment's rows in place. How far each sequence has come, and on which side
-it stands, is kept apart, in `Counters`. Arrays are of the programs' types; memory rows come out as float32.
+it stands, is kept apart, in `SequenceCounters`. Arrays are of the programs' types; memory rows come out as float32.
 
 A further placement is a class here and on the device, each with an entry of `PLACEMENTS`, and a rule that
 `bundle/tables.py` names and `bundle/agreement.py` holds its states to.
@@ -18,7 +18,7 @@ import numpy as np
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.host.engine import Engine
 from txl_runtime.streaming.programs import Shapes
-from txl_runtime.streaming.state import Counters, Initial, Placement, placed_alike, ring_rows, start_of
+from txl_runtime.streaming.state import Initial, Placement, SequenceCounters, placed_alike, ring_rows, start_of
 from txl_runtime.types import Array, Arrays, Call, Indices
 
 
@@ -38,7 +38,7 @@ class HostPlacement(Placement):
     grows: ClassVar[bool] = False
     """Whether shapes can be others after a step than before."""
 
-    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: Counters) -> None:
+    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
         self._states, self._counters, self._batch = states, counters, len(counters.valid)
         self._starts = {s.name: start_of(s, initial[s.name].astype(np.dtype(s.dtype))) for s in states}
 
@@ -64,7 +64,7 @@ class Replaced(HostPlacement):
         sides: the arrays on either side, by the names of the states that there are.
     """
 
-    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: Counters) -> None:
+    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
         super().__init__(states, initial, counters)
         self.sides = [self._fresh(side) for side in range(2)]
 
@@ -152,7 +152,7 @@ class Ring(HostPlacement):
         tensors: each of them, by its name.
     """
 
-    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: Counters) -> None:
+    def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
         super().__init__(states, initial, counters)
         first = states[0]
         assert first.slots is not None
@@ -197,7 +197,10 @@ PLACEMENTS: dict[str, type[HostPlacement]] = {"replace": Replaced, "rolled": Rol
 
 
 def open_placements(
-    states: Sequence[StateTensor], initial: Initial, counters: Counters, replaced: type[HostPlacement] = Replaced
+    states: Sequence[StateTensor],
+    initial: Initial,
+    counters: SequenceCounters,
+    replaced: type[HostPlacement] = Replaced,
 ) -> tuple[HostPlacement, ...]:
     """Fresh states, those of each placement together; `replaced` is the class of states that steps return whole."""
     known = placed_alike(states, {**PLACEMENTS, "replace": replaced})

@@ -7,7 +7,7 @@ import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
 from txl_runtime.host.engine import Engine
-from txl_runtime.streaming.outputs import Output, WholeOutput
+from txl_runtime.streaming.outputs import StreamSoftmax, WholeSoftmax
 from txl_runtime.types import Call, Floats, Ids
 
 CHUNK = 2**22
@@ -51,7 +51,7 @@ class _Rows:
         return self._bound[rows]
 
 
-class SplitOutput(Output):
+class SplitSoftmax(StreamSoftmax):
     """For programs that return hidden rows."""
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
@@ -62,7 +62,7 @@ class SplitOutput(Output):
         self._tails = {c: _Rows(engine, programs[f"tail.{c}"]) for c in range(1, len(self.clusters))}
 
     def logprobs(self, features: Floats, out: Floats) -> None:
-        """See `Output`; some rows at a time, so that besides the result no large part of it is held."""
+        """See `StreamSoftmax`; some rows at a time, so that besides the result no large part of it is held."""
         words, rows = self.clusters[0][1], max(1, CHUNK // self.clusters[-1][1])
         for start in range(0, len(features), rows):
             some, into = features[start : start + rows], out[start : start + rows]
@@ -73,7 +73,7 @@ class SplitOutput(Output):
                 np.add(self.tail(some, cluster), head[:, words + cluster - 1, None], out=into[:, first:last])
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
-        """See `Output`; a cluster that no target is in is not computed."""
+        """See `StreamSoftmax`; a cluster that no target is in is not computed."""
         head, words = self._head(features), self.clusters[0][1]
         which = np.searchsorted([last for _, last in self.clusters], targets, side="right")
         columns = np.where(which == 0, targets, words + which - 1)
@@ -91,6 +91,6 @@ class SplitOutput(Output):
         return self._tails[cluster](features)
 
 
-def open_output(kind: str, manifest: Manifest, engine: Engine) -> Output:
+def open_output(kind: str, manifest: Manifest, engine: Engine) -> StreamSoftmax:
     """The softmax behind segment programs of a kind."""
-    return SplitOutput(manifest, engine) if kind == "hidden" else WholeOutput(manifest)
+    return SplitSoftmax(manifest, engine) if kind == "hidden" else WholeSoftmax(manifest)

@@ -10,7 +10,7 @@ from weakref import ref
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.sessions.jobs import Job, Session, Work
 from txl_runtime.sessions.requests import Busy, Counters, Limits, Reason
-from txl_runtime.sessions.rows import Rows
+from txl_runtime.sessions.session_rows import SessionRows
 from txl_runtime.sessions.state import LONGEST_NAME
 from txl_runtime.sessions.store import Recent, Store
 from txl_runtime.streaming.checks import shown
@@ -34,7 +34,7 @@ class Book:
     """
 
     def __init__(
-        self, rows: Rows, store: Store, limits: Limits, counters: Counters, clock: Callable[[], float]
+        self, rows: SessionRows, store: Store, limits: Limits, counters: Counters, clock: Callable[[], float]
     ) -> None:
         self._rows, self._store, self._limits, self._counters, self._clock = rows, store, limits, counters, clock
         self.named: dict[str, Session] = {}

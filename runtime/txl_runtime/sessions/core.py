@@ -11,12 +11,12 @@ from types import TracebackType
 from txl_runtime.errors import BackendError, TxlError, UsageError, brief, one_line
 from txl_runtime.model import Model
 from txl_runtime.sessions.book import Book
-from txl_runtime.sessions.checking import check_limits, check_request, check_row_count, check_whole
 from txl_runtime.sessions.checkpoint import restore_sessions, save_sessions
 from txl_runtime.sessions.jobs import Job, Session, Ticket, Work
+from txl_runtime.sessions.request_checks import check_limits, check_request, check_row_count, check_whole
 from txl_runtime.sessions.requests import Counters, Limits, Request, SessionInfo
-from txl_runtime.sessions.rows import Rows
 from txl_runtime.sessions.segments import Part, Segments
+from txl_runtime.sessions.session_rows import SessionRows
 from txl_runtime.sessions.state import SessionState, check_name, largest_state
 from txl_runtime.sessions.store import Store
 from txl_runtime.sessions.turns import Cuts, Turns, closing_up, in_order, leaver
@@ -65,7 +65,7 @@ class Sessions:
         largest = largest_state(self._manifest, self._manifest.states_of(model.update))
         self._largest = largest
         self._store = Store(self._limits, None if folder is None else check_path(folder), largest)
-        self._rows = Rows(stream, self._manifest, model.update, self._store, self.counters)
+        self._rows = SessionRows(stream, self._manifest, model.update, self._store, self.counters)
         self._segments = Segments(stream.loop, self._manifest, self.rows)
         self._cuts = Cuts(self._manifest)
         self._turns = Turns(self._cuts, any(entry.axes.batch is None for entry in self._manifest.interface))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from txl_runtime.streaming.outputs import Output
+from txl_runtime.streaming.outputs import StreamSoftmax
 from txl_runtime.streaming.sampling import best_first
 from txl_runtime.types import Floats, Ids
 
@@ -16,7 +16,7 @@ CHUNK = 2**22
 Best = tuple[tuple[int, float], ...]
 
 
-def score_rows(output: Output, features: Floats, targets: Ids, top: int) -> tuple[Floats, Ids, Floats]:
+def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) -> tuple[Floats, Ids, Floats]:
     """Score the tokens that follow some positions.
 
     Args:
@@ -51,7 +51,7 @@ def score_rows(output: Output, features: Floats, targets: Ids, top: int) -> tupl
     return logprobs, ids, best
 
 
-def best_of(output: Output, features: Floats, tokens: Ids, tops: Sequence[int]) -> list[tuple[float, Best]]:
+def best_of(output: StreamSoftmax, features: Floats, tokens: Ids, tops: Sequence[int]) -> list[tuple[float, Best]]:
     """The log-probability of a token after each of some positions, and the best tokens there; NaN where there is any.
 
     Args:

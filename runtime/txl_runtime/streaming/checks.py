@@ -49,7 +49,7 @@ def check_tokens(
 
 
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
-    """Refuse ids of which some are marked as bad, by the first of them."""
+    """Refuse ids if some are marked as bad; the message names the first."""
     if np.count_nonzero(bad):
         place = np.argwhere(bad)[0].tolist()
         raise UsageError(

@@ -14,13 +14,13 @@ import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
-from txl_runtime.streaming.outputs import Output
+from txl_runtime.streaming.outputs import StreamSoftmax
 from txl_runtime.streaming.programs import Want
-from txl_runtime.streaming.state import Counters, Initial, Placement, RowState
+from txl_runtime.streaming.state import Initial, Placement, RowState, SequenceCounters
 from txl_runtime.types import Array, Floats, Ids, Indices
 
 if TYPE_CHECKING:
-    from txl_runtime.streaming.parts import Parts
+    from txl_runtime.streaming.best_words import BestWords
 
 
 class Resident(Protocol):
@@ -43,7 +43,7 @@ class Result(Protocol):
     def last(self) -> Floats:
         """The same for the last position that counts in each sequence, [b, F]; of an idle sequence, for its first."""
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> BestWords | None:
         """What a draw after the last positions mostly needs of them, where a program returned that; for want "next"."""
 
     def nll(self) -> Floats:
@@ -62,7 +62,7 @@ class Loop(Protocol):
         leading: whether sequences behind the last one that runs are not computed.
     """
 
-    output: Output
+    output: StreamSoftmax
     piecewise: bool
     leading: bool
 
@@ -158,7 +158,7 @@ class LoopState(Loop):
     """Whether a reordering leaves the states on the other side."""
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor], lock: AbstractContextManager[object]) -> None:
-        self.counters = counters = Counters(manifest, states)
+        self.counters = counters = SequenceCounters(manifest, states)
         views = {"valid": counters.valid, "fill": counters.fill}
         if counters.ring is not None:
             views["head"] = counters.head

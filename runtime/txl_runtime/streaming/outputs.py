@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.tables import Output as OutputRow
+from txl_runtime.bundle.tables import Output
 from txl_runtime.types import Array, Arrays, Floats, Ids
 
 if TYPE_CHECKING:
-    from txl_runtime.streaming.parts import Parts
+    from txl_runtime.streaming.best_words import BestWords
 
 
-class Output(Protocol):
+class StreamSoftmax(Protocol):
     """The softmax of a stream; F is the width of what segment programs return, a "feature" row per position.
 
     Attributes:
@@ -51,7 +51,7 @@ class Output(Protocol):
         """[n, F] → [n, words of the cluster], given the cluster."""
 
 
-class WholeOutput(Output):
+class WholeSoftmax(StreamSoftmax):
     """For programs that return log-probabilities: there is nothing left to compute."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -63,7 +63,7 @@ class WholeOutput(Output):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        if min(counts.tolist(), default=0) == features.shape[1]:  # Python's min is faster for so few values
+        if min(counts.tolist(), default=0) == features.shape[1]:  # Python's min of B numbers is faster than NumPy's
             np.copyto(out, features)
         else:
             super().counted(features, counts, out)
@@ -75,7 +75,7 @@ class WholeOutput(Output):
         return features
 
     def tail(self, features: Floats, cluster: int) -> Floats:
-        """See `Output`; there are no further clusters."""
+        """See `StreamSoftmax`; there are no further clusters."""
         raise IndexError(cluster)
 
 
@@ -114,8 +114,8 @@ class SegmentResult:
         counts: Ids,
         columns: int,
         targets: Ids | None,
-        output: Output,
-        table: Sequence[OutputRow] = (),
+        output: StreamSoftmax,
+        table: Sequence[Output] = (),
         given: Arrays | None = None,
     ) -> None:
         self._rows, self._counts, self._columns = rows, counts, columns
@@ -139,7 +139,7 @@ class SegmentResult:
         last: Floats = rows[np.arange(len(rows)), np.maximum(self._counts, 1) - 1]
         return last
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> BestWords | None:
         """See `loop.Result`; there are rows alone."""
         return None
 
@@ -166,7 +166,7 @@ class SegmentResult:
 
 
 def idle_result(
-    manifest: Manifest, output: Output, width: int, counts: Ids, columns: int, targets: Ids | None
+    manifest: Manifest, output: StreamSoftmax, width: int, counts: Ids, columns: int, targets: Ids | None
 ) -> SegmentResult:
     """The result of a segment in which nothing counts, so that nothing was run: zeros, feature rows of some width."""
     b = len(counts)

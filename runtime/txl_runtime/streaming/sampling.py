@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.streaming.best_words import reaching
 from txl_runtime.streaming.checks import MOST_NAMED, is_whole, shown
 from txl_runtime.streaming.loop import Result
-from txl_runtime.streaming.outputs import DrawCount, Output
-from txl_runtime.streaming.parts import reaching
+from txl_runtime.streaming.outputs import DrawCount, StreamSoftmax
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -47,7 +47,7 @@ class _Known:
     """What is known of one row's distribution: the head, and the clusters computed so far."""
 
     stream: int
-    output: Output
+    output: StreamSoftmax
     features: NDArray[np.float32]
     head: Floats
     count: DrawCount
@@ -246,7 +246,7 @@ class Sampler:
 def draw_all(
     samplers: Sequence[Sampler],
     running: Bools,
-    output: Output,
+    output: StreamSoftmax,
     result: Result,
     tokens: NDArray[np.int32],
     count: DrawCount,
@@ -263,7 +263,11 @@ def draw_all(
 
 
 def draw_from(
-    samplers: Sequence[Sampler | None], output: Output, result: Result, tokens: NDArray[np.int32], count: DrawCount
+    samplers: Sequence[Sampler | None],
+    output: StreamSoftmax,
+    result: Result,
+    tokens: NDArray[np.int32],
+    count: DrawCount,
 ) -> dict[int, BackendError]:
     """As `draw`, from the last positions of a result: without their features where its parts tell enough."""
     parts = result.parts()
@@ -297,7 +301,7 @@ def draw_from(
 
 def draw(
     samplers: Sequence[Sampler | None],
-    output: Output,
+    output: StreamSoftmax,
     features: NDArray[np.float32],
     tokens: NDArray[np.int32],
     count: DrawCount,

@@ -1,7 +1,7 @@
 """What the states of all loops have in common: how they start, how far sequences have come, and one sequence's state.
 
 A state tensor has a placement: where its bytes stand and how a step moves them. "replace": every step returns the whole
-tensor. "rolled": it does so of memory rows, of which those that exist stand last. "ring": a step writes the segment's
+tensor. "rolled": every step returns all memory rows, those that exist last. "ring": a step writes the segment's
 rows in place. A loop keeps the tensors of one placement together and asks nothing else of them.
 """
 
@@ -43,7 +43,7 @@ class RowState:
     tensors: Arrays
 
 
-class Counters:
+class SequenceCounters:
     """How far each sequence has come: its fill, a ring's head, and which of two sets of tensors it stands in.
 
     All of it is one array, so that a step is committed in one assignment, whatever the placements.
@@ -97,7 +97,7 @@ class Counters:
             np.add(self._now, self.valid, out=self._next)
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
-            # For so few values Python's max is faster than NumPy's.
+            # Python's max of B numbers is faster than NumPy's.
             if head is not None and ring is not None and max(head.tolist()) >= ring:
                 for row in np.flatnonzero(head >= ring).tolist():
                     head[row] -= ring

@@ -31,7 +31,7 @@ from txl_runtime.streaming.programs import Want
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
-    from txl_runtime.streaming.attending import Look
+    from txl_runtime.streaming.attention import Look
 
 
 class Stream(CarriedState):
@@ -188,7 +188,7 @@ class Stream(CarriedState):
         A position that does not count has zeros, any other sums to 1. Arguments and errors are those of `step`, and one
         where the bundle was exported without `--attention`.
         """
-        from txl_runtime.streaming.attending import attend
+        from txl_runtime.streaming.attention import attend
 
         return attend(self._on_host(tokens), lengths, self._manifest, self._b, self._ready(), self._look)
 

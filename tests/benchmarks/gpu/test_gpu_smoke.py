@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[Any, str, Any, set[str]]] = {
         {"record and replay", "a record that fails"},
     ),
     "contexts stay": (
-        __import__("txl_runtime.device.context", fromlist=["Context"]).Context,
+        __import__("txl_runtime.device.cuda_context", fromlist=["Context"]).Context,
         "leave",
         dropped,
         {"the application's context"},

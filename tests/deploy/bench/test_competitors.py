@@ -17,7 +17,7 @@ from support import random_state, small_config
 from torch.fx.experimental import _config
 from torch.utils._python_dispatch import TorchDispatchMode
 from txl_export.checkpoints.txl import TxlConfig
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import check_weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckError, UsageError
@@ -27,7 +27,7 @@ from txl_deploy.bench.competitors import NAMES, competitors, config_values, weig
 from txl_deploy.bench.competitors.agreement import agree
 from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.hidden import BatchFirstHidden, TimeFirstHidden
-from txl_deploy.bench.competitors.parts import Eager, Parts
+from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 quiet = pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 M, BATCH = 7, 2
@@ -45,17 +45,17 @@ MODELS = {
 }
 
 
-def parts_of(changes: dict, dialect: dict, memory_length: int = M) -> tuple[Parts, Reference]:
+def parts_of(changes: dict, dialect: dict, memory_length: int = M) -> tuple[SharedLayers, PaperModel]:
     values = small_config(**changes)
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
     state = check_weights(config, random_state(values), "random")
     settings = Dialect(**dialect)
-    reference = Reference(config, settings, memory_length, state, torch.float64)
-    return Parts(config, settings, memory_length, state), reference
+    reference = PaperModel(config, settings, memory_length, state, torch.float64)
+    return SharedLayers(config, settings, memory_length, state), reference
 
 
-def largest_error(competitor: Eager, reference: Reference) -> float:
+def largest_error(competitor: Eager, reference: PaperModel) -> float:
     """Of log-probabilities, next tokens and nats, in turns, over chained segments."""
     draws, worst = np.random.default_rng(0), 0.0
     memory = reference.initial_memory(BATCH)
@@ -120,10 +120,10 @@ def test_graphs_of_the_compiled_competitor_compute_the_reference(
     assert len(compiler.graphs) == compiled, "nothing is compiled twice"
 
 
-def moved(parts: Parts) -> Parts:
+def moved(parts: SharedLayers) -> SharedLayers:
     """The same on device "meta", which stands for a GPU: what is made on the CPU cannot be mixed with it."""
     weights = {name: tensor.to("meta") for name, tensor in parts.state.items()}
-    return Parts(parts.config, parts.dialect, parts.memory_length, weights)
+    return SharedLayers(parts.config, parts.dialect, parts.memory_length, weights)
 
 
 @quiet
@@ -174,7 +174,7 @@ def test_tensors_are_made_where_the_weights_are(kind: Callable[..., Eager], mode
 
 def test_bfloat16_is_close() -> None:
     parts, reference = parts_of({}, {})
-    low = Parts(parts.config, parts.dialect, M, parts.state, torch.bfloat16)
+    low = SharedLayers(parts.config, parts.dialect, M, parts.state, torch.bfloat16)
     tokens = np.arange(2 * 4, dtype=np.int32).reshape(2, 4)
     expected, _ = reference(torch.from_numpy(tokens), reference.initial_memory(BATCH))
     found = KeyValue(low, BATCH, "torch-bf16").logprobs(tokens)
@@ -196,7 +196,7 @@ def test_other_kinds_of_attention_are_refused() -> None:
     typed = msgspec.convert(values, TxlConfig)
     config = ModelConfig(**{name: getattr(typed, name) for name in ModelConfig.__struct_fields__})
     with pytest.raises(UsageError, match=r"compute attn_type 0, the bundle has attn_type 2; give --against"):
-        Parts(config, Dialect(), M, {})
+        SharedLayers(config, Dialect(), M, {})
 
 
 def test_all_competitors_of_a_bundle_agree_with_it(make_bundle: Callable[..., Path], tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_another_function_is_not_timed(make_bundle: Callable[..., Path]) -> None
     state = weights_of(model)
     state["layers.01.attention.position_bias"] = state["layers.01.attention.position_bias"] * 1.5
     m = model.manifest
-    wrong = KeyValue(Parts(m.config, m.dialect, m.memory_length, state), m.batch_size)
+    wrong = KeyValue(SharedLayers(m.config, m.dialect, m.memory_length, state), m.batch_size)
     with pytest.raises(CheckError, match=r"torch-kv: differs from the bundle by max_abs .* expected at most 0.001"):
         agree(BundleCompetitor("bundle", model), wrong, model)
 

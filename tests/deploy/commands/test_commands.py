@@ -16,7 +16,7 @@ import pytest
 import torch
 import txl_runtime
 from support import ORACLE, call_main, cli, random_state, save_checkpoint, small_config
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.reading import open_bundle
 
@@ -289,7 +289,7 @@ def nll_of_the_reference(ids: np.ndarray, config: dict[str, Any]) -> float:
     """Mean nll, nats per token, in float64, with segments of 64."""
     fields = {name: value for name, value in config.items() if name in ModelConfig.__struct_fields__}
     model, memory_length = ModelConfig(**fields), config["memory_length"]
-    reference = Reference(model, Dialect(), memory_length, random_state(config), torch.float64)
+    reference = PaperModel(model, Dialect(), memory_length, random_state(config), torch.float64)
     memory, total = reference.initial_memory(), 0.0
     for first in range(0, len(ids) - 1, 64):
         piece = torch.from_numpy(ids[first : first + 65].astype(np.int64))[None]

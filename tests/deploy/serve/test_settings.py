@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from txl_runtime.errors import UsageError
 
-from txl_deploy.serve.settings import Settings
+from txl_deploy.serve.settings import ServerSettings
 
 SECONDS = ("idle_seconds", "checkpoint_every", "request_seconds", "header_seconds", "drain_seconds")
 
@@ -19,7 +19,7 @@ SECONDS = ("idle_seconds", "checkpoint_every", "request_seconds", "header_second
 @pytest.mark.parametrize("name", SECONDS)
 def test_seconds_are_finite(name, seconds):
     with pytest.raises(UsageError) as caught:
-        Settings(bundle=Path("model.txl"), **{name: seconds})
+        ServerSettings(bundle=Path("model.txl"), **{name: seconds})
     said = str(caught.value)
     assert said.startswith(f"{name} is {seconds}, expected a finite number of seconds")
     assert said.endswith(f"check --{name.replace('_', '-')}")
@@ -27,8 +27,8 @@ def test_seconds_are_finite(name, seconds):
 
 def test_a_name_that_no_answer_could_hold_is_refused():
     with pytest.raises(UsageError, match=r"name is 'caf\\udce9', expected text that is UTF-8; choose another --name"):
-        Settings(bundle=Path("model.txl"), name="caf\udce9")
-    assert Settings(bundle=Path("model.txl"), name="café 😀").served_name == "café 😀"
+        ServerSettings(bundle=Path("model.txl"), name="caf\udce9")
+    assert ServerSettings(bundle=Path("model.txl"), name="café 😀").served_name == "café 😀"
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_served_by_its_escaped_name(letters, serve, tmp_path):
@@ -36,4 +36,4 @@ def test_a_folder_whose_name_is_no_utf_8_is_served_by_its_escaped_name(letters, 
     assert server.get("/v1/models").json()["data"][0]["id"] == "caf\\xe9"
     assert server.complete(prompt="ab", max_tokens=1, model="caf\\xe9")["model"] == "caf\\xe9"
     assert server.stream(prompt="ab", max_tokens=1)[0]["model"] == "caf\\xe9"
-    assert Settings(bundle=tmp_path / "café.txl").served_name == "café"
+    assert ServerSettings(bundle=tmp_path / "café.txl").served_name == "café"

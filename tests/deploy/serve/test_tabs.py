@@ -211,7 +211,7 @@ def test_a_tab_is_asked_for_with_get_alone(serve):
 
 
 def test_beats_come_as_long_as_the_tab_is_open(serve, monkeypatch):
-    monkeypatch.setattr("txl_deploy.serve.playground.staying.BEAT", 0.01)
+    monkeypatch.setattr("txl_deploy.serve.playground.tab_connection.BEAT", 0.01)
     tab = Tab(serve())
     until(lambda: len(tab.events) >= 4)
     assert tab.events[1:4] == [{}, {}, {}]

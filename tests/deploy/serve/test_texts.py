@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from txl_runtime.bundle.vocabulary import Bytes, Words
 
-from txl_deploy.serve.texts import Pieces, TextStream
+from txl_deploy.serve.texts import TextStream, TokenTexts
 
 LETTERS = st.text(alphabet="abé€😀 ", max_size=12)
 
@@ -76,5 +76,5 @@ def test_what_is_echoed_stops_nothing_and_its_last_character_may_be_finished_lat
     ],
 )
 def test_tokens_have_names(vocabulary, token, name):
-    pieces = Pieces(vocabulary)
+    pieces = TokenTexts(vocabulary)
     assert pieces.name(token) == pieces.name(token) == name

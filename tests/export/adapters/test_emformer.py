@@ -16,7 +16,7 @@ from oracle_stateful import Case, errors, run_bundle, run_module
 from support import package
 from torch import Tensor
 from txl_export.adapters.registry import adapt, load_adapted
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states
 from txl_runtime.errors import UsageError
 

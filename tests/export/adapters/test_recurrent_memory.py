@@ -13,7 +13,7 @@ from support import package
 from torch import Tensor, nn
 from txl_export.adapters.recurrent_memory import build, step_spec
 from txl_export.adapters.registry import adapt
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states
 from txl_runtime.errors import UsageError
 

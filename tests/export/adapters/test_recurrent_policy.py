@@ -20,7 +20,7 @@ from support import package
 from torch import Tensor, nn
 from txl_export.adapters.recurrent_policy import build, split, step_spec
 from txl_export.adapters.registry import adapt, load_adapted
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.spec import StepSpec
 from txl_runtime.errors import TxlError, UsageError

@@ -18,8 +18,8 @@ from support import package
 from torch import nn
 from txl_export.adapters.registry import adapt, load_adapted
 from txl_export.adapters.rllib import build, step_spec
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import make_plan
-from txl_export.families.own_module.running import Eager
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
 

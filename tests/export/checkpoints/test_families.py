@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from txl_export.checkpoints import cntxl, families_with_names, fastai, hf, kimiyoung, nvidia, remixl
 from txl_export.checkpoints.imported import Imported, State
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import Weights, check_weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import CheckpointError
@@ -54,7 +54,7 @@ def _one_thread():
 
 @dataclass(frozen=True)
 class Model:
-    """What `Reference` takes; mutated one field at a time below."""
+    """What `PaperModel` takes; mutated one field at a time below."""
 
     config: ModelConfig
     dialect: Dialect
@@ -138,7 +138,7 @@ def load(name: str) -> Case:
 
 
 def run(model: Model, tokens: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-    reference = Reference(model.config, model.dialect, model.memory_length, model.state, torch.float64)
+    reference = PaperModel(model.config, model.dialect, model.memory_length, model.state, torch.float64)
     memory = reference.initial_memory(tokens[0].shape[0])
     logprobs, memories = [], []
     for segment in tokens:

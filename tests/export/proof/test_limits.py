@@ -24,7 +24,7 @@ from txl_runtime.selftest import run_selftest
 
 
 def test_documentation_has_the_same_rows_and_numbers():
-    text = (Path(__file__).parents[3] / "docs" / "design.md").read_text("utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text("utf-8")
     table = text.partition("## The limits")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ") and "---" not in line]
     assert {name.strip(): float(value) for name, value in rows[1:]} == {n: row.value for n, row in LIMITS.items()}

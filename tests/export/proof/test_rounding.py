@@ -12,9 +12,9 @@ import pytest
 import torch
 from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
 from support import random_state, small_config
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.parity import oracle
 from txl_export.families.transformer_xl.parity.oracle import Oracle
-from txl_export.families.transformer_xl.reference import Reference
 from txl_export.proof import references
 from txl_export.proof.gates import OUTPUTS, STATES
 from txl_export.proof.rounding import rounding_of
@@ -49,7 +49,7 @@ def model(larger: dict[str, float], dtype: torch.dtype = torch.float64, memory_l
         {name: CONFIG[name] for name in ModelConfig.__struct_fields__ if name in CONFIG}, ModelConfig
     )
     dialect = Dialect(family="txl", memory_start="empty", window=None, clamp_length=None)
-    return Oracle(Reference(config, dialect, memory_length, state, dtype), "kv")
+    return Oracle(PaperModel(config, dialect, memory_length, state, dtype), "kv")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

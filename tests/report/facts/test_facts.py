@@ -12,11 +12,11 @@ from resealing import BASES, copied, reseal
 from support import FIXTURES
 from txl_export.families.registry import facts_of_bundle
 from txl_report.blocks import Code, Heading, Pairs, Table
+from txl_report.facts.byte_shares import ByteShare, ByteShares
 from txl_report.facts.commands import Command, commands_of
 from txl_report.facts.engines import Engines
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.model import Context, context_of, family_of, memory_rows
-from txl_report.facts.parts import Part, Parts
 from txl_report.facts.plain import MOST_ROWS, Missing, some
 from txl_report.facts.source import Source
 from txl_report.schema.reading import MOST_TEXT, short
@@ -67,7 +67,7 @@ def test_a_transformer_xl_says_what_it_is():
 @pytest.mark.parametrize("name", ["adaptive", "half", "hidden", "kv", "plain10", "zeros"])
 def test_bundles_of_the_first_format_give_whole_facts(name: str):
     found = facts(FIXTURES / "format1" / name)
-    assert isinstance(found.parts, Parts)
+    assert isinstance(found.parts, ByteShares)
     assert isinstance(found.context, Context)
     assert isinstance(found.source, Source | Missing)
     assert found.commands.others
@@ -146,7 +146,7 @@ def test_the_context_is_as_far_as_a_walk_through_the_layers_comes(layers: int, w
 def test_parts_are_told_by_the_names_of_tensors_and_add_up():
     bundle = open_bundle(BASES / "transformer_xl")
     parts = facts(BASES / "transformer_xl").parts
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, ByteShares)
     names = [part.name for part in parts.parts]
     assert names[:3] == ["embedding", "layers", "positions"]
     assert "other" not in names
@@ -158,8 +158,8 @@ def test_parts_are_told_by_the_names_of_tensors_and_add_up():
 def test_of_an_adaptive_softmax_and_of_int8_the_parts_are_told_too(make_bundle):
     adaptive = facts(make_bundle(config=ADAPTIVE, verify=False)).parts
     small = facts(make_bundle(config={}, precision="int8", verify=False)).parts
-    assert isinstance(adaptive, Parts)
-    assert isinstance(small, Parts)
+    assert isinstance(adaptive, ByteShares)
+    assert isinstance(small, ByteShares)
     for parts in (adaptive, small):
         assert {"embedding", "layers", "positions", "softmax"} >= {part.name for part in parts.parts} > {"layers"}
         assert "other" not in {part.name for part in parts.parts}
@@ -169,19 +169,19 @@ def test_of_an_adaptive_softmax_and_of_int8_the_parts_are_told_too(make_bundle):
 
 def test_parts_of_an_own_module_are_those_of_the_module(tmp_path: Path):
     parts = facts(BASES / "step").parts
-    assert isinstance(parts, Parts)
+    assert isinstance(parts, ByteShares)
     assert parts.bytes == sum(part.bytes for part in parts.parts)
     assert list(parts.parts) == sorted(parts.parts, key=lambda part: (-part.bytes, part.name))
 
 
 def test_many_parts_are_taken_together():
-    from txl_report.facts.parts import parts_of
+    from txl_report.facts.byte_shares import parts_of
     from txl_runtime.bundle.weight_header import StoredTensor
 
     tensors = {f"m{index:02d}.weight": StoredTensor("F32", (1,), 0, 100 - index) for index in range(30)}
     parts = parts_of(tensors, open_bundle(BASES / "step").manifest)
     assert len(parts.parts) == 13
-    assert parts.parts[0] == Part("m00", 1, 100)
+    assert parts.parts[0] == ByteShare("m00", 1, 100)
     assert parts.parts[-1].name == "18 more"
     assert parts.bytes == sum(100 - index for index in range(30))
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from stand_ins.driver import FakeDriver
 from txl_runtime.device import gpu
-from txl_runtime.device.context import Current, open_lock
 from txl_runtime.device.cuda import WIDEST, Block, Device
+from txl_runtime.device.cuda_context import Current, open_lock
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.interface import host_address
 from txl_runtime.errors import BackendError

@@ -350,7 +350,7 @@ FORKING = """
 import gc, os, signal, sys, threading
 sys.path[:0] = {paths!r}
 from stand_ins.driver import FakeDriver
-from txl_runtime.device.context import open_lock
+from txl_runtime.device.cuda_context import open_lock
 from txl_runtime.device.cuda import Device
 from txl_runtime.device.driver import Driver
 from txl_runtime.errors import BackendError

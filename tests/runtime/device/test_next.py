@@ -12,7 +12,7 @@ from stand_ins.engine import StandInBackend, open_stand_in
 from txl_runtime import BackendError, Model, load
 from txl_runtime.device import choosing
 from txl_runtime.selftest import run_selftest
-from txl_runtime.streaming.parts import Parts
+from txl_runtime.streaming.best_words import BestWords
 
 B, V = 6, 1500
 PARTS = 2 * 4 * (257 + 120 + 257) + 4 * (3 + 2)
@@ -114,7 +114,7 @@ def test_whoever_asks_for_rows_gets_them_from_the_same_programs(opened, update):
 @both
 @pytest.mark.parametrize("spoil", [None, "sums", "values", "ids"])
 def test_the_self_test_holds_parts_against_rows(opened, update, spoil, monkeypatch):
-    class Spoiled(Parts):
+    class Spoiled(BestWords):
         def __init__(self, clusters: Any, given: Any) -> None:
             super().__init__(clusters, given)
             self.own = clusters, given
@@ -125,9 +125,9 @@ def test_the_self_test_holds_parts_against_rows(opened, update, spoil, monkeypat
             for name, array in given.items():
                 if spoil is not None and name.endswith(spoil):
                     array[0, -1] += 1
-            return Parts(clusters, given).against(row, temperature)
+            return BestWords(clusters, given).against(row, temperature)
 
-    monkeypatch.setattr("txl_runtime.device.loop.Parts", Spoiled)
+    monkeypatch.setattr("txl_runtime.device.loop.BestWords", Spoiled)
     assert run_selftest(opened(update)).passed == (spoil is None)
 
 

@@ -13,7 +13,7 @@ from stand_ins.engine import open_fake_device
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.device import staging
 from txl_runtime.device.blocks import Results
-from txl_runtime.device.context import open_lock
+from txl_runtime.device.cuda_context import open_lock
 from txl_runtime.device.staging import LARGEST, PIECE, Staging
 from txl_runtime.device.tail import Tail
 

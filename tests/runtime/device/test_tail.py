@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
-from txl_runtime.device.context import open_lock
+from txl_runtime.device.cuda_context import open_lock
 from txl_runtime.device.interface import host_address
 from txl_runtime.device.tail import Tail
 from txl_runtime.errors import BackendError

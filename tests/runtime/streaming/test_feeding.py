@@ -10,7 +10,7 @@ from step_models import VOCABULARY, B, counting
 from txl_runtime import UsageError, load
 from txl_runtime.bundle.tables import Output
 from txl_runtime.sessions import Limits, Request
-from txl_runtime.sessions.checking import check_request
+from txl_runtime.sessions.request_checks import check_request
 from txl_runtime.streaming.feeding import feed_arrays
 
 

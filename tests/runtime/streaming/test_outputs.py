@@ -17,8 +17,8 @@ from txl_runtime import Model, load
 from txl_runtime.bundle.tables import Program
 from txl_runtime.host import softmax as outputs
 from txl_runtime.host.engine import Engine
-from txl_runtime.host.softmax import SplitOutput, open_output
-from txl_runtime.streaming.outputs import WholeOutput
+from txl_runtime.host.softmax import SplitSoftmax, open_output
+from txl_runtime.streaming.outputs import WholeSoftmax
 
 B, V = 3, 60
 KINDS: dict[str, dict[str, Any]] = {
@@ -87,10 +87,10 @@ class Counting:
         return counted
 
 
-def split(model: Model) -> tuple[SplitOutput, Counting]:
+def split(model: Model) -> tuple[SplitSoftmax, Counting]:
     counting = Counting(model.backend.engine)
     output = open_output("hidden", model.manifest, counting)
-    assert isinstance(output, SplitOutput)
+    assert isinstance(output, SplitSoftmax)
     return output, counting
 
 
@@ -188,7 +188,7 @@ def test_nll_is_right_for_every_word_of_the_vocabulary(models):
 def test_whole_output_returns_what_it_is_given(models):
     model = models("one cluster")
     output = open_output("logprobs", model.manifest, Counting(model.backend.engine))
-    assert isinstance(output, WholeOutput)
+    assert isinstance(output, WholeSoftmax)
     given = np.random.default_rng(0).normal(size=(5, V)).astype(np.float32)
     assert logprobs(output, given, V).tobytes() == given.tobytes()
     assert output.head(given).tobytes() == given.tobytes()

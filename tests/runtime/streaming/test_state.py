@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from txl_runtime.bundle.tables import Counter, StateTensor
-from txl_runtime.streaming.state import Counters, start_of
+from txl_runtime.streaming.state import SequenceCounters, start_of
 
 B, M, SLOTS = 3, 6, 8
 RULES = {
@@ -28,15 +28,15 @@ def state(rule: str, **more: Any) -> StateTensor:
     )
 
 
-def counters(rules: str, rows: int = M, start: int = 0) -> Counters:
+def counters(rules: str, rows: int = M, start: int = 0) -> SequenceCounters:
     known = {} if rules == "replace" else {"fill": Counter(start=start, most=rows)}
     manifest: Any = SimpleNamespace(
         batch_size=B, memory_length=rows if known else 0, fresh_fill=start if known else 0, counters=known
     )
-    return Counters(manifest, [state(rule) for rule in RULES[rules]])
+    return SequenceCounters(manifest, [state(rule) for rule in RULES[rules]])
 
 
-def step(held: Counters, valid: list[int], computed: int = B) -> list[tuple[int, int]]:
+def step(held: SequenceCounters, valid: list[int], computed: int = B) -> list[tuple[int, int]]:
     spilled: list[tuple[int, int]] = []
     held.valid[:] = valid
     held.advance(computed, lambda row, count: spilled.append((row, count)))

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_state, small_config
 from txl_export.checkpoints.txl import TxlConfig
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.parity.oracle import OracleStreams
-from txl_export.families.transformer_xl.reference import Reference
 from txl_runtime import Model, Stream, StreamState, TxlError, UsageError, load
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
@@ -101,7 +101,7 @@ def reference_streams(model: Model, kind: str, streams: int) -> OracleStreams:
         window=own.memory_length if own.same_length else None,
         clamp_length=own.clamp_length,
     )
-    reference = Reference(config, dialect, own.memory_length, random_state(values), torch.float64)
+    reference = PaperModel(config, dialect, own.memory_length, random_state(values), torch.float64)
     return OracleStreams(model.manifest, reference, streams)
 
 

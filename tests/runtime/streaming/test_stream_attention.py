@@ -80,10 +80,10 @@ def test_a_limit_on_memory_rows_counts(model):
 
 
 def test_the_program_is_opened_when_it_is_first_asked_for(make_bundle, monkeypatch):
-    from txl_runtime.host import looking
+    from txl_runtime.host import attention
 
-    opened, true = [], looking.open_look
-    monkeypatch.setattr(looking, "open_look", lambda *given: opened.append(1) or true(*given))
+    opened, true = [], attention.open_look
+    monkeypatch.setattr(attention, "open_look", lambda *given: opened.append(1) or true(*given))
     model = load(make_bundle(**HAVING))
     one, other = model.stream(), model.stream(1)
     one.step(np.zeros((B, 1), np.int32))

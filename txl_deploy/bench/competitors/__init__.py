@@ -32,7 +32,7 @@ from txl_runtime.model import Model
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker
 from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
 from txl_deploy.bench.competitors.hidden import BatchFirstHidden, TimeFirstHidden
-from txl_deploy.bench.competitors.parts import Parts
+from txl_deploy.bench.competitors.shared_layers import SharedLayers
 
 NAMES = ("torch", "torch-bhlk", "torch-kv", "torch-compile", "torch-bf16", "onnx-hidden", "onnx-rolled")
 
@@ -87,8 +87,8 @@ def competitors(names: tuple[str, ...], model: Model, threads: int, folder: Path
     state = weights_of(model) if names else {}
     m = model.manifest
 
-    def parts(dtype: torch.dtype = torch.float32) -> Parts:
-        return Parts(m.config, m.dialect, m.memory_length, state, dtype)
+    def parts(dtype: torch.dtype = torch.float32) -> SharedLayers:
+        return SharedLayers(m.config, m.dialect, m.memory_length, state, dtype)
 
     makers: dict[str, Maker] = {
         "torch": lambda: (TimeFirstHidden(parts(), m.batch_size), "fp32"),

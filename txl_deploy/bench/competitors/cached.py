@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from txl_deploy.bench.competitors.hidden import by_distance, shift
-from txl_deploy.bench.competitors.parts import Eager, Parts, Work
+from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers, Work
 
 KEPT = 5
 """How many tables and masks are kept: a memory that is still filling meets every length once."""
@@ -32,7 +32,7 @@ class KeyValue(Eager):
     name = "torch-kv"
     description = "eager PyTorch, K/V memory, W_r·R folded, nothing of size M copied"
 
-    def __init__(self, parts: Parts, batch_size: int, name: str = "torch-kv") -> None:
+    def __init__(self, parts: SharedLayers, batch_size: int, name: str = "torch-kv") -> None:
         self.name = name
         if parts.dtype != torch.float32:
             self.description = f"{type(self).description}, {str(parts.dtype).removeprefix('torch.')}"
@@ -140,7 +140,7 @@ class CompiledKeyValue(KeyValue):
     name = "torch-compile"
     description = "torch.compile (inductor), K/V memory in a static ring, W_r·R folded"
 
-    def __init__(self, parts: Parts, batch_size: int, longest: int, mode: str | None = None) -> None:
+    def __init__(self, parts: SharedLayers, batch_size: int, longest: int, mode: str | None = None) -> None:
         self._longest, self._mode = longest, mode
         self._graphs: dict[Work, Work] = {}
         super().__init__(parts, batch_size, "torch-compile")

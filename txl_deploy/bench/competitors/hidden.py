@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txl_deploy.bench.competitors.parts import Eager, Parts
+from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 
 class _Hidden(Eager):
@@ -23,7 +23,7 @@ class _Hidden(Eager):
     together: tuple[str, ...] = ()
     """The projections of the whole context that are one matrix product."""
 
-    def __init__(self, parts: Parts, batch_size: int) -> None:
+    def __init__(self, parts: SharedLayers, batch_size: int) -> None:
         self.joined = parts.joined(dict.fromkeys(self.together, 1.0))
         self.scale = parts.config.d_head**-0.5
         super().__init__(parts, batch_size)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec

@@ -25,11 +25,11 @@ from txl_runtime.model import load
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.identity import tensors_id
-from txl_export.families.own_module.keeping import run_first_call
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import StepSpec
+from txl_export.families.own_module.undeclared_state import run_first_call
 from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED

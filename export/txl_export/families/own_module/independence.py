@@ -10,7 +10,7 @@ from torch import Tensor
 from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import same_bits
-from txl_export.families.own_module.running import Tries, difference
+from txl_export.families.own_module.module_call import Tries, difference
 from txl_export.families.own_module.sizes import output_specs
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 

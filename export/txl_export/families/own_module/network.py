@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from txl_runtime.bundle.tables import Input, Output, TensorSpec
 
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import Plan
-from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import TORCH
 from txl_export.families.own_module.spec import VALID
 from txl_export.families.own_module.stages import Transition

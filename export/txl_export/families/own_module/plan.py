@@ -17,9 +17,8 @@ from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.attributes import untouched
-from txl_export.families.own_module.checking import check_spec, remarks
 from txl_export.families.own_module.independence import dependence, influence
-from txl_export.families.own_module.keeping import leavings, run_first_call, without
+from txl_export.families.own_module.module_call import Eager, Tries
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.probing import (
     KeptError,
@@ -29,7 +28,6 @@ from txl_export.families.own_module.probing import (
     constant_states,
     idle_states,
 )
-from txl_export.families.own_module.running import Eager, Tries
 from txl_export.families.own_module.sizes import (
     fresh_states,
     has_length,
@@ -41,7 +39,9 @@ from txl_export.families.own_module.sizes import (
     usual_lengths,
 )
 from txl_export.families.own_module.spec import VALID, OutputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.spec_checks import check_spec, remarks
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
+from txl_export.families.own_module.undeclared_state import run_first_call, unread_attributes, without
 
 _SECONDS = 10.0
 """So long it is looked for another length that a module takes."""
@@ -188,7 +188,7 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
         with untouched(spec.module):
             _check_calls(tries, lengths)
     except KeptError:
-        left = leavings(Tries(Eager(spec), batch_size), lengths)
+        left = unread_attributes(Tries(Eager(spec), batch_size), lengths)
         if not left:
             raise
         spec = without(spec, left)

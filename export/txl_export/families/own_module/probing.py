@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from txl_runtime.errors import UsageError, some
 
 from txl_export.families.own_module.attributes import changed, leaves, same_bits, untouched
-from txl_export.families.own_module.keeping import kept_of_a_call
+from txl_export.families.own_module.module_call import Eager, RawStep, Tries
 from txl_export.families.own_module.own_code import described, is_users
-from txl_export.families.own_module.running import Eager, RawStep, Tries
 from txl_export.families.own_module.sizes import States, state_specs
+from txl_export.families.own_module.undeclared_state import kept_of_a_call
 
 _STEPS = 4
 """So many segments a state is followed for before it is said that it changes nothing."""

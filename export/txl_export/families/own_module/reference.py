@@ -11,8 +11,8 @@ from torch import Tensor
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Array, Arrays, Ids
 
+from txl_export.families.own_module.module_call import Eager, in_float64
 from txl_export.families.own_module.plan import Plan
-from txl_export.families.own_module.running import Eager, in_float64
 from txl_export.families.own_module.sizes import fresh_states, random_inputs, state_specs
 from txl_export.proof.references import Reference, States
 from txl_export.proof.threads import SMALL

@@ -68,8 +68,8 @@ def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]
     Raises:
         TxlError: there is no such file, function, adapter or package, or it does not give a specification.
     """
-    from txl_export.families.own_module.checking import check_declared
     from txl_export.families.own_module.loading import load_spec
+    from txl_export.families.own_module.spec_checks import check_declared
 
     if isinstance(source, Adapted):
         from txl_export.adapters.registry import load_adapted, package_of

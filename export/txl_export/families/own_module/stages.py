@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from txl_runtime.errors import UsageError
 
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
 
 StateShapes = dict[str, tuple[int, ...] | None]

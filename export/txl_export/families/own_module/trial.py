@@ -26,10 +26,10 @@ from txl_runtime.guard.protobuf import RefusedError
 from txl_runtime.ladder import rung
 from txl_runtime.selftest import relative_difference
 
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import own_code
 from txl_export.families.own_module.plan import Plan
-from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
 from txl_export.families.own_module.stages import Stage, Transition
 from txl_export.graphs.shared_weights import SMALL

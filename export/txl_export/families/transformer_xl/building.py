@@ -23,7 +23,7 @@ from txl_runtime.types import Ids
 from txl_export.families.transformer_xl.attention import Attention
 from txl_export.families.transformer_xl.folding import QUANTISABLE, fold, tied_rows, to_precision
 from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.ring import RingStep
 from txl_export.families.transformer_xl.sensitivity import layer_sensitivity
 from txl_export.families.transformer_xl.settings import Sizes
@@ -42,10 +42,10 @@ FLOAT64_PARAMETERS = 16_000_000
 """Up to this size the reference runs in float64, so that what is measured is the bundle's error alone."""
 
 
-def reference_for(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Weights) -> Reference:
+def reference_for(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Weights) -> PaperModel:
     """The reference in float64 where the model is small enough for it, else in float32."""
     small = parameter_count(weights) <= FLOAT64_PARAMETERS
-    return Reference(config, dialect, memory_length, weights, torch.float64 if small else torch.float32)
+    return PaperModel(config, dialect, memory_length, weights, torch.float64 if small else torch.float32)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Builder:
     keep: Sequence[str]
     attention: bool = False
 
-    def reference(self, weights: Weights | None = None) -> Reference:
+    def reference(self, weights: Weights | None = None) -> PaperModel:
         """The reference, of these weights or of others."""
         chosen = self.weights if weights is None else weights
         return reference_for(self.config, self.dialect, self.sizes.memory_length, chosen)
@@ -177,7 +177,7 @@ class Builder:
         """What K and V of a row of zeros are, [H, d_head] each, where they are not zero (pre-norm, biases)."""
         if self.dialect.memory_start != "zeros" or self.memory != "kv" or not self.sizes.memory_length:
             return {}
-        reference = Reference(self.config, self.dialect, 1, self.weights)
+        reference = PaperModel(self.config, self.dialect, 1, self.weights)
         rows: Weights = {}
         for i, (key, value) in enumerate(reference.keys_and_values(reference.initial_memory())):
             rows[f"initial.{layer_name(i)}.key"] = key[0, 0].clone()

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
 from txl_export.families.transformer_xl.folding import tied_rows
+from txl_export.families.transformer_xl.paper_model import activate
 from txl_export.families.transformer_xl.positions import last_distance, sinusoid
-from txl_export.families.transformer_xl.reference import activate
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 from txl_export.graphs.tracing import Traceable
 

@@ -17,7 +17,7 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BundleError
 
-from txl_export.families.transformer_xl.reference import Memory, Reference
+from txl_export.families.transformer_xl.paper_model import Memory, PaperModel
 from txl_export.families.transformer_xl.weights import layer_name
 
 
@@ -69,7 +69,7 @@ def _end_of_layer(model: onnx.ModelProto, before: str, source: str) -> str:
 
 
 def traced(
-    reference: Reference, tokens: Tensor, memory: Sequence[Tensor]
+    reference: PaperModel, tokens: Tensor, memory: Sequence[Tensor]
 ) -> tuple[dict[str, NDArray[np.float64]], Memory]:
     """One segment of the reference: the residual stream at each point, and the memory after the segment."""
     noting = _Noting(reference)
@@ -77,10 +77,10 @@ def traced(
     return noting.seen, after
 
 
-class _Noting(Reference):
+class _Noting(PaperModel):
     """A reference that notes what each part of its layers leaves."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: PaperModel) -> None:
         self.__dict__.update(reference.__dict__)
         self.seen: dict[str, NDArray[np.float64]] = {}
 

@@ -10,7 +10,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.folding import unfold
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 from txl_export.graphs.quantising import codes_in, dequantise
 
@@ -18,7 +18,7 @@ SEGMENTS = 4
 
 
 def layer_sensitivity(
-    make: Callable[[Weights], Reference],
+    make: Callable[[Weights], PaperModel],
     weights: Weights,
     parts: Mapping[str, Tensor],
     tokens: Ids,
@@ -52,7 +52,7 @@ def layer_sensitivity(
     return found
 
 
-def _logprobs(reference: Reference, segments: list[Tensor]) -> Tensor:
+def _logprobs(reference: PaperModel, segments: list[Tensor]) -> Tensor:
     """[T, V] in float64."""
     memory, rows = reference.initial_memory(1), []
     for segment in segments:

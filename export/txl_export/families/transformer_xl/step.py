@@ -47,7 +47,7 @@ class StepShape(NamedTuple):
 
 
 def open_batch(shape: StepShape) -> dict[int, Any]:
-    """What `torch.export` may not take for fixed in an input whose first axis is the batch. A B of 1 is fixed."""
+    """The first axis of an input, kept open for `torch.export`: 1 … B sequences. With B 1 the axis is fixed."""
     return {0: torch.export.Dim(BATCH, min=1, max=shape.batch_size)} if shape.batch_size > 1 else {}
 
 

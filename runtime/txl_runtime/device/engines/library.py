@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from txl_runtime.bundle.bindings import Binding
-from txl_runtime.device.engines.facts import MODULES, Compiled, Facts, find_facts, how_to_install
+from txl_runtime.device.engines.library_features import MODULES, Compiled, LibraryFeatures, find_facts, how_to_install
 from txl_runtime.errors import BackendError, TxlError, one_line
 
 DTYPES = {
@@ -72,7 +72,7 @@ class Library:
     def __init__(self, target: Compiled, module: Any) -> None:
         trt = module
         self.target, self.module, self.version = target, module, str(trt.__version__)
-        self.facts: Facts = find_facts(target, self.version)
+        self.facts: LibraryFeatures = find_facts(target, self.version)
         self.journal = Journal()
         self.logger = _logger(trt, self.journal)
 

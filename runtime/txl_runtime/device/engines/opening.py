@@ -15,9 +15,9 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.writing import write_whole
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Device, open_cuda
-from txl_runtime.device.engines.facts import Compiled
 from txl_runtime.device.engines.files import EngineFile, checked_engines, find_engines
 from txl_runtime.device.engines.library import Library, load_library
+from txl_runtime.device.engines.library_features import Compiled
 from txl_runtime.device.engines.running import EngineExecutable, EngineRuntime
 from txl_runtime.errors import BackendError
 

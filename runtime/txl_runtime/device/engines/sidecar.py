@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from txl_runtime.bundle.encoding import canonical_json, file_sha256
 from txl_runtime.bundle.folder import Folder
 from txl_runtime.bundle.tables import Count, Index, Program, Sha256, Size, TensorSpec
-from txl_runtime.device.engines.facts import MODULES
+from txl_runtime.device.engines.library_features import MODULES
 from txl_runtime.errors import BundleError, one_line
 
 FORMAT = "txl-deploy.engine"

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 from txl_export.families.own_module import capture
 from txl_export.families.own_module.building import write_step
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import Plan, make_plan
-from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_runtime.bundle.agreement import contradictions

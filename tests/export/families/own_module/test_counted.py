@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracle_stateful import Case, errors, export_case, run_bundle
 from stand_ins.stateful import compressive, compressive_counted
-from txl_export.families.own_module.running import Eager
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states
 
 LIMIT = 1e-4

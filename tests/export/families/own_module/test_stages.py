@@ -8,9 +8,9 @@ import pytest
 import torch
 from stand_ins import small_steps
 from torch import nn
+from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.plan import make_plan
-from txl_export.families.own_module.running import Eager
 from txl_export.families.own_module.sizes import fresh_states, initial_value
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.stages import reached

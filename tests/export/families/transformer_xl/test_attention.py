@@ -15,9 +15,9 @@ from txl_engines.composing import compose, whole_programs
 from txl_engines.implicit import implicit_step
 from txl_export.checkpoints import read_checkpoint
 from txl_export.families.own_module.family import FOR_CHECKPOINTS
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.parity import comparing_attention
 from txl_export.families.transformer_xl.parity.oracle import OracleStreams
-from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.weights import check_weights
 from txl_export.graphs.emulation import runnable
 from txl_export.proof.parity import ParityError
@@ -44,13 +44,13 @@ ROUNDED = {"fp16": 5e-3, "bf16": 5e-2, "int8": 5e-2, "int4": 0.5}
 FIRST, *OTHERS = MODELS
 
 
-def reference_of(values: dict[str, Any], manifest: Any) -> Reference:
+def reference_of(values: dict[str, Any], manifest: Any) -> PaperModel:
     imported, _ = read_checkpoint(random_state(values), config=values)
     weights = check_weights(imported.config, imported.weights, "random")
-    return Reference(manifest.config, manifest.dialect, manifest.memory_length, weights, torch.float64)
+    return PaperModel(manifest.config, manifest.dialect, manifest.memory_length, weights, torch.float64)
 
 
-def farthest(place: Path, reference: Reference, update: str, seed: int = 0) -> float:
+def farthest(place: Path, reference: PaperModel, update: str, seed: int = 0) -> float:
     """The largest |Δ| of a probability along a chain with partial segments and idle sequences; each row sums to 1."""
     model, draws, worst = txl_runtime.load(place, "cpu", update=update), np.random.default_rng(seed), 0.0
     stream, b = model.stream(), model.batch_size

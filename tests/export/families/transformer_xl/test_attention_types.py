@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from txl_export.families.transformer_xl.folding import fold, unfold
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.step import Step, StepShape, memory_shapes
 from txl_export.families.transformer_xl.weights import Weights, canonical_shapes, check_weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
@@ -112,7 +112,7 @@ def check(config: ModelConfig, dialect: Dialect, state: Weights, memory_length: 
     """Hold the step of every memory form against the reference, stream by stream."""
     for form in FORMS[config.attn_type]:
         shape = StepShape(BATCH, LENGTH, memory_length, form)
-        reference = Reference(config, dialect, memory_length, state, torch.float64)
+        reference = PaperModel(config, dialect, memory_length, state, torch.float64)
         remembered = [reference.initial_memory() for _ in range(BATCH)]
         results = by_step(config, dialect, state, shape, tokens)
         for s, (logprobs, memory, fill) in enumerate(results):
@@ -189,6 +189,6 @@ def test_a_clamp_on_learned_distances_counts_rows(clamp):
     kept = cut_config.position_rows
     cut = {name: tensor[:kept] if ".distance." in name else tensor for name, tensor in state.items()}
     tokens = segments()[0]
-    full, _ = Reference(config, Dialect(clamp_length=clamp), 6, state)(tokens, [torch.ones(BATCH, 6, 12)] * 2)
-    short, _ = Reference(cut_config, Dialect(), 6, cut)(tokens, [torch.ones(BATCH, 6, 12)] * 2)
+    full, _ = PaperModel(config, Dialect(clamp_length=clamp), 6, state)(tokens, [torch.ones(BATCH, 6, 12)] * 2)
+    short, _ = PaperModel(cut_config, Dialect(), 6, cut)(tokens, [torch.ones(BATCH, 6, 12)] * 2)
     assert torch.equal(full, short)

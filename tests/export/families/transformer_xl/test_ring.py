@@ -16,8 +16,8 @@ from support import small_config
 from torch import Tensor
 from txl_export.families.transformer_xl import network
 from txl_export.families.transformer_xl.folding import fold
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.positions import sinusoid
-from txl_export.families.transformer_xl.reference import Reference
 from txl_export.families.transformer_xl.ring import RingStep, tensor_scatter
 from txl_export.families.transformer_xl.softmax import Softmax
 from txl_export.families.transformer_xl.step import Step, StepShape
@@ -92,7 +92,7 @@ class Rings:
         state = {name: torch.randn(shape, generator=draws).double() * 0.3 for name, shape in must.items()}
         state = {name: 1 + t * 0.6 if name.endswith("norm.weight") else t for name, t in state.items()}
         self.state, self.folded = state, fold(self.config, state)
-        self.reference = Reference(self.config, self.dialect, self.memory_length, state, torch.float64)
+        self.reference = PaperModel(self.config, self.dialect, self.memory_length, state, torch.float64)
         shape = StepShape(BATCH, self.length, self.memory_length, "kv")
         self.step = RingStep(self.config, self.dialect, shape, self.folded)
         self.softmax = Softmax(self.config, self.dialect, self.folded)

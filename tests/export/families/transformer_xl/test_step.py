@@ -8,7 +8,7 @@ import torch
 from support import random_state, small_config
 from torch import Tensor
 from txl_export.families.transformer_xl.folding import fold, unfold
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.step import Step, StepShape, memory_shapes
 from txl_export.families.transformer_xl.weights import Weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
@@ -73,7 +73,7 @@ class Both:
         self.form, self.dialect, self.state = form, Dialect(**dialect), random_state(values)
         if untie:
             self.state["softmax.tables.0"] = torch.randn(60, 16, generator=torch.Generator().manual_seed(5)) * 0.3
-        self.reference = Reference(self.config, self.dialect, self.memory_length, self.state, torch.float64)
+        self.reference = PaperModel(self.config, self.dialect, self.memory_length, self.state, torch.float64)
         folded = fold(self.config, self.state)
         self.steps = {
             length: Step(self.config, self.dialect, StepShape(BATCH, length, self.memory_length, form), folded)

@@ -22,11 +22,11 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, one_line
 from txl_runtime.host.placements import open_placements
 from txl_runtime.ladder import BISECT
-from txl_runtime.streaming.state import Counters, initial_values
+from txl_runtime.streaming.state import SequenceCounters, initial_values
 from txl_runtime.types import Array
 
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.points import mark, segment_of, traced
-from txl_export.families.transformer_xl.reference import Reference
 from txl_export.proof.lost_numbers import session
 
 SEGMENTS = 3
@@ -66,7 +66,7 @@ class Bisection:
         return asdict(self) | {"first": self.first}
 
 
-def bisect_against_reference(bundle: Bundle, reference: Reference) -> Bisection:
+def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection:
     """Run some segments through one of the bundle's graphs and through the reference, from empty memory on.
 
     Raises:
@@ -138,7 +138,7 @@ def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
     """A program's inputs, tokens aside, before anything was seen: memory as it starts, and all rows counting."""
     manifest, every = bundle.manifest, np.arange(bundle.manifest.batch_size)
     states = manifest.states_of(program.update)
-    counters = Counters(manifest, states)
+    counters = SequenceCounters(manifest, states)
     counters.clear(every)
     valid = np.full(len(every), program.segment_length, np.int32)
     feeds = {"valid": valid, "fill": counters.fill, "head": counters.head}

@@ -15,14 +15,14 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.parity.oracle import OracleStreams
-from txl_export.families.transformer_xl.reference import Reference
 
 STREAMS, WHILE_FILLING, AFTERWARDS = 2, 8, 6
 """Sequences of the chain, since what one segment looks at is large; looks while the memory fills, and after that."""
 
 
-def farthest_look(model: Model, reference: Reference, listener: Listener) -> float:
+def farthest_look(model: Model, reference: PaperModel, listener: Listener) -> float:
     """The largest |Δ| of a probability; NaN and what is no distribution count as far as can be."""
     streams = min(STREAMS, model.batch_size)
     stream, truth = model.stream(streams), OracleStreams(model.manifest, reference, streams)

@@ -15,7 +15,7 @@ from torch import Tensor
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.types import Array, Arrays, Ids
 
-from txl_export.families.transformer_xl.reference import Reference as Network
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.proof.references import Reference, ReferenceStreams, Returned, States, whole
 
@@ -33,7 +33,7 @@ class Oracle(Reference):
 
     together, masks, resumes = True, False, False
 
-    def __init__(self, network: Network, form: str) -> None:
+    def __init__(self, network: PaperModel, form: str) -> None:
         self.network, self._form = network, form
         self.small, self.large = network.dtype == torch.float64, network.dtype != torch.float64
         self.described = f"computed in {str(network.dtype).removeprefix('torch.')}"
@@ -76,7 +76,7 @@ class Oracle(Reference):
 class OracleStreams(ReferenceStreams):
     """Sequences that advance together through the reference, as `Stream` has them."""
 
-    def __init__(self, manifest: Manifest, network: Network, count: int) -> None:
+    def __init__(self, manifest: Manifest, network: PaperModel, count: int) -> None:
         self._network = network
         super().__init__(manifest, Oracle(network, manifest.transformer_xl.memory), count)
 

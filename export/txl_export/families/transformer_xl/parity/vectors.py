@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import STATE_DTYPES
 
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.parity.oracle import OracleStreams
-from txl_export.families.transformer_xl.reference import Reference
 from txl_export.proof.selftest_vectors import step_counts
 
 POSITIONS, COLUMNS, MOST_STEPS, ROWS, CHANNELS, SEQUENCES = 4, 64, 48, 256, 16, 2
 
 
-def selftest_vectors(manifest: Manifest, reference: Reference) -> dict[str, NDArray[Any]]:
+def selftest_vectors(manifest: Manifest, reference: PaperModel) -> dict[str, NDArray[Any]]:
     """Steps through every program, from empty to rolled-over memory, with partial segments and idle sequences."""
     draws = np.random.default_rng(0)
     lengths, batch = manifest.segment_lengths, manifest.batch_size

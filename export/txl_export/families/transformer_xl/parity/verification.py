@@ -15,9 +15,9 @@ from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.parity.comparing_attention import farthest_look
 from txl_export.families.transformer_xl.parity.oracle import Oracle
-from txl_export.families.transformer_xl.reference import Reference
 from txl_export.proof.comparing import MEMORY
 from txl_export.proof.gates import OUTPUTS, STATES
 from txl_export.proof.parity import Parity
@@ -36,7 +36,7 @@ ADVICE = "see the table, and report the checkpoint's family and config"
 def verify_models(
     manifest: Manifest,
     openers: Sequence[Callable[[], Model]],
-    reference: Reference,
+    reference: PaperModel,
     source: str,
     text: Ids | None = None,
     segments: int | None = None,

@@ -24,7 +24,7 @@ ROWS = 16
 """Rows of a softmax computed at a time: what is needed beside the result stays small, and in the cores' caches."""
 
 
-class Reference:
+class PaperModel:
     """A Transformer-XL computed with PyTorch, one segment at a time.
 
     Args:
@@ -51,11 +51,11 @@ class Reference:
         """How many values its weights have."""
         return parameter_count(self._weights)
 
-    def in_precision(self, dtype: torch.dtype) -> Reference:
+    def in_precision(self, dtype: torch.dtype) -> PaperModel:
         """The same model, computed in another type; itself in its own."""
         if dtype == self.dtype:
             return self
-        return Reference(self.config, self.dialect, self.memory_length, self._weights, dtype)
+        return PaperModel(self.config, self.dialect, self.memory_length, self._weights, dtype)
 
     def initial_memory(self, batch_size: int = 1) -> Memory:
         """The memory of streams that have seen nothing."""
@@ -239,10 +239,10 @@ class Reference:
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
 
 
-class _Noting(Reference):
+class _Noting(PaperModel):
     """A reference that notes the probabilities of each layer."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: PaperModel) -> None:
         self.__dict__.update(reference.__dict__)
         self.seen: list[Tensor] = []
 

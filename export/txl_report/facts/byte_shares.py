@@ -20,7 +20,7 @@ TIED = "The softmax shares tables with the embedding; what is shared counts as e
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteShare:
     """A part of the weight file: what it is, how many tensors it has, and their bytes."""
 
     name: str
@@ -29,7 +29,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ByteShares:
     """The weight file, taken apart.
 
     Attributes:
@@ -38,7 +38,7 @@ class Parts:
         note: what a reader has to know of the numbers; "" where there is nothing.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ByteShare, ...]
     bytes: int
     note: str = ""
 
@@ -49,7 +49,7 @@ POSITIONS = (".attention.position.", ".attention.distance.", ".table.")
 """What the names of tensors have in them that say where a key stands, or were computed from such ones at export."""
 
 
-def read_parts(bundle: Bundle) -> Parts | Missing:
+def read_parts(bundle: Bundle) -> ByteShares | Missing:
     """The parts of a bundle's weight file; why not, where its header cannot be read."""
     try:
         tensors = read_header(bundle.file(bundle.manifest.weights))
@@ -58,7 +58,7 @@ def read_parts(bundle: Bundle) -> Parts | Missing:
     return parts_of(tensors, bundle.manifest)
 
 
-def parts_of(tensors: dict[str, StoredTensor], manifest: Manifest) -> Parts:
+def parts_of(tensors: dict[str, StoredTensor], manifest: Manifest) -> ByteShares:
     """Tensors by name, taken together by the part that they belong to."""
     whole = manifest.family_name == "transformer_xl"
     named = ((_part(name) if whole else _module(name), tensor.length) for name, tensor in tensors.items())
@@ -66,12 +66,14 @@ def parts_of(tensors: dict[str, StoredTensor], manifest: Manifest) -> Parts:
     if whole:
         tables = [sum(name.startswith(f"{part}.tables.") for name in tensors) for part in ("embedding", "softmax")]
         note = "" if tables[1] >= tables[0] else TIED
-        return Parts(tuple(parts[name] for name in ORDER if name in parts), _total(parts), note)
+        return ByteShares(tuple(parts[name] for name in ORDER if name in parts), _total(parts), note)
     largest = sorted(parts.values(), key=lambda part: (-part.bytes, part.name))
     shown, rest = largest[:NAMED], largest[NAMED:]
     if rest:
-        shown.append(Part(f"{len(rest)} more", sum(part.tensors for part in rest), sum(part.bytes for part in rest)))
-    return Parts(tuple(shown), _total(parts))
+        shown.append(
+            ByteShare(f"{len(rest)} more", sum(part.tensors for part in rest), sum(part.bytes for part in rest))
+        )
+    return ByteShares(tuple(shown), _total(parts))
 
 
 def _part(name: str) -> str:
@@ -92,13 +94,13 @@ def _module(name: str) -> str:
     return "initial state" if name.startswith("initial.") else short(name.partition(".")[0], 80)
 
 
-def _sums(named: Iterable[tuple[str, int]]) -> dict[str, Part]:
-    found: dict[str, Part] = {}
+def _sums(named: Iterable[tuple[str, int]]) -> dict[str, ByteShare]:
+    found: dict[str, ByteShare] = {}
     for name, size in named:
-        before = found.get(name, Part(name, 0, 0))
-        found[name] = Part(name, before.tensors + 1, before.bytes + size)
+        before = found.get(name, ByteShare(name, 0, 0))
+        found[name] = ByteShare(name, before.tensors + 1, before.bytes + size)
     return found
 
 
-def _total(parts: dict[str, Part]) -> int:
+def _total(parts: dict[str, ByteShare]) -> int:
     return sum(part.bytes for part in parts.values())

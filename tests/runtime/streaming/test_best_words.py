@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from txl_runtime import BackendError
-from txl_runtime.streaming.outputs import DrawCount, WholeOutput
-from txl_runtime.streaming.parts import Parts
+from txl_runtime.streaming.best_words import BestWords
+from txl_runtime.streaming.outputs import DrawCount, WholeSoftmax
 from txl_runtime.streaming.sampling import Sampler, draw, draw_all, draw_from
 
 B, BEST = 3, 257
@@ -27,7 +27,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
     return (scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)).astype(np.float32)
 
 
-class Row(WholeOutput):
+class Row(WholeSoftmax):
     """The softmax of a program that returns rows."""
 
     def __init__(self, columns: int) -> None:
@@ -62,8 +62,8 @@ class Next:
         self.given["sums"] = np.stack(sums, axis=1)
         self.fetched = 0
 
-    def parts(self) -> Parts:
-        return Parts(self.clusters, self.given)
+    def parts(self) -> BestWords:
+        return BestWords(self.clusters, self.given)
 
     def last(self) -> np.ndarray:
         self.fetched += 1

@@ -10,15 +10,15 @@ import onnxruntime
 import pytest
 import small_graphs
 from onnx import TensorProto, helper
-from txl_engines.attending import unite_attention
+from txl_engines.attention_operator import unite_attention
 from txl_engines.checking import Graph, read_graph
 from txl_engines.compiler import Compiler
 from txl_engines.composing import compose, whole_programs
 from txl_engines.layers import Kernel, read_kernels, read_layers
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.engines.facts import find_facts
 from txl_runtime.device.engines.library import load_library
+from txl_runtime.device.engines.library_features import find_facts
 from txl_runtime.ladder import rung
 
 LAYERS = 2

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from txl_export.families.transformer_xl.reference import activate
+from txl_export.families.transformer_xl.paper_model import activate
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
@@ -20,7 +20,7 @@ Work = Callable[[Tensor], Tensor]
 """What is made of the token ids of a segment, [B, T]."""
 
 
-class Parts:
+class SharedLayers:
     """Canonical parameters in one dtype, and the layers that all forms of the model compute alike.
 
     Args:
@@ -200,7 +200,7 @@ class Parts:
 class Eager(TokenCompetitor):
     """A PyTorch competitor, whatever its memory is."""
 
-    def __init__(self, parts: Parts, batch_size: int) -> None:
+    def __init__(self, parts: SharedLayers, batch_size: int) -> None:
         self.parts, self.batch_size = parts, batch_size
         self.reset()
 

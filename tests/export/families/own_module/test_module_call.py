@@ -10,8 +10,8 @@ import torch
 from stand_ins import small_steps
 from torch import nn
 from txl_export.families.own_module.attributes import untouched
+from txl_export.families.own_module.module_call import Eager, in_float64
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_export.families.own_module.running import Eager, in_float64
 from txl_export.families.own_module.sizes import fresh_states, has_length, random_inputs
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError

@@ -17,7 +17,7 @@ from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.stream import Stream
 
 
-class Rows:
+class SessionRows:
     """The rows of a stream and the sessions on them. A state moves as one sequence's `RowState` alone.
 
     Args:

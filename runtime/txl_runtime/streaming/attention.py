@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from txl_runtime.bundle.looking import ATTENTION, attention_program
+from txl_runtime.bundle.attention_program import ATTENTION, attention_program
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError

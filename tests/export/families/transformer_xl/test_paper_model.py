@@ -11,8 +11,8 @@ import pytest
 import torch
 from support import random_state, small_config
 from torch import Tensor
-from txl_export.families.transformer_xl import reference
-from txl_export.families.transformer_xl.reference import Reference
+from txl_export.families.transformer_xl import paper_model
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import Weights
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 
@@ -45,19 +45,19 @@ def make(
     window: int | None = None,
     clamp_length: int | None = None,
     **changes: Any,
-) -> Reference:
+) -> PaperModel:
     values = small_config(**changes)
     fields = {name: value for name, value in values.items() if name in ModelConfig.__struct_fields__}
     config = msgspec.convert(fields, ModelConfig)
     dialect = Dialect(memory_start=memory_start, window=window, clamp_length=clamp_length)
-    return Reference(config, dialect, memory_length, state or random_state(values), dtype)
+    return PaperModel(config, dialect, memory_length, state or random_state(values), dtype)
 
 
 def draw(length: int, streams: int = 2, vocab_size: int = 60, seed: int = 1) -> Tensor:
     return torch.randint(0, vocab_size, (streams, length), generator=torch.Generator().manual_seed(seed))
 
 
-def chain(reference: Reference, tokens: Tensor, cuts: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+def chain(reference: PaperModel, tokens: Tensor, cuts: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities of all tokens, fed in segments of the lengths `cuts`, and the memory after them."""
     assert sum(cuts) == tokens.shape[1]
     memory, parts = reference.initial_memory(tokens.shape[0]), []
@@ -244,7 +244,7 @@ def test_an_absent_output_table_is_tied_to_the_embedding(changes):
 def test_an_adaptive_softmax_is_the_same_computed_some_rows_at_a_time(changes, monkeypatch):
     tokens = draw(40)
     some, _ = chain(make(**changes), tokens, (25, 15))
-    monkeypatch.setattr(reference, "ROWS", 1000)
+    monkeypatch.setattr(paper_model, "ROWS", 1000)
     whole, _ = chain(make(**changes), tokens, (25, 15))
     assert apart(some, whole) <= EXACT
     assert torch.allclose(some.exp().sum(dim=-1), torch.ones(()).double())

@@ -33,8 +33,8 @@ from txl_export.families.own_module.attributes import (
     untouched,
     value_at,
 )
+from txl_export.families.own_module.module_call import Eager, Tries, called
 from txl_export.families.own_module.own_code import is_users
-from txl_export.families.own_module.running import Eager, Tries, called
 from txl_export.families.own_module.sizes import States, usual_lengths
 from txl_export.families.own_module.spec import VALID, Named, StepSpec
 from txl_export.families.own_module.value_reads import Following
@@ -206,7 +206,7 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def leavings(tries: Tries, lengths: Sequence[int]) -> list[str]:
+def unread_attributes(tries: Tries, lengths: Sequence[int]) -> list[str]:
     """The paths of attributes that every call leaves for nobody.
 
     Several segments are run in a row. No segment may touch a tensor that an earlier one left, not even to ask for its

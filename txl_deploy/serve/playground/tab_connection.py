@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from txl_deploy.serve.disconnects import unless_gone
 from txl_deploy.serve.errors import ApiError
-from txl_deploy.serve.gone import unless_gone
 from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS, Tabs
 from txl_deploy.serve.service import service_of
 

@@ -30,8 +30,8 @@ from txl_deploy.serve.metrics import Metrics
 from txl_deploy.serve.playground.tabs import of_tab
 from txl_deploy.serve.protocol import timed_protocol
 from txl_deploy.serve.service import Service
-from txl_deploy.serve.settings import HEADER_BYTES, Settings
-from txl_deploy.serve.texts import Pieces
+from txl_deploy.serve.settings import HEADER_BYTES, ServerSettings
+from txl_deploy.serve.texts import TokenTexts
 
 BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
@@ -45,7 +45,7 @@ LOOK = 0.02
 """Seconds between two looks at whether requests still run."""
 
 
-def serve(settings: Settings, listens: Callable[[str], None] | None = None) -> None:
+def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None) -> None:
     """Serve until a signal tells to stop.
 
     Args:
@@ -85,7 +85,7 @@ def serve(settings: Settings, listens: Callable[[str], None] | None = None) -> N
 
 
 async def _serve(
-    settings: Settings,
+    settings: ServerSettings,
     log: Log,
     listening: socket.socket,
     model: Model,
@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
         self._ready()
 
 
-def _service(settings: Settings, model: Model, front: AsyncSessions) -> Service:
+def _service(settings: ServerSettings, model: Model, front: AsyncSessions) -> Service:
     table = model.manifest.states_of(model.update)
     return Service(
         settings=settings,
@@ -151,13 +151,13 @@ def _service(settings: Settings, model: Model, front: AsyncSessions) -> Service:
         front=front,
         health=Health(model),
         metrics=Metrics(),
-        pieces=Pieces(model.vocabulary),
+        pieces=TokenTexts(model.vocabulary),
         created=int(time.time()),
         largest_state=largest_state(model.manifest, table),
     )
 
 
-def _config(settings: Settings, service: Service, log: Log) -> uvicorn.Config:
+def _config(settings: ServerSettings, service: Service, log: Log) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service, log),
         http=timed_protocol(settings.header_seconds, settings.request_seconds, settings.connections),
@@ -199,7 +199,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _ready(
-    log: Log, settings: Settings, service: Service, listening: socket.socket, listens: Callable[[str], None] | None
+    log: Log,
+    settings: ServerSettings,
+    service: Service,
+    listening: socket.socket,
+    listens: Callable[[str], None] | None,
 ) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -246,7 +250,7 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _upkeep(settings: Settings, log: Log, front: AsyncSessions, checkpoint: Checkpoint | None) -> None:
+async def _upkeep(settings: ServerSettings, log: Log, front: AsyncSessions, checkpoint: Checkpoint | None) -> None:
     """End idle sessions, and save all of them, now and then."""
     look = min(settings.idle_seconds / 4, settings.checkpoint_every, 10.0)
     saved = time.monotonic()
@@ -264,7 +268,7 @@ async def _upkeep(settings: Settings, log: Log, front: AsyncSessions, checkpoint
             log.say("upkeep_failed", f"error: upkeep of the sessions: {said}; report it, please", problem=said)
 
 
-async def _drain(settings: Settings, log: Log, service: Service) -> None:
+async def _drain(settings: ServerSettings, log: Log, service: Service) -> None:
     """Take no more requests, and wait for those that run."""
     service.draining = True
     service.tabs.close()

@@ -23,7 +23,7 @@ JETPACK = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class LibraryFeatures:
     """One range of versions.
 
     Attributes:
@@ -56,20 +56,20 @@ class Facts:
 
     @property
     def portable(self) -> bool:
-        """Engines are built for a list of GPUs, none of which has to be there."""
+        """Engines are built for a list of GPUs. The machine that builds needs none of them."""
         return bool(self.gpus)
 
 
 RTX_GPUS = (75, 80, 86, 89, 120, 121)
 
-FACTS: tuple[Facts, ...] = (
-    Facts("tensorrt", (8, 6), opset=17, strongly_typed=False, bfloat16=False, progress=False, ring=False),
-    Facts("tensorrt", (10, 0), opset=20, strongly_typed=True, bfloat16=True, progress=True, ring=False),
-    Facts("tensorrt", (10, 9), opset=22, strongly_typed=True, bfloat16=True, progress=True, ring=False),
-    Facts("tensorrt", (10, 13), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=False),
-    Facts("tensorrt", (10, 15), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True),
-    Facts("tensorrt", (11, 0), opset=25, strongly_typed=True, bfloat16=True, progress=True, ring=True),
-    Facts(
+FACTS: tuple[LibraryFeatures, ...] = (
+    LibraryFeatures("tensorrt", (8, 6), opset=17, strongly_typed=False, bfloat16=False, progress=False, ring=False),
+    LibraryFeatures("tensorrt", (10, 0), opset=20, strongly_typed=True, bfloat16=True, progress=True, ring=False),
+    LibraryFeatures("tensorrt", (10, 9), opset=22, strongly_typed=True, bfloat16=True, progress=True, ring=False),
+    LibraryFeatures("tensorrt", (10, 13), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=False),
+    LibraryFeatures("tensorrt", (10, 15), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True),
+    LibraryFeatures("tensorrt", (11, 0), opset=25, strongly_typed=True, bfloat16=True, progress=True, ring=True),
+    LibraryFeatures(
         "rtx",
         (1, 7),
         opset=24,
@@ -123,7 +123,7 @@ def how_to_install(name: str) -> str:
     return f"pip install 'txl-deploy[{name}]'" + (JETPACK if name == "tensorrt" else "")
 
 
-def find_facts(target: Compiled, version: str) -> Facts:
+def find_facts(target: Compiled, version: str) -> LibraryFeatures:
     """The row for an installed version.
 
     Raises:

@@ -29,7 +29,7 @@ Weighted = tuple[Ids, NDArray[np.float64]]
 """Token ids that may be drawn and their weights, the best first."""
 
 
-class Parts:
+class BestWords:
     """What a program "next" returned, for each of b sequences.
 
     Args:
