@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from txl_export.token_files import regular
 from txl_runtime.errors import UsageError, brief, one_line
 from txl_runtime.streaming.checks import shown
 
@@ -39,8 +40,6 @@ def read_json_lines(
         UsageError: the file cannot be read to its end. It is not skipped, because nobody knows how many documents
             there are in the rest, and with another number every later document would have another index.
     """
-    from txl_export.token_files import regular
-
     decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
     first, place = index, spelled(file)
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from txl_export.token_files import regular
 from txl_runtime.errors import UsageError, brief, one_line
 from txl_runtime.files import lock
 
@@ -98,8 +99,6 @@ class Results:
     """
 
     def __init__(self, path: Path, header: Header, resume: bool = False, force: bool = False) -> None:
-        from txl_export.token_files import regular
-
         self.finished, self.totals, self._path, self._synced = Finished(), Totals(), path, time.monotonic()
         self._begin: bytes | None = msgspec.json.encode(header) + b"\n"  # until there is something to write
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from txl_export.token_files import read_ids, regular
 from txl_runtime.errors import UsageError, one_line
 from txl_runtime.streaming.checks import shown
 
@@ -102,8 +103,6 @@ class Corpus:
         Raises:
             UsageError: a file can no longer be read.
         """
-        from txl_export.token_files import regular
-
         told = hashlib.sha256()
         for file in self.files:
             if file in self.unreadable:
@@ -144,8 +143,6 @@ class Corpus:
 
 def _whole(file: Path, name: str, index: int) -> Document | Bad:
     """A file that is one document."""
-    from txl_export.token_files import read_ids, regular
-
     weight = _size(file)
     try:
         if file.suffix == ".npy":

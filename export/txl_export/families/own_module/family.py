@@ -30,6 +30,7 @@ from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.own_module.undeclared_state import run_first_call
+from txl_export.families.own_module.verifying import check_same_module, replay_vectors, step_vectors, verify_step
 from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED
@@ -95,8 +96,6 @@ class PreparedStep:
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """See `Prepared`."""
-        from txl_export.families.own_module.verifying import step_vectors
-
         return step_vectors(self.plan, manifest)
 
     def rounding(self, manifest: Manifest, vectors: Mapping[str, NDArray[Any]]) -> tuple[float, float] | None:
@@ -106,8 +105,6 @@ class PreparedStep:
 
     def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
         """See `Prepared`."""
-        from txl_export.families.own_module.verifying import verify_step
-
         emulated = manifest.precision == EMULATED
         with runnable(folder, manifest, "cpu") as runs:
             opener = partial(load, runs, "cpu", engine_threads(manifest, None))
@@ -157,8 +154,6 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
             f"{bundle.path}: is the bundle of a model of your own, --checkpoint is for a Transformer-XL's; "
             "give --module FILE.py:FUNCTION or --adapter NAME, and --weights"
         )
-    from txl_export.families.own_module.verifying import check_same_module, replay_vectors, verify_step
-
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     backend = "cpu" if emulated else backend
     with runnable(bundle.path, manifest, backend) as folder:
