@@ -33,7 +33,7 @@ class Works:
     Attributes:
         model: the bundle, opened.
         ours: the bundle among its competitors.
-        memory_form: of a Transformer-XL.
+        memory_form: of a Transformer-XL; None where steps are timed.
         tasks: kinds of work: decode with L = 1, prefill and scoring with the longest segments; or steps of segments of
             every length.
     """

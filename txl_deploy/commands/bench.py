@@ -17,7 +17,6 @@ from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
 from txl_deploy.bench.competitor import Competitor, Maker
-from txl_deploy.bench.driving import is_transformer_xl
 from txl_deploy.bench.measuring import bench, check_times
 from txl_deploy.bench.timing import available_cores
 from txl_deploy.bench.works import Works
@@ -73,7 +72,7 @@ def run(
     check_times(seconds)
     cores = available_cores() if threads is None else threads
     works = Works(txl_runtime.load(bundle, backend=backend, threads=cores))
-    if source is not None and is_transformer_xl(works.model.manifest):
+    if source is not None and works.memory_form is not None:
         raise UsageError(
             f"{bundle}: is a Transformer-XL's, which is compared by its own weights, "
             f"{'--module' if adapter is None else '--adapter'} is for a model of your own; leave it out"
@@ -96,7 +95,7 @@ def _measured(
     seconds: float,
 ) -> Measurement:
     """The bundle and its competitors; without any alone. What a user's code prints goes to standard error."""
-    own = not is_transformer_xl(works.model.manifest)
+    own = works.memory_form is None
     there = source is not None if own else find_spec("torch") is not None
     usual = OWN_DEFAULT if own else DEFAULT
     names = asked if asked is not None else usual if there else ()

@@ -73,6 +73,7 @@ class Replaced(HostPlacement):
         return inputs, {state.output: array for state, array in self._there(1 - side)}
 
     def join(self, row: int, side: int) -> None:
+        # A tensor that all sequences share never comes here: `agreement` lets no such model leave B open.
         for state, array in self._there(1 - side):
             self.sides[side][state.name][state.axes.at(row)] = state.axes.one(array, row)
 

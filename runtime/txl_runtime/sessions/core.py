@@ -19,7 +19,7 @@ from txl_runtime.sessions.segments import Part, Segments
 from txl_runtime.sessions.session_rows import SessionRows
 from txl_runtime.sessions.state import SessionState, check_name, largest_state
 from txl_runtime.sessions.store import Store
-from txl_runtime.sessions.turns import Cuts, Turns, closing_up, in_order, leaver
+from txl_runtime.sessions.turns import LATELY, Cuts, Turns, closing_up, in_order, leaver
 from txl_runtime.streaming.checks import check_path, is_whole, shown
 
 logger = logging.getLogger(__name__)
@@ -341,14 +341,16 @@ class Sessions:
     def _close_up(self, ready: list[Session]) -> None:
         """Let the sessions that have something to do stand on the first rows, where others are not computed then.
 
-        One that has a single segment to run comes to a free row alone: an exchange of two states costs more than it.
+        One that has a single segment to run is exchanged with nobody who ran lately: that costs more than the segment.
         """
         if not self._leading:
             return
         for session, row in closing_up(self._rows.owners, set(ready)):
             if self._rows.torn:
                 return
-            if self._rows.owners[row] is not None and self._ends_now(session.jobs[0]):
+            owner = self._rows.owners[row]
+            lately = owner is not None and self.counters.rounds - owner.served < LATELY
+            if lately and self._ends_now(session.jobs[0]):
                 continue
             try:
                 self._rows.move(session, row)

@@ -11,6 +11,8 @@ from txl_runtime.streaming.inputs import segment_size
 
 SLICE = 16
 """Rounds that serve a session before its row is given to one that waits."""
+LATELY = 16
+"""Rounds within which a session that was served is likely to come again."""
 
 
 class Cuts:

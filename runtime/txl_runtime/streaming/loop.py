@@ -114,7 +114,7 @@ class Loop(Protocol):
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
         """Of a segment that was run but is not committed, the states it returned whole, [.., B, ..]; no memory rows.
 
-        Ignore the entries of idle sequences.
+        The entries of idle sequences may be old ones: a segment is computed up to the last sequence that is not idle.
         """
         return ()
 

@@ -46,7 +46,10 @@ class RowState:
 class SequenceCounters:
     """How far each sequence has come: its fill, a ring's head, and which of two sets of tensors it stands in.
 
-    All of it is one array, so that a step is committed in one assignment, whatever the placements.
+    All of it is one array, one row for each counter and one column for each sequence, so that a step is committed in one
+    assignment, whatever the placements. NumPy makes the assignment in one call, and Python looks at signals only
+    between calls: an interrupt finds the array as it was or as it will be. The columns of idle sequences change sides
+    with the others, because their graph returned their state unchanged on the other side.
 
     Args:
         manifest: of the bundle.
@@ -94,7 +97,7 @@ class SequenceCounters:
             spill: of the ring's tensors.
         """
         if self._counts:
-            np.add(self._now, self.valid, out=self._next)
+            np.add(self._now, self.valid, out=self._next)  # the row of sides, too, which is overwritten below
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
             # Python's max of B numbers is faster than NumPy's.

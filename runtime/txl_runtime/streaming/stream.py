@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 class Stream(CarriedState):
     """The recurrent state of b sequences that advance together, made by `Model.stream`.
 
-    Each sequence has its own state and its own lengths; none can influence another. Only where a model's manifest says
-    that its streams run in lockstep, all sequences run or none, and all of them are reset. A stream is not for use by
+    Each sequence has its own state and its own lengths, and none can influence another. There are two exceptions, which
+    the manifest names: in lockstep all sequences run or none, and all of them are reset; sequences of a model whose
+    streams are joint do influence one another. A stream is not for use by
     two threads at once; different streams of one model are. An interrupt in mid-call (Ctrl-C) leaves the state as it
     was before a segment or as it is after it.
 

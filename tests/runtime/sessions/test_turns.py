@@ -12,7 +12,7 @@ from step_models import VOCABULARY
 from txl_runtime import UsageError
 from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions
 from txl_runtime.sessions.jobs import Session
-from txl_runtime.sessions.turns import SLICE, closing_up, leaver
+from txl_runtime.sessions.turns import LATELY, SLICE, closing_up, leaver
 
 # --- whose turn it is ---------------------------------------------------------------------------------------------
 
@@ -174,18 +174,20 @@ def test_rows_that_nobody_needs_are_not_computed(model_of):
             assert_same(gathered(ticket.events()), alone(model, [request, request])[1])
 
 
-def test_a_session_with_one_segment_to_run_is_exchanged_with_nobody_and_comes_to_a_free_row(model_of):
+def test_a_session_with_one_segment_to_run_is_not_exchanged_with_one_that_ran_lately(model_of):
     with Sessions(model_of("ring")) as sessions:
-        for name in "abc":
-            sessions.submit(Request([1]), name)
-        run(sessions)
-        sessions.submit(Request([1]), "c")
-        run(sessions)
-        assert [owner and owner.name for owner in sessions._rows.owners] == ["a", "b", "c"]
-        sessions.close("a")
-        sessions.submit(Request([1]), "c")
-        run(sessions)
-        assert [owner and owner.name for owner in sessions._rows.owners] == ["c", "b", None]
+
+        def after(times: int, name: str) -> list[str | None]:
+            for _ in range(times):
+                sessions.submit(Request([1]), name)
+                run(sessions)
+            return [owner and owner.name for owner in sessions._rows.owners]
+
+        assert after(1, "a") + after(1, "b") == ["a", None, None, "a", "b", None]
+        assert after(LATELY - 1, "c") == ["a", "b", "c"]
+        assert after(2, "c") == ["c", "b", "a"], "it runs alone by now"
+        sessions.close("c")
+        assert after(1, "b") == ["b", None, "a"], "a free row costs one state alone"
 
 
 def test_sessions_stay_on_their_rows_where_all_rows_are_computed(model_of, monkeypatch):
