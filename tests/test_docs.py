@@ -155,10 +155,12 @@ def test_every_function_that_the_page_on_travel_follows_exists() -> None:
         assert (ROOT / path).is_file(), f"docs/travel.md names {path}"
 
 
-def test_the_page_on_tests_lists_every_helper() -> None:
+def test_the_page_on_tests_lists_every_helper_and_every_stand_in() -> None:
     _, _, page = (ROOT / "tests" / "README.md").read_text().partition("## Helpers")
-    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in (ROOT / "tests" / "helpers").iterdir() if path.is_file())
+    for part, folder in zip(page.split("## Stand-ins"), ("helpers", "stand_ins"), strict=True):
+        listed = re.findall(r"^\| `(\w+)` \|", part, re.MULTILINE)
+        found = {path.stem for path in (ROOT / "tests" / folder).glob("*.py")}
+        assert sorted(listed) == sorted(name for name in found if not name.startswith(("__", "test_")))
     beside = {path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")}
     assert beside == {"conftest.py"}, "a module that tests share belongs into tests/helpers"
 
