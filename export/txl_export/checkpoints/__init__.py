@@ -33,7 +33,7 @@ WITHOUT_MEANING = re.compile(
 )
 
 
-class Source(msgspec.Struct, frozen=True):
+class CheckpointSource(msgspec.Struct, frozen=True):
     """Where a model came from, for the manifest.
 
     Attributes:
@@ -76,7 +76,7 @@ def read_checkpoint(
     config: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
     overrides: Overrides | None = None,
-) -> tuple[Imported, Source]:
+) -> tuple[Imported, CheckpointSource]:
     """A checkpoint in canonical form, from a file, from a Hugging Face folder, or from a state dict in memory.
 
     Args:
@@ -93,12 +93,12 @@ def read_checkpoint(
     """
     check_code_base(code_base)
     if isinstance(checkpoint, Mapping):
-        source, name = Source("state dict", None, "memory"), "the state"
+        source, name = CheckpointSource("state dict", None, "memory"), "the state"
         content: Any = checkpoint
     else:
         name = str(checkpoint)
         content, loaded = load(Path(checkpoint), aliases)
-        source = Source(Path(checkpoint).name, loaded.sha256, loaded.container)
+        source = CheckpointSource(Path(checkpoint).name, loaded.sha256, loaded.container)
     found, unwrapped = identify(content, code_base, name)
     imported = import_model(found, unwrapped, config, name)
     imported, before = apply_overrides(imported, overrides or Overrides())
