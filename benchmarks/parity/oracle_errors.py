@@ -1,4 +1,4 @@
-"""The largest errors of every checkpoint family against the original implementations: docs/measurements/parity.md.
+"""The largest errors of every code base against the original implementations: docs/measurements/parity.md.
 
 python benchmarks/parity/oracle_errors.py
 """
@@ -17,21 +17,21 @@ NAMES = {"extra/x01": "cntxl", "extra/x10": "remixl", "extra/x20": "fastai"}
 
 
 def main() -> None:
-    """Export every case with both forms of memory and print the worst per family."""
+    """Export every case with both forms of memory and print the worst per code base."""
     worst: dict[tuple[str, str], list[float]] = {}
     for case in LANGUAGE_MODELS:
-        family = NAMES.get(case[:9], case.split("/")[0])
+        code_base = NAMES.get(case[:9], case.split("/")[0])
         for memory in ("kv", "hidden"):
             if memory == "kv" and refuses_kv(case):
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 errors = oracle_errors(case, memory, Path(folder))
-            known = worst.setdefault((family, memory), [0.0, 0.0, 0.0])
-            worst[family, memory] = [known[0] + 1, max(known[1], errors[0]), max(known[2], errors[1])]
-    print("| family | memory | cases | log-probs max abs | memory max abs |")
+            known = worst.setdefault((code_base, memory), [0.0, 0.0, 0.0])
+            worst[code_base, memory] = [known[0] + 1, max(known[1], errors[0]), max(known[2], errors[1])]
+    print("| code base | memory | cases | log-probs max abs | memory max abs |")
     print("|---|---|---|---|---|")
-    for (family, memory), (cases, logprobs, remembered) in sorted(worst.items()):
-        print(f"| {family} | {memory} | {cases:.0f} | {logprobs:.1e} | {remembered:.1e} |")
+    for (code_base, memory), (cases, logprobs, remembered) in sorted(worst.items()):
+        print(f"| {code_base} | {memory} | {cases:.0f} | {logprobs:.1e} | {remembered:.1e} |")
 
 
 if __name__ == "__main__":

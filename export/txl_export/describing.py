@@ -10,7 +10,7 @@ import msgspec
 from torch import Tensor
 from txl_runtime.errors import CheckpointError, TxlError
 
-from txl_export.checkpoints import check_family, identify, import_model, load
+from txl_export.checkpoints import check_code_base, identify, import_model, load
 from txl_export.checkpoints.files.budget import TEXT, Budget
 from txl_export.checkpoints.files.loading import Loaded, module_state, scan_globals
 from txl_export.checkpoints.files.pickle_names import Stub
@@ -24,16 +24,16 @@ def describe_checkpoint(
     config: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Family, container, hyper-parameters, tensors and the names of code the file refers to.
+    """Code base, container, hyper-parameters, tensors and the names of code the file refers to.
 
     A file that is refused is described by the names it refers to and the reason; one that lacks values of its config by
     what has to be given. `family`, `config` and `aliases` are those of an export.
 
     Raises:
         CheckpointError: nothing can be said of it.
-        UsageError: an unknown family.
+        UsageError: an unknown code base.
     """
-    check_family(family)
+    check_code_base(family)
     try:
         content, loaded = load(path, aliases)
     except CheckpointError as error:

@@ -19,7 +19,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.streaming.checks import is_whole, shown
 
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-Family = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
+CodeBase = Literal["auto", "kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl", "txl"]
 MemoryStart = Literal["empty", "zeros"]
 ClusterOrder = Literal["ascending", "reversed"]
 Growth = Literal["auto", "symbolic", "stages"]
@@ -52,7 +52,7 @@ class ExportOptions:
         UsageError: a value that means nothing whatever the checkpoint is.
     """
 
-    family: Annotated[str, Flag("The code base it was trained with.", Family)] = "auto"
+    family: Annotated[str, Flag("The code base it was trained with.", CodeBase)] = "auto"
     adapter: Annotated[
         str | None,
         Flag("The adapter for the package that --weights is of, such as mamba; docs/adapters.md lists all."),

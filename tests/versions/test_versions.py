@@ -20,7 +20,7 @@ MADE = Path(os.environ.get("TXL_VERSIONS", ROOT / ".versions"))
 FIXTURES = ROOT / "tests" / "fixtures"
 OLD = FIXTURES / "format1"
 BUNDLES = sorted(path.parent for kept in (OLD, FIXTURES / "release_0_8") for path in kept.glob("*/manifest.json"))
-PLAIN = ("streaming/test_sampling.py", "streaming/test_parts.py", "bundle/test_weight_header.py", "test_ladder.py")
+PLAIN = ("streaming/test_sampling.py", "streaming/test_best_words.py", "bundle/test_weight_header.py", "test_ladder.py")
 """Tests of the runtime that need neither PyTorch nor a bundle made with it."""
 BUILD = """
 import sys, tempfile

@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.text import Text
 from txl_export.families.registry import facts_of_bundle
-from txl_export.options import Family
+from txl_export.options import CodeBase
 from txl_report.facts.engines import built_for, engines_of
 from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle
 from txl_report.facts.source import Source, source_of
@@ -30,7 +30,7 @@ def run(
     place: Annotated[
         str, typer.Argument(metavar="PATH", help="A bundle, an engine or a checkpoint.", show_default=False)
     ],
-    family: Annotated[Family, like_export("family")] = "auto",
+    family: Annotated[CodeBase, like_export("family")] = "auto",
     config: Annotated[Path | None, like_export("config")] = None,
     alias: Annotated[list[str] | None, like_export("aliases")] = None,
     json: Json = False,

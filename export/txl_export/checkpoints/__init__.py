@@ -1,4 +1,4 @@
-"""Checkpoints: one importer per family, all ending in one canonical config and state."""
+"""Checkpoints: one importer per code base, all ending in one canonical config and state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from txl_runtime.errors import CheckpointError, UsageError, some
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.files.loading import Loaded, load_file
 from txl_export.checkpoints.files.pickle_names import Stub, shown
-from txl_export.checkpoints.imported import Family, Imported, State, Unwrapped
+from txl_export.checkpoints.imported import CodeBase, Imported, State, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
 from txl_export.token_files import regular
 
 # remixl before kimiyoung: both write whole modules, and remixl takes only those that have its names.
-MODULES: tuple[Family, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
-FAMILIES = {module.NAME: module for module in MODULES}
+MODULES: tuple[CodeBase, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
+CODE_BASES = {module.NAME: module for module in MODULES}
 PREFIXES = ("module.", "decoder.model.")
 """What wrappers put before every name: models for several devices, and fairseq around Hugging Face's."""
 
@@ -33,14 +33,14 @@ WITHOUT_MEANING = re.compile(
 )
 
 
-class Source(msgspec.Struct, frozen=True):
+class CheckpointSource(msgspec.Struct, frozen=True):
     """Where a model came from, for the manifest.
 
     Attributes:
         name: of the file or folder.
         sha256: of the file; None for a state dict in memory.
         container: the format of the file.
-        recognised: the family, and what it was recognised by.
+        recognised: the code base, and what it was recognised by.
         overrides: facts that the user gave in place of the importer's.
         overridden: the importer's values of these facts.
     """
@@ -72,50 +72,50 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def read_checkpoint(
     checkpoint: str | Path | Mapping[str, Any],
-    family: str = "auto",
+    code_base: str = "auto",
     config: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
     overrides: Overrides | None = None,
-) -> tuple[Imported, Source]:
+) -> tuple[Imported, CheckpointSource]:
     """A checkpoint in canonical form, from a file, from a Hugging Face folder, or from a state dict in memory.
 
     Args:
         checkpoint: file, folder or mapping.
-        family: the code base; "auto" recognises it.
-        config: values under the family's own names; they come before those in the file.
+        code_base: the code base; "auto" recognises it.
+        config: values under the code base's own names; they come before those in the file.
         aliases: classes of forks in a pickled module, and the original's they stand for.
-        overrides: facts of the dialect that are otherwise than the family has them.
+        overrides: facts of the dialect that are otherwise than the code base has them.
 
     Raises:
         CheckpointError: it cannot be read as a Transformer-XL.
-        UsageError: an unknown family, or an override that does not apply; ConfigNeededError, one of them, where values
-            are needed that nobody gave.
+        UsageError: an unknown code base, or an override that does not apply; ConfigNeededError, one of them, where
+            values are needed that nobody gave.
     """
-    check_family(family)
+    check_code_base(code_base)
     if isinstance(checkpoint, Mapping):
-        source, name = Source("state dict", None, "memory"), "the state"
+        source, name = CheckpointSource("state dict", None, "memory"), "the state"
         content: Any = checkpoint
     else:
         name = str(checkpoint)
         content, loaded = load(Path(checkpoint), aliases)
-        source = Source(Path(checkpoint).name, loaded.sha256, loaded.container)
-    found, unwrapped = identify(content, family, name)
+        source = CheckpointSource(Path(checkpoint).name, loaded.sha256, loaded.container)
+    found, unwrapped = identify(content, code_base, name)
     imported = import_model(found, unwrapped, config, name)
     imported, before = apply_overrides(imported, overrides or Overrides())
     recognised = f"{found}: {unwrapped.reason}"
-    if family == "auto":
+    if code_base == "auto":
         imported = replace(imported, notes=(f"recognised as {recognised}", *imported.notes))
     return imported, msgspec.structs.replace(source, recognised=recognised, overrides=overrides, overridden=before)
 
 
-def check_family(family: str) -> None:
-    """Refuse a family nobody knows.
+def check_code_base(code_base: str) -> None:
+    """Refuse a code base nobody knows.
 
     Raises:
-        UsageError: it is neither auto nor one of FAMILIES.
+        UsageError: it is neither auto nor one of CODE_BASES.
     """
-    if family != "auto" and family not in FAMILIES:
-        raise UsageError(f"family is {family!r}, expected auto, {', '.join(FAMILIES)}; check --family")
+    if code_base != "auto" and code_base not in CODE_BASES:
+        raise UsageError(f"family is {code_base!r}, expected auto, {', '.join(CODE_BASES)}; check --family")
 
 
 def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loaded]:
@@ -130,11 +130,11 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
     return loaded.content, loaded
 
 
-def import_model(family: str, unwrapped: Unwrapped, config: Mapping[str, Any] | None, name: str) -> Imported:
+def import_model(code_base: str, unwrapped: Unwrapped, config: Mapping[str, Any] | None, name: str) -> Imported:
     """What `identify` found, in canonical form; values of `config` win over those in the file.
 
     Raises:
-        CheckpointError: it cannot be read as a model of this family.
+        CheckpointError: it cannot be read as a model of this code base.
         ConfigNeededError: values are needed that neither has.
     """
     if not isinstance(unwrapped.config, Mapping | None):
@@ -143,43 +143,43 @@ def import_model(family: str, unwrapped: Unwrapped, config: Mapping[str, Any] | 
         )
     values = {**(unwrapped.config or {}), **(config or {})}
     state = State(unwrapped.state, name)
-    imported = FAMILIES[family].from_state(state, values)
+    imported = CODE_BASES[code_base].from_state(state, values)
     if unused := sorted(key for key in set(state) - state.used if not WITHOUT_MEANING.search(key)):
         raise CheckpointError(
-            f"{name}: {some([*map(shown, unused)])} not expected in a {family} model of this config, "
+            f"{name}: {some([*map(shown, unused)])} not expected in a {code_base} model of this config, "
             "which would leave them out; check n_layer, cutoffs and --family against the code that trained it"
         )
     return replace(imported, vocabulary=unwrapped.vocabulary, notes=(*unwrapped.notes, *imported.notes))
 
 
-def identify(content: Any, family: str, source: str) -> tuple[str, Unwrapped]:
-    """The family and its tensors: from a file of its own making, else from the names of a bare state dict.
+def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]:
+    """The code base and its tensors: from a file of its own making, else from the names of a bare state dict.
 
     Raises:
-        CheckpointError: no family, or more than one.
-        UsageError: it is of another family than the one asked for.
+        CheckpointError: no code base, or more than one.
+        UsageError: it is of another code base than the one asked for.
     """
-    for name in sorted(FAMILIES, key=lambda name: name != family):  # the one asked for first
-        unwrapped = FAMILIES[name].unwrap(content, source)
+    for name in sorted(CODE_BASES, key=lambda name: name != code_base):  # the one asked for first
+        unwrapped = CODE_BASES[name].unwrap(content, source)
         if unwrapped is not None:
-            if family not in ("auto", name):
-                raise UsageError(f"{source}: is of family {name}, --family says {family}; leave it out")
+            if code_base not in ("auto", name):
+                raise UsageError(f"{source}: is of family {name}, --family says {code_base}; leave it out")
             return name, replace(unwrapped, state=_tensors(unwrapped.state, source))
     state = _tensors(_inner(content), source)
-    matching = families_with_names(state)
-    if family == "auto" and len(matching) != 1:
+    matching = code_bases_with_names(state)
+    if code_base == "auto" and len(matching) != 1:
         raise CheckpointError(
             f"{source}: its {len(state)} tensors ({', '.join(map(shown, sorted(state)[:3]))} …) fit "
             f"{' and '.join(matching) or 'no known family'}, expected one; give --family"
         )
-    found = matching[0] if family == "auto" else family
-    reason = f"tensors named {' and '.join(FAMILIES[found].MARKS)}" if found in matching else "--family alone"
+    found = matching[0] if code_base == "auto" else code_base
+    reason = f"tensors named {' and '.join(CODE_BASES[found].MARKS)}" if found in matching else "--family alone"
     return found, Unwrapped(state, None, reason)
 
 
-def families_with_names(names: Iterable[str]) -> list[str]:
-    """The families whose tensor names these may be: one, where the names are those of a known model."""
-    return [name for name, family in FAMILIES.items() if set(family.MARKS) <= set(names)]
+def code_bases_with_names(names: Iterable[str]) -> list[str]:
+    """The code bases whose tensor names these may be: one, where the names are those of a known model."""
+    return [name for name, code_base in CODE_BASES.items() if set(code_base.MARKS) <= set(names)]
 
 
 def _inner(content: Any) -> Any:

@@ -21,7 +21,7 @@ from txl_export.options import ClusterOrder, MemoryStart
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# For messages: WikiText-103's base model, under the names of all families.
+# For messages: WikiText-103's base model, under the names of all code bases.
 EXAMPLES: dict[str, Any] = {
     **dict.fromkeys(("n_token", "vocab_size"), 267735),
     **dict.fromkeys(("n_layer", "n_layers", "num_layers"), 16),
@@ -90,11 +90,11 @@ class Imported:
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """What a family's file holds, before its tensors are given canonical names.
+    """What a code base's file holds, before its tensors are given canonical names.
 
     Attributes:
-        state: tensors by the family's names.
-        config: values under the family's own config names; None when the file has none.
+        state: tensors by the code's own names.
+        config: values under the code's own config names; None when the file has none.
         reason: what the file was recognised by, for people.
         vocabulary: as bundle JSON, if the file has one.
         notes: what was ignored, for people.
@@ -172,7 +172,7 @@ class State(UserDict[str, Tensor]):
         return dict(zip(parts, joined.chunk(len(parts)), strict=True))
 
 
-class Family(Protocol):
+class CodeBase(Protocol):
     """How the files of one code base are recognised and read: what a module of `MODULES` has.
 
     Attributes:
@@ -190,7 +190,7 @@ class Family(Protocol):
 
 
 def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
-    """A family's own config names, typed and range-checked; and the keys that mean nothing here, as a note.
+    """A code base's own config names, typed and range-checked; and the keys that mean nothing here, as a note.
 
     Raises:
         ConfigNeededError: a name is missing.

@@ -1,7 +1,7 @@
 """The families of models: who turns what into a bundle, and what exporting, verifying and describing ask of each.
 
 To add a family, write its folder with a module `family` that has the functions of `Family`, and a module `facts` with
-those of `Facts`; then add one line to `FAMILIES`. The name is what a manifest's family block is called.
+those of `FamilyFacts`; then add one line to `FAMILIES`. The name is what a manifest's family block is called.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Family(Protocol):
         """
 
 
-class Facts(Protocol):
+class FamilyFacts(Protocol):
     """What the module `facts` of a family's folder offers; it imports no torch."""
 
     def takes(self, source: object) -> bool:
@@ -115,7 +115,7 @@ def family_of_source(source: object) -> Family:
         UsageError: none does.
     """
     for folder in FAMILIES.values():
-        if cast(Facts, import_module(f"{folder}.facts")).takes(source):
+        if cast(FamilyFacts, import_module(f"{folder}.facts")).takes(source):
             return cast(Family, import_module(f"{folder}.family"))
     raise UsageError(
         f"the checkpoint is {type(source).__name__}, expected a path, a state dict, a StepSpec or FILE.py:FUNCTION"
@@ -135,7 +135,7 @@ def facts_of_bundle(manifest: Manifest) -> dict[str, str]:
     """What the bundle's family says of it; nothing where this version does not know the family."""
     if manifest.family_name not in FAMILIES:
         return {}
-    return cast(Facts, import_module(f"{_folder(manifest)}.facts")).facts(manifest)
+    return cast(FamilyFacts, import_module(f"{_folder(manifest)}.facts")).facts(manifest)
 
 
 def _folder(manifest: Manifest) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from txl_export.checkpoints import FAMILIES, identify, import_model
+from txl_export.checkpoints import CODE_BASES, identify, import_model
 from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.families.transformer_xl.settings import resolve
 from txl_export.families.transformer_xl.weights import check_weights
@@ -44,7 +44,7 @@ def one_input(data: bytes) -> None:
         content = edited_shallow(content, choices)
     else:
         content = state
-    asked = choices.pick(("auto", family, family, *FAMILIES))
+    asked = choices.pick(("auto", family, family, *CODE_BASES))
     found, unwrapped = identify(content, asked, "the file")
     imported = import_model(found, unwrapped, config if isinstance(config, dict) else None, "the file")
     weights = check_weights(imported.config, imported.weights, "the file")
@@ -62,7 +62,7 @@ def one_input(data: bytes) -> None:
 def seeds() -> Iterator[bytes]:
     """Every good model as it is, and with a change of each kind."""
     for number, (family, _, _, _) in enumerate(_bases()):
-        asked = 3 + list(FAMILIES).index(family)
+        asked = 3 + list(CODE_BASES).index(family)
         yield bytes([number, 0, 0, 0]) + b"\0" * 4
         yield bytes([number, 0, 0, 0, 0, asked])
         for kind in range(8):
@@ -112,7 +112,7 @@ def _mapping(value: Any) -> dict[Any, Any]:
 def _bases() -> tuple[tuple[str, dict[str, Tensor], dict[str, Any], dict[str, Any]], ...]:
     """Small models: family, state, config, and what else its file may hold."""
     found = []
-    for family in FAMILIES:
+    for family in CODE_BASES:
         state, config = _small(family)
         found.append((family, state, config, {"vocab": None, "epoch": 3}))
     return tuple(found)

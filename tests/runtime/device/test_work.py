@@ -16,7 +16,10 @@ from txl_runtime.device.placements import Ring
 from txl_runtime.device.recording import MOST_FAILURES, MOST_RECORDS
 
 B, V = 3, 60
-INTERRUPTED = ("streaming", *(f"device/{name}" for name in ("loop", "placements", "call", "tail", "context", "cuda")))
+INTERRUPTED = (
+    "streaming",
+    *(f"device/{name}" for name in ("loop", "placements", "call", "tail", "cuda_context", "cuda")),
+)
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 

@@ -12,5 +12,5 @@ def takes(source: object) -> bool:
 
 
 def facts(manifest: Manifest) -> dict[str, str]:
-    """See `txl_export.families.registry.Facts`."""
+    """See `txl_export.families.registry.FamilyFacts`."""
     return {"decay": str(manifest.family["decay"])}

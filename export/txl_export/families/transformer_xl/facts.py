@@ -1,4 +1,4 @@
-"""What can be said of a Transformer-XL without PyTorch; functions as in `families.registry.Facts`."""
+"""What can be said of a Transformer-XL without PyTorch; functions as in `families.registry.FamilyFacts`."""
 
 from __future__ import annotations
 

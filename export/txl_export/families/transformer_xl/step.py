@@ -1,6 +1,6 @@
 """The exportable step with rolled memory: one segment of fixed length, memories as arguments, new memories returned.
 
-The same function as `reference`, in the form an engine wants (`network`).
+The same function as `paper_model`, in the form an engine wants (`network`).
 
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · memory per layer
     outputs   logprobs float32 [B, L, V] · memory per layer

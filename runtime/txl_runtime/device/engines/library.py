@@ -1,6 +1,6 @@
 """One of NVIDIA's two inference libraries, imported: TensorRT (8.6, 10.x, 11.x) or TensorRT-RTX.
 
-What a version has is read from `facts`, never asked of the library. Only this module, `running` and
+What a version has is read from `library_features`, never asked of the library. Only this module, `running` and
 `txl_engines.compiler` touch the libraries' objects. They hold them under one name per class (`runtime`, `engine`,
 `context`, …), which a test uses to check every member that is named there against the member lists of seven versions.
 

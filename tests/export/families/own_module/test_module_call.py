@@ -213,7 +213,7 @@ def test_an_exception_in_the_module_names_the_segment_and_the_users_line():
         OwnCodeError, match=r"the module failed with a segment of 3: RuntimeError: .*takes seg"
     ) as caught:
         run(spec)
-    assert "test_running.py" in str(caught.value)
+    assert "test_module_call.py" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.frames.count("File ") == 1
 

@@ -1,6 +1,6 @@
 """What the reference promises whatever the weights: memory, window, clamp and ties do what their names say.
 
-That its numbers are the originals' is `test_families.py`'s business.
+That its numbers are the originals' is `test_code_bases.py`'s business.
 """
 
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Every checkpoint family against what its original code computed (tests/fixtures/oracle; float64, float32 weights).
+"""Every code base against what its original code computed (tests/fixtures/oracle; float64, float32 weights).
 
 Four chained segments per case: all log-probabilities and every memory. The second half turns one switch of the dialect
 or one tensor at a time and expects the comparison to fail, so that a pass means something.
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from txl_export.checkpoints import cntxl, families_with_names, fastai, hf, kimiyoung, nvidia, remixl
+from txl_export.checkpoints import cntxl, code_bases_with_names, fastai, hf, kimiyoung, nvidia, remixl
 from txl_export.checkpoints.imported import Imported, State
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import Weights, check_weights
@@ -161,7 +161,7 @@ def worst(found: list[Tensor], expected: list[Tensor]) -> float:
     )
 
 
-def test_every_family_has_a_case_and_no_case_is_forgotten():
+def test_every_code_base_has_a_case_and_no_case_is_forgotten():
     assert {load(name).imported.family for name in CASES} == {
         "kimiyoung",
         "nvidia",
@@ -192,7 +192,7 @@ def test_probabilities_sum_to_one(name):
 def test_a_state_is_recognised_as_its_own_family_alone(name):
     facts, state, _, _ = read(name)
     expected = [] if name in NO_LANGUAGE_MODEL else [IMPORTERS[facts["family"]].NAME]
-    assert families_with_names(state) == expected
+    assert code_bases_with_names(state) == expected
 
 
 # ---- what a state alone can get wrong
