@@ -53,8 +53,8 @@ class Input(Struct, frozen=True, kw_only=True, dict=True):
         dtype: of its values.
         shape: "B" is the batch size, "L" the program's segment length, to which a program adds `lookahead`.
         role: "tokens": ids 0 … vocab-1. "feature": any values. "valid": positions of the segment that count, int32
-            [B]; 0 leaves a sequence idle, and the graph returns its state as it was. "fill", "head": counters of memory rows and of a ring. "targets": ids whose
-            likelihood is asked for; only engines have programs that read them.
+            [B]; 0 leaves a sequence idle, and the graph returns its state as it was. "fill", "head": counters of memory
+            rows and of a ring. "targets": ids whose likelihood is asked for; only engines have programs that read them.
         vocab: V of tokens.
         lookahead: positions behind the segment that the step sees and that the next step sees again.
     """

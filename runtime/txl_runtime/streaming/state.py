@@ -46,7 +46,7 @@ class RowState:
 class SequenceCounters:
     """How far each sequence has come: its fill, a ring's head, and which of two sets of tensors it stands in.
 
-    All of it is one array, one row for each counter and one column for each sequence, so that a step is committed in one
+    All of it is one array, one row for each counter and one column for each sequence. So a step is committed in one
     assignment, whatever the placements. NumPy makes the assignment in one call, and Python looks at signals only
     between calls: an interrupt finds the array as it was or as it will be. The columns of idle sequences change sides
     with the others, because their graph returned their state unchanged on the other side.
