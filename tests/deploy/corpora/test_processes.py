@@ -160,7 +160,7 @@ if __name__ == "__main__":
 def test_a_parent_that_dies_takes_its_processes_along(bundle: Path) -> None:
     """In the middle of a batch that never ends."""
     here = Path(__file__)
-    path = [str(here.parent), str(here.parents[2])]
+    path = [str(here.parent), str(here.parents[2]), str(here.parents[2] / "helpers")]
     model = identity(open_bundle(bundle).manifest)
     program = bundle.parent / "parent.py"
     program.write_text(PARENT.format(path=path, bundle=str(bundle), model=model))
