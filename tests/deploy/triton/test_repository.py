@@ -18,7 +18,7 @@ from txl_deploy.triton.repository import package_python
 
 ALONE = """
 import json, sys, types
-sys.path = [place for place in sys.path if "/work" not in place or "site-packages" in place]
+sys.path = [place for place in sys.path if not place.startswith({root!r}) or "site-packages" in place]
 sys.path[:0] = [{stand_ins!r}]
 import numpy as np
 from stand_ins import triton_server
@@ -50,7 +50,9 @@ def test_a_package_holds_all_that_its_model_needs(bundle, tmp_path):
     """In a process that finds this project nowhere else."""
     made = package_python(bundle, tmp_path / "models")
     version = made.folder / "my-model" / "1"
-    code = ALONE.format(stand_ins=str(Path(__file__).parents[2]), model=str(version / "model.py"))
+    code = ALONE.format(
+        root=str(Path(__file__).parents[3]), stand_ins=str(Path(__file__).parents[2]), model=str(version / "model.py")
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
