@@ -166,6 +166,6 @@ def test_why_better_backends_were_not_taken_is_said_where_none_runs(make_bundle,
         raise BackendError("onnxruntime is not installed")
 
     path = make_bundle(verify=False)
-    monkeypatch.setattr("txl_runtime.host.backend.open_host", without)
+    monkeypatch.setattr("txl_runtime.model.open_host", without)
     with pytest.raises(BackendError, match=r"onnxruntime is not installed; rtx: the bundle has no engines"):
         load(path)

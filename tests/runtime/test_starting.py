@@ -67,13 +67,13 @@ def test_every_process_is_started_so() -> None:
 BUILD = """
 import tempfile
 from pathlib import Path
-from txl_engines.building import Request, _run
+from txl_engines.building import BuildRequest, _run
 from txl_engines.checking import Graph
 from txl_runtime.bundle.tables import Program
 from txl_runtime.listener import Silent
 
 program = Program(name="p", kind="step", segment_length=1, update="replace", file="p.onnx", inputs=(), outputs=())
-request = Request(target="tensorrt", size=1, file="p.onnx", program=program, gpus=(), half=False, scatters=0)
+request = BuildRequest(target="tensorrt", size=1, file="p.onnx", program=program, gpus=(), half=False, scatters=0)
 with tempfile.TemporaryFile() as said:
     graph = Graph(b"x", Path(tempfile.gettempdir()) / "p.onnx", "", {}, (), 0, 0)
     outcome = _run(request, graph, Path("absent"), Silent(), said)

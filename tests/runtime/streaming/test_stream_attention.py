@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from stand_ins.engine import open_stand_in
 from txl_runtime import Model, UsageError, load
+from txl_runtime import model as model_module
 from txl_runtime.bundle.reading import open_bundle
 
 B, M, L = 3, 7, 4
@@ -80,10 +81,8 @@ def test_a_limit_on_memory_rows_counts(model):
 
 
 def test_the_program_is_opened_when_it_is_first_asked_for(make_bundle, monkeypatch):
-    from txl_runtime.host import attention
-
-    opened, true = [], attention.open_look
-    monkeypatch.setattr(attention, "open_look", lambda *given: opened.append(1) or true(*given))
+    opened, true = [], model_module.open_look
+    monkeypatch.setattr(model_module, "open_look", lambda *given: opened.append(1) or true(*given))
     model = load(make_bundle(**HAVING))
     one, other = model.stream(), model.stream(1)
     one.step(np.zeros((B, 1), np.int32))
