@@ -24,7 +24,8 @@ OF_RTX = {"rtx_layouts": "ring, one operator", "rtx_weights": "one of two profil
 
 
 def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, FOLDER / f"{name}.py", *map(str, options)]
+    (script,) = FOLDER.rglob(f"{name}.py")
+    command = [sys.executable, script, *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=dict(os.environ))
 
 

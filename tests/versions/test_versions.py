@@ -25,13 +25,14 @@ PLAIN = ("streaming/test_sampling.py", "streaming/test_best_words.py", "bundle/t
 BUILD = """
 import sys, tempfile
 from pathlib import Path
-from txl_engines.building import Request, _run
+from txl_engines.building import BuildRequest, _run
 from txl_engines.checking import Graph
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.listener import Silent
 
 bundle = open_bundle(sys.argv[1])
-request = Request(target="rtx", size=1, file="", program=bundle.manifest.programs[0], gpus=(), half=False, scatters=0)
+program = bundle.manifest.programs[0]
+request = BuildRequest(target="rtx", size=1, file="", program=program, gpus=(), half=False, scatters=0)
 graph = Graph(b"x", bundle.path / "a.onnx", "", {}, (), 0, 0)
 with tempfile.TemporaryFile() as said:
     outcome = _run(request, graph, Path("absent"), Silent(), said)
