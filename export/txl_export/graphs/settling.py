@@ -118,7 +118,7 @@ def _check_kinds(graph: ir.Graph) -> None:
         if form is None:
             raise UnsettledError(f"it becomes the operator {node.op_type}, which no graph of a bundle may have", trace)
         said = {name: entry.value for name, entry in node.attributes.items()}
-        if problem := form.problem([value is not None for value in node.inputs], len(node.outputs), said, said):
+        if problem := form.problem([value is not None for value in node.inputs], len(node.outputs), said):
             found, expected = problem
             raise UnsettledError(
                 f"it becomes the operator {node.op_type} with {found}, which no graph of a bundle may have (expected "

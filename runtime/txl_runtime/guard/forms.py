@@ -9,13 +9,14 @@ A line of the table reads: rule, inputs, operators. The rule is the one of `plai
 sizes of the results follow. Of the inputs, x has to be there, ? may be missing, and a last x* is one or more; behind >
 stands how many results there may be, where that is not one (* is any number). Behind an operator stand its attributes,
 each with its type: b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says that there
-are several. Behind = stand the only values that an attribute may have.
+are several. Behind ! the attribute has to be there; behind = stand the only values that it may have. An attribute that
+is not there has the value that the standard gives it, which is one of these.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -30,16 +31,16 @@ broadcast x Gelu(approximate:s=none|tanh) HardSigmoid(alpha:f beta:f) HardSwish 
 broadcast x IsInf(detect_negative:b detect_positive:b)
 broadcast x Neg Not Reciprocal Relu Round Selu(alpha:f gamma:f) Shrink(bias:f lambd:f)
 broadcast x Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish(alpha:f) Tan Tanh ThresholdedRelu(alpha:f)
-broadcast xx Add And BitShift(direction:s=LEFT|RIGHT) BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual
+broadcast xx Add And BitShift(direction:s!=LEFT|RIGHT) BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual
 broadcast xx Less LessOrEqual Mod(fmod:b) Mul Or PRelu Pow Sub Xor
 broadcast xxx Where
 broadcast x* Max Mean Min Sum
 broadcast x?? Clip
-same x Cast(to:i saturate:b round_mode:s=up|down|nearest) EyeLike(dtype:i k:i) Identity
+same x Cast(to:i! saturate:b round_mode:s=up|down|nearest) EyeLike(dtype:i k:i) Identity
 same x LogSoftmax(axis:i) Softmax(axis:i)
 same x? Trilu(upper:b)
 same xx CastLike(saturate:b) CumSum(exclusive:b reverse:b) RMSNormalization(axis:i epsilon:f stash_type:i)
-same xxx GroupNormalization(epsilon:f num_groups:i stash_type:i) InstanceNormalization(epsilon:f)
+same xxx GroupNormalization(epsilon:f num_groups:i! stash_type:i) InstanceNormalization(epsilon:f)
 same xxx ScatterElements(axis:i reduction:s=none|add|mul|max|min) ScatterND(reduction:s=none|add|mul|max|min)
 same xx? TensorScatter(axis:i mode:s=linear|circular)
 same xx?>3 LayerNormalization(axis:i epsilon:f stash_type:i)
@@ -55,19 +56,19 @@ conv xx? Conv(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i 
 conv_transpose xx? ConvTranspose(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I \
   output_padding:I pads:I strides:I)
 pool x AveragePool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b count_include_pad:b dilations:I \
-  kernel_shape:I pads:I strides:I)
-pool x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I pads:I \
+  kernel_shape:I! pads:I strides:I)
+pool x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I! pads:I \
   storage_order:b strides:I)
 global_pool x GlobalAveragePool GlobalMaxPool
 recurrent xxx???>2 GRU(clip:f direction:s=forward|reverse|bidirectional hidden_size:i layout:b=0 linear_before_reset:b)
 recurrent xxx???>2 RNN(clip:f direction:s=forward|reverse|bidirectional hidden_size:i)
 recurrent xxx?????>3 LSTM(clip:f direction:s=forward|reverse|bidirectional hidden_size:i input_forget:b layout:b=0)
-concat x* Concat(axis:i)
+concat x* Concat(axis:i!)
 constant - Constant(value:t value_float:f value_floats:F value_int:i value_ints:I)
 constant_of_shape x ConstantOfShape(value:t)
 col2im xxx Col2Im(dilations:I pads:I strides:I)
-depth_to_space x DepthToSpace(blocksize:i mode:s=DCR|CRD) SpaceToDepth(blocksize:i)
-einsum x* Einsum(equation:s)
+depth_to_space x DepthToSpace(blocksize:i! mode:s=DCR|CRD) SpaceToDepth(blocksize:i!)
+einsum x* Einsum(equation:s!)
 expand xx Expand
 flatten x Flatten(axis:i)
 gather xx Gather(axis:i)
@@ -96,7 +97,7 @@ transpose x Transpose(perm:I)
 unsqueeze xx Unsqueeze
 """
 _MICROSOFT = """
-matmul_blocks xxx? MatMulNBits(K:i N:i accuracy_level:i bits:i=4|8 block_size:i=16|32|64|128|256)
+matmul_blocks xxx? MatMulNBits(K:i! N:i! accuracy_level:i bits:i!=4|8 block_size:i!=16|32|64|128|256)
 matmul xxxx??? MatMulIntegerToFloat
 """
 _PLAIN = """
@@ -118,6 +119,7 @@ class Form(Struct, frozen=True):
         most_inputs: how many there may be.
         most_results: the same of results.
         attributes: the type of each attribute by its name, as in the table above.
+        required: the attributes that have to be there.
         values: the only values of an attribute, by its name; an attribute that is not named here may have any.
     """
 
@@ -126,18 +128,16 @@ class Form(Struct, frozen=True):
     most_inputs: int
     most_results: int
     attributes: dict[str, str]
+    required: tuple[str, ...]
     values: dict[str, tuple[str, ...]]
 
-    def problem(
-        self, inputs: Sequence[bool], results: int, attributes: Iterable[str], said: Mapping[str, object]
-    ) -> tuple[str, str] | None:
+    def problem(self, inputs: Sequence[bool], results: int, attributes: Mapping[str, object]) -> tuple[str, str] | None:
         """What is not as in this form, and what it would be; None where all of it is.
 
         Args:
             inputs: of each input whether it is there.
             results: how many there are.
-            attributes: the names of those that there are.
-            said: the values of attributes that are text (str or bytes) or whole numbers; others may be left out.
+            attributes: the values of those that there are, by name; of text str or bytes.
         """
         needed = sum(self.inputs)
         if not needed <= len(inputs) <= self.most_inputs:
@@ -149,10 +149,12 @@ class Form(Struct, frozen=True):
                 return f"no input {place}", "one"
         if not 1 <= results <= self.most_results:
             return f"{results} results", f"at most {self.most_results}"
-        if unknown := sorted(set(attributes) - self.attributes.keys()):
+        if unknown := sorted(attributes.keys() - self.attributes.keys()):
             return f"the attribute {unknown[0][:60]!a}", "those that are its own"
-        for name, allowed in self.values.items():
-            value = said.get(name, allowed[0])
+        if missing := [name for name in self.required if name not in attributes]:
+            return f"no attribute {missing[0]}", "one"
+        for name in attributes.keys() & self.values.keys():
+            value, allowed = attributes[name], self.values[name]
             text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
             if text not in allowed:
                 return f"{text[:60]!a} as {name}", " or ".join(allowed)
@@ -167,10 +169,12 @@ def _read(text: str) -> dict[str, Form]:
         needed = tuple(kind == "x" for kind in inputs.strip("-*"))
         most = ANY if inputs.endswith("*") else len(needed)
         for name, inside in re.findall(r"(\w+)(?:\(([^)]*)\))?", operators):
-            entries = [re.split("[:=]", entry) for entry in inside.split()]
-            values = {entry[0]: tuple(entry[2].split("|")) for entry in entries if len(entry) > 2}
-            kinds = {entry[0]: entry[1] for entry in entries}
-            found[name] = Form(rule, needed, most, ANY if results == "*" else int(results or 1), kinds, values)
+            entries = re.findall(r"(\w+):(\w)(!?)(?:=(\S+))?", inside)
+            kinds = {key: kind for key, kind, _, _ in entries}
+            required = tuple(key for key, _, mark, _ in entries if mark)
+            values = {key: tuple(allowed.split("|")) for key, _, _, allowed in entries if allowed}
+            returned = ANY if results == "*" else int(results or 1)
+            found[name] = Form(rule, needed, most, returned, kinds, required, values)
     return found
 
 

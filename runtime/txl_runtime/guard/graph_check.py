@@ -367,7 +367,7 @@ class Walk:
                 if min(numbers, default=0) < -(2**31) or max(numbers, default=0) >= 2**31:
                     raise RefusedError(f"{str(value)[:60]} as {name} of {op}", "numbers of 32 bits")
             given[name] = value
-        if problem := form.problem([value is not None for value in inputs], len(outputs), given, given):
+        if problem := form.problem([value is not None for value in inputs], len(outputs), given):
             raise RefusedError(f"{problem[0]} at {op} {ascii(outputs[:1])[:60]}", problem[1])
         node = Node(op, inputs, given, len(outputs))
         try:

@@ -223,7 +223,7 @@ def products(node: Node, many: int) -> None:
 def _matmul_blocks(node: Node) -> Value:
     """The forms that the exporter writes: other ones make ONNX Runtime read beyond what there is."""
     a, given = node.value(0), node.attributes
-    inner, columns, bits, block = (int(given.get(name, 0)) for name in ("K", "N", "bits", "block_size"))
+    inner, columns, bits, block = (int(given[name]) for name in ("K", "N", "bits", "block_size"))
     blocks = -(-inner // block)
     held = [(1, columns * blocks * (block * bits // 8)), (4, columns * blocks), (1, columns * -(-blocks * bits // 8))]
     found = [(value.item, value.most) for value in (node.value(i) for i in range(1, len(node.inputs)))]

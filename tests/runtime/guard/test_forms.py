@@ -55,6 +55,11 @@ def test_no_form_is_wider_than_the_standard():
             kinds = [str(entry.option).rpartition(".")[2] for entry in schema.inputs]
             assert form.most_inputs <= (ANY if kinds[-1:] == ["Variadic"] else len(kinds)), name
             assert [kind != "Optional" for kind in kinds[: len(form.inputs)]] == list(form.inputs), name
+            required = {key for key, value in schema.attributes.items() if value.required and key in form.attributes}
+            assert required <= {*form.required}, name
+            for key in form.values.keys() & schema.attributes.keys() - {*form.required}:
+                default = schema.attributes[key].default_value
+                assert (default.s.decode() or str(default.i)) in form.values[key], "an attribute that is not there"
         assert form.most_results <= max(schema.max_output for schema in schemas), name
 
 
@@ -95,22 +100,27 @@ def test_every_operator_of_the_table_was_run_by_the_engine(number):
 def test_an_operator_in_its_form_has_no_problem_and_in_any_other_it_has():
     for name, form in TABLE.items():
         needed = [there for there in form.inputs if there]
-        assert form.problem(needed, 1, [], {}) is None, name
-        assert form.problem(needed, form.most_results, form.attributes, {}) is None, name
+        given: dict[str, object] = {key: form.values.get(key, ("1",))[0] for key in form.required}
+        most = {key: form.values.get(key, ("1",))[0] for key in form.attributes}
+        assert form.problem(needed, 1, given) is None, name
+        assert form.problem(needed, form.most_results, most) is None, name
         if needed:
-            assert form.problem(needed[1:], 1, [], {}), name
-            assert form.problem([False, *needed[1:]], 1, [], {}), name
+            assert form.problem(needed[1:], 1, given), name
+            assert form.problem([False, *needed[1:]], 1, given), name
         if len(form.inputs) > len(needed):
-            assert form.problem([*needed, False], 1, [], {}), "a last input without a name"
+            assert form.problem([*needed, False], 1, given), "a last input without a name"
         if form.most_inputs < ANY:
-            assert form.problem([True] * (form.most_inputs + 1), 1, [], {}), name
-        assert form.problem(needed, form.most_results + 1, [], {}), name
-        assert form.problem(needed, 0, [], {}), name
-        assert form.problem(needed, 1, ["body"], {}) == ("the attribute 'body'", "those that are its own")
+            assert form.problem([True] * (form.most_inputs + 1), 1, given), name
+        assert form.problem(needed, form.most_results + 1, given), name
+        assert form.problem(needed, 0, given), name
+        assert form.problem(needed, 1, {"body": 1}) == ("the attribute 'body'", "those that are its own")
+        for key in form.required:
+            without = {other: value for other, value in given.items() if other != key}
+            assert form.problem(needed, 1, without) == (f"no attribute {key}", "one")
         for key, allowed in form.values.items():
-            assert form.problem(needed, 1, [key], {key: "odd"}) == (f"'odd' as {key}", " or ".join(allowed))
+            assert form.problem(needed, 1, given | {key: "odd"}) == (f"'odd' as {key}", " or ".join(allowed))
             for text in allowed:
-                assert form.problem(needed, 1, [key], {key: text.encode()}) is None
+                assert form.problem(needed, 1, given | {key: text.encode()}) is None
 
 
 OUTSIDE = {

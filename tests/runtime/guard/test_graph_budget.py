@@ -150,7 +150,9 @@ def products(**changes: Any) -> bytes:
     more = given.pop("more", [])
     constants = [constant("b", np.ones(codes), np.uint8), constant("s", np.ones(scales), given.pop("kind", np.float32))]
     constants += [constant("z", np.ones(zeros), np.uint8), constant("g", np.zeros(64), np.int32)]
-    made = node("MatMulNBits", ["x", given.pop("by", "b"), "s", "z", *more], ["y"], domain="com.microsoft", **given)
+    names = ["x", given.pop("by", "b"), "s", "z", *more]
+    given = {name: value for name, value in given.items() if value is not None}
+    made = node("MatMulNBits", names, ["y"], domain="com.microsoft", **given)
     return graph([made], {"x": (FLOAT, [2, 64])}, [], constants)
 
 
@@ -174,6 +176,8 @@ def test_quantised_weights_of_the_exporters_form_pass():
         {"N": 16},
         {"N": 2**31},
         {"block_size": 24},
+        {"block_size": None},
+        {"bits": None, "codes": 0, "zeros": 0},  # ONNX Runtime takes 4 bits where nothing is said
         {"by": "x"},
     ],
 )
