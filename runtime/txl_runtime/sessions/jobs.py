@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from txl_runtime.streaming.sampling import Sampler
 
 
+def _nothing() -> None:
+    """What cancels a request that has ended."""
+
+
 class Ticket:
     """What a caller holds of a request that was taken in.
 
@@ -63,8 +67,8 @@ class Ticket:
         self._events.append(event)
 
     def end(self, reason: Reason, fed: int, error: TxlError | None, seen: int = 0) -> None:
-        """Add the last event."""
-        self.error, self.done = error, True
+        """Add the last event. From then on nothing holds the request, whose memory is free without the collector."""
+        self.error, self.done, self._cancel = error, True, _nothing
         self._events.append(Finished(reason, fed, seen))
 
 

@@ -8,8 +8,6 @@ import txl_runtime
 from stand_ins import triton_server
 from stand_ins.triton_server import Request
 from step_models import counting, growing, recurrent
-from txl_runtime.host.loop import HostLoop
-from txl_runtime.streaming.stream import Stream
 
 from txl_deploy.triton.inside import stepping
 from txl_deploy.triton.inside.stepping import Stepping
@@ -114,16 +112,14 @@ def test_a_request_that_would_give_back_too_much_is_refused(model, monkeypatch):
 
 def test_a_long_request_for_the_last_row_alone_makes_no_room_for_every_row(model, monkeypatch):
     served, fed = Stepping(model, 3, triton_server), []
-    run = HostLoop.run
+    feed = served._stream.feed
     monkeypatch.setattr(
-        HostLoop,
-        "run",
-        lambda loop, inputs, counts, want: fed.append((want, max(counts))) or run(loop, inputs, counts, want),
+        served._stream, "feed", lambda *given, **more: fed.append((given[0].shape, more)) or feed(*given, **more)
     )
     answers = served.execute(
         [tokens([1] * 50, name=1, start=True, wanted=("last",)), tokens([1], name=2, start=True, wanted=("logits",))]
     )
-    assert sorted(fed) == [("last", 2), *[("last", 4)] * 12, ("rows", 1)]
+    assert fed == [((3, 50), {"last": True}), ((3, 1), {"last": False})]
     assert [answer.error for answer in answers] == [None, None]
 
 
@@ -131,7 +127,7 @@ def test_an_engine_that_fails_ends_the_sequences_of_the_step_alone(model, monkey
     served = Stepping(model, 3, triton_server)
     served.execute([tokens([1], name=1, start=True), tokens([2], name=2, start=True)])
     with monkeypatch.context() as patch:
-        patch.setattr(HostLoop, "run", lambda *_: (_ for _ in ()).throw(txl_runtime.BackendError("no")))
+        patch.setattr(served._stream, "feed", lambda *_, **__: (_ for _ in ()).throw(txl_runtime.BackendError("no")))
         (failed,) = served.execute([tokens([1], name=1)])
     assert failed.error.message == "no The sequence's memory is gone: start it again."
     gone, there = served.execute([tokens([1], name=1), tokens([2], name=2)])
@@ -168,7 +164,7 @@ def test_a_sequence_whose_memory_cannot_be_changed_is_gone_and_its_row_serves_ot
     for name in (1, 2, 3, 4):  # on three rows: the first one has none
         served.execute([tokens([name], name=name, start=True)])
     with monkeypatch.context() as patch:
-        patch.setattr(Stream, call, lambda *_: (_ for _ in ()).throw(txl_runtime.BackendError("no")))
+        patch.setattr(served._stream, call, lambda *_: (_ for _ in ()).throw(txl_runtime.BackendError("no")))
         (failed,) = served.execute([tokens([1], name=1, **flags)])
     assert failed.error.message == "no The sequence's memory is gone: start it again."
     (gone,) = served.execute([tokens([1], name=1)])
@@ -183,16 +179,15 @@ def test_a_model_of_arrays_gives_what_it_gives_alone(tmp_path):
     """State of three types, the batch at two places, whole segments of 4 and 1 alone."""
     model = txl_runtime.load(recurrent().write(tmp_path / "a.txl"), backend="cpu")
     served, draws = Stepping(model, 6, triton_server), np.random.default_rng(0)
-    alone, begun = {name: model.stream(1) for name in range(1, 6)}, set()
-    for _ in range(12):
+    alone = {name: model.stream(1) for name in range(1, 6)}
+    for step in range(12):
         given = {}
         for name in draws.permutation([*alone])[:3].tolist():
             length = int(draws.choice([1, 4, 5, 9]))
             obs = draws.normal(size=(1, length, 5)).astype(np.float32)
             given[name] = {"obs": obs, "starts": np.array([draws.random() < 0.2])}
         everything = ("best", "which", "total", "known")
-        fresh = {name: name not in begun for name in given}
-        begun |= set(given)
+        fresh = {name: step == 0 or name not in served._rows._rows for name in given}
         answers = served.execute(
             [Request(name, inputs, everything, start=fresh[name]) for name, inputs in given.items()]
         )

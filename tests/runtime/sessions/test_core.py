@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +13,7 @@ from sessions_alone import alone, assert_same, drawn, run
 from sessions_alone import given as gathered
 from step_models import VOCABULARY
 from txl_runtime import Model, UsageError
-from txl_runtime.sessions import Busy, Limits, Outputs, Request, Sampling, Sessions, Ticket, joined
+from txl_runtime.sessions import Busy, Finished, Limits, Outputs, Request, Sampling, Sessions, Ticket, joined
 
 # --- the same as alone --------------------------------------------------------------------------------------------
 
@@ -205,3 +208,23 @@ def test_arrays_wait_until_a_drawn_token_is_fed(model_of):
         fine = sessions.submit(Request(inputs={"tokens": [[1]]}), "anna")
         run(sessions)
         assert fine.error is None
+
+
+def test_a_request_that_has_ended_is_freed_without_the_collector(model_of):
+    """Its inputs may be large, and a server answers many of them between two runs of the collector."""
+    sessions = Sessions(model_of("counting"), 1)
+    gc.collect()
+    gc.disable()
+    try:
+        ticket = sessions.submit(Request(inputs={"tokens": np.zeros((1, 2), np.int32)}), "a")
+        (job,) = sessions._book.named["a"].jobs
+        held = weakref.ref(job)
+        del job
+        while sessions.unfinished and sessions.round():
+            pass
+        assert ticket.done
+        assert held() is None
+    finally:
+        gc.enable()
+    ticket.cancel()
+    assert isinstance(ticket.events()[-1], Finished)

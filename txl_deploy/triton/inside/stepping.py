@@ -1,19 +1,15 @@
 """A model whose memory goes on from request to request: the positions of one request in, what follows them out.
 
-Every request is of a sequence, which its correlation id names, and which is a session of the model
-(`txl_runtime.sessions`). START empties the sequence's memory, also in mid-sequence; END frees its place. Requests that
-the server hands over together run side by side where the model allows it. A request that is refused leaves its
-sequence's memory as it was.
-
-The server forgets a sequence that was idle for too long and tells nobody. But it never lets more than so many sequences
-be: so when one begins beyond these, the longest idle one is gone.
+Every request is of a sequence, which its correlation id names. START empties the sequence's memory, also in
+mid-sequence; END frees its place. Requests that the server hands over together run in one step where the model allows
+it, in ragged lengths. A request that is refused leaves its sequence's memory as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,19 +17,18 @@ from typing import Any
 import numpy as np
 import txl_runtime
 from numpy.typing import NDArray
+from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import TxlError, UsageError
-from txl_runtime.sessions import Limits, Outputs, Request, Sessions, Ticket, joined
-from txl_runtime.streaming.checks import shown
+from txl_runtime.streaming.inputs import check_inputs, strict_cuts
 
 from txl_deploy.triton.inside import tables
-from txl_deploy.triton.inside.conversations import flag_of, id_of
+from txl_deploy.triton.inside.conversations import flag_of
+from txl_deploy.triton.inside.rows import Rows
 
 MOST_POSITIONS = 1 << 20
 """Of one request."""
 MOST_BYTES = 1 << 30
 """Of all positions' results in one step: a row of the vocabulary for each token is some hundred times what was sent."""
-FOREVER = 1e9
-"""Seconds: the server is who forgets idle sequences."""
 GONE = " The sequence's memory is gone: start it again."
 
 
@@ -52,146 +47,165 @@ def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Step
     return Stepping(model, int(parameters["sequences"]), server)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Step:
-    """One request that was taken in.
+    """One request, read and checked.
 
     Attributes:
-        name: of its sequence's session.
-        end: whether the sequence ends with it.
+        place: among the requests that came together.
+        name: of its sequence.
+        start, end: its flags.
+        arrays: what it gives, in the table's axes with one sequence.
+        length: positions.
         wanted: the outputs that it asks for.
         every: whether results of every position are needed.
-        ticket: of its session.
-        error: why it failed.
     """
 
-    name: str
+    place: int
+    name: Hashable
+    start: bool
     end: bool
+    arrays: dict[str, NDArray[Any]]
+    length: int
     wanted: frozenset[str]
     every: bool
-    ticket: Ticket
-    error: TxlError | None = None
 
 
 class Stepping:
     """Sequences of one model, some of them advanced by each call."""
 
     def __init__(self, model: txl_runtime.Model, sequences: int, server: Any) -> None:
-        self._server, self._manifest, self._given = server, model.manifest, model.manifest.given
-        rows = model.batch_size if tables.together(model.manifest) else 1
-        self._most, self._speaks = max(sequences, rows), tables.speaks(model.manifest)
-        limits = Limits(
-            sessions=self._most,
-            waiting=sys.maxsize,
-            host_bytes=sys.maxsize,
-            input_bytes=sys.maxsize,
-            idle_seconds=FOREVER,
-            positions=MOST_POSITIONS,
-        )
-        self._sessions = Sessions(model, rows, limits)
-        sizes = [output.sizes(rows, 1) for output in model.manifest.outputs]
-        size = sum(4 * math.prod(axes) for axes in sizes)  # bytes of a position; nothing served has wider values
-        self._positions = {True: min(MOST_POSITIONS, max(1, MOST_BYTES // size)), False: MOST_POSITIONS}
+        self._server, self._manifest = server, model.manifest
+        alone = not tables.together(model.manifest)
+        self._stream = model.stream(1 if alone else None)
+        self._rows = Rows(self._stream, sequences)
+        self._speaks, self._ragged = tables.speaks(model.manifest), tables.ragged(model.manifest)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests, one answer for each."""
-        names = [id_of(request) for request in requests]
-        taken, running = list[Step | TxlError](), set[str]()
-        for request, name in zip(requests, names, strict=True):
-            if name in running:  # the server sends one of a sequence at a time; nothing may overtake another
-                self._finish(taken)
-                running.clear()
-            running.add(name)
+        answers: list[Any] = [None] * len(requests)
+        waiting: list[Step] = []
+        for request in requests:  # before any of them begins in the place of one that is gone
+            self._rows.touch(request.correlation_id())
+        for place, request in enumerate(requests):
+            name = request.correlation_id()
+            start, end = flag_of(request, "START", self._server), flag_of(request, "END", self._server)
             try:
-                taken.append(self._take_in(request, name, names))
+                waiting.append(Step(place, name, start, end, *self._read(request)))
             except TxlError as error:
-                taken.append(error)
-                if flag_of(request, "END", self._server) and name in self._sessions:
-                    self._sessions.close(name)
-        self._finish(taken)
-        return [self._answer(step) if isinstance(step, Step) else self._refusal(str(step)) for step in taken]
+                answers[place] = self._refusal(error)
+                if start:
+                    with contextlib.suppress(TxlError):  # then the sequence is forgotten
+                        self._rows.begin(name)
+                if end:
+                    self._rows.end(name)
+        while waiting:
+            wave = self._wave(waiting)
+            waiting = [step for step in waiting if step not in wave]
+            for step, answer in zip(wave, self._answer(wave), strict=True):
+                answers[step.place] = answer
+        return answers
 
     def close(self) -> None:
         """Nothing runs between calls."""
-        self._sessions.shut()
 
-    def _take_in(self, request: Any, name: str, names: Collection[str]) -> Step:
-        """Submit a request to its sequence's session.
-
-        Args:
-            request: of the server.
-            name: of the session.
-            names: of all sessions that this call has requests of: none of them is gone for another.
-
-        Raises:
-            TxlError: the request is refused.
-        """
-        if flag_of(request, "START", self._server):
-            known = self._sessions.names()
-            if name not in self._sessions and len(known) >= self._most:  # a call has fewer than that besides
-                self._sessions.close(next(other for other in known if other not in names))
-            self._sessions.begin(name)
-        wanted = frozenset(request.requested_output_names())
+    def _read(self, request: Any) -> tuple[dict[str, NDArray[Any]], int, frozenset[str], bool]:
+        wanted, found = frozenset(request.requested_output_names()), {}
         every = not self._speaks or self._manifest.outputs[0].name in wanted
-        inputs = self._read(request, every)
-        if name not in self._sessions:
-            raise UsageError(
-                f"sequence {shown(request.correlation_id())} is not known here, expected START with its first request; "
-                "it was idle for too long or the model was started again, so start it again with what its memory "
-                "should hold"
-            )
-        ticket = self._sessions.submit(Request(inputs=inputs, last=not every), name)
-        return Step(name, flag_of(request, "END", self._server), wanted, every, ticket)
-
-    def _read(self, request: Any, every: bool) -> dict[str, NDArray[Any]]:
-        """What a request gives, in the table's axes with one sequence.
-
-        Raises:
-            UsageError: its results would be too large.
-        """
-        found, columns, most = dict[str, NDArray[Any]](), 1, self._positions[every]
-        for entry in self._given:
-            array = self._server.get_input_tensor_by_name(request, entry.name).as_numpy()
-            found[entry.name] = array if entry.axes.batch == 0 else entry.axes.joined([array[0]])
-            columns = max(columns, entry.axes.length(found[entry.name]))
+        for entry in self._manifest.given:
+            tensor = self._server.get_input_tensor_by_name(request, entry.name).as_numpy()[0]
+            found[entry.name] = entry.axes.joined([tensor])
+        arrays, counts, columns = check_inputs(found, None, self._manifest, 1)
+        sizes = [output.sizes(self._rows.count, 1) for output in self._manifest.outputs]
+        size = sum(4 * math.prod(axes) for axes in sizes)  # bytes of a position; nothing served has wider values
+        most = min(MOST_POSITIONS, max(1, MOST_BYTES // size)) if every else MOST_POSITIONS
         if columns > most:
             raise UsageError(
                 f"the request has {columns} positions, expected at most {most} with the outputs that it asks for; "
                 "send it in parts, one request after the other"
             )
-        return found
+        strict_cuts(columns, counts, self._manifest)
+        return arrays, columns, wanted, every
 
-    def _finish(self, taken: Sequence[Step | TxlError]) -> None:
-        """Run all that was taken in, and close the sessions of sequences that end or failed.
+    def _wave(self, waiting: Sequence[Step]) -> list[Step]:
+        """Those that run next, in one step: of different sequences, and of one length where lengths are exact.
 
-        Where a request failed some segments of it may have run: nobody can tell what the memory holds.
+        Those that ask for every position wait for the others: there would be room for every position of all rows.
         """
-        running, broken = [step for step in taken if isinstance(step, Step) and not step.ticket.done], None
+        wave: list[Step] = []
+        first, names = waiting[0], set[Hashable]()
+        for step in waiting:
+            fits = (self._ragged or step.length == first.length) and step.every == first.every
+            if fits and len(wave) < self._rows.count and step.name not in names:
+                wave.append(step)
+            names.add(step.name)  # one that does not fit keeps those behind it waiting
+        return wave
+
+    def _answer(self, wave: Sequence[Step]) -> list[Any]:
+        live: dict[int, Step] = {}
+        answers: dict[int, Any] = {}
+        for step in wave:
+            keep = [other.name for other in live.values()]
+            try:
+                live[(self._rows.begin if step.start else self._rows.resume)(step.name, keep)] = step
+            except TxlError as error:
+                answers[step.place] = self._refusal(error, "" if isinstance(error, UsageError) else GONE)
         try:
-            while self._sessions.unfinished and self._sessions.round():
-                pass
-        except TxlError as error:  # the stream cannot be begun anew
-            broken = error
-        for step in running:
-            step.error = step.ticket.error if step.ticket.done else broken
-            if (step.end or step.error is not None) and step.name in self._sessions:
-                self._sessions.close(step.name)
-
-    def _answer(self, step: Step) -> Any:
-        if step.error is not None:
-            return self._refusal(f"{step.error}{GONE}")
-        segments = [event for event in step.ticket.events() if isinstance(event, Outputs)]
-        found = joined(segments, self._manifest.outputs)
-        if self._speaks:
-            (logprobs,) = found.values()
-            last = logprobs[:, -1] if step.every else logprobs
-            found |= {tables.LAST: last, tables.NEXT: last.argmax(1).astype(np.int32)[:, None]}
+            results = self._run(live) if live else {}
+        except TxlError as error:
+            for step in live.values():  # some segments of it may have run: nobody can tell what the memory holds
+                self._rows.end(step.name)
+                answers[step.place] = self._refusal(error, GONE)
         else:
-            for output in self._manifest.outputs:
-                found[output.name] = np.ascontiguousarray(output.axes.one(found[output.name], 0))[None]
-        tensors = [self._server.Tensor(name, array) for name, array in found.items() if name in step.wanted]
-        return self._server.InferenceResponse(output_tensors=tensors)
+            for row, step in live.items():
+                outputs = [self._server.Tensor(name, array[None]) for name, array in results[row].items()]
+                answers[step.place] = self._server.InferenceResponse(output_tensors=outputs)
+        for step in wave:
+            if step.end:
+                self._rows.end(step.name)
+        return [answers[step.place] for step in wave]
 
-    def _refusal(self, said: str) -> Any:
-        error = self._server.TritonError(said, self._server.TritonError.INVALID_ARG)
-        return self._server.InferenceResponse(output_tensors=[], error=error)
+    def _run(self, live: Mapping[int, Step]) -> dict[int, dict[str, NDArray[Any]]]:
+        """Feed what the rows' requests give, and share out what comes back: by row, what each of them asked for."""
+        longest = max(step.length for step in live.values())
+        lengths = np.zeros(self._rows.count, np.int32)
+        for row, step in live.items():
+            lengths[row] = step.length
+        inputs = {entry.name: self._stacked(entry, live, longest) for entry in self._manifest.given}
+        if not self._speaks:
+            found = self._stream.feed(inputs, lengths)
+            return {
+                row: {
+                    output.name: np.ascontiguousarray(found[output.name][output.axes.window(0, step.length, row)])
+                    for output in self._manifest.outputs
+                    if output.name in step.wanted
+                }
+                for row, step in live.items()
+            }
+        (ids,), (logprobs,) = inputs.values(), self._manifest.outputs
+        every = any(step.every for step in live.values())
+        rows = self._stream.feed(ids, lengths, last=not every)
+        shares = {}
+        for row, step in live.items():
+            last = rows[row, step.length - 1] if every else rows[row]
+            share: dict[str, NDArray[Any]] = {tables.LAST: last, tables.NEXT: np.array([last.argmax()], np.int32)}
+            if every:
+                share[logprobs.name] = rows[row, : step.length]
+            shares[row] = {name: array for name, array in share.items() if name in step.wanted}
+        return shares
+
+    def _stacked(self, entry: Input, live: Mapping[int, Step], longest: int) -> NDArray[Any]:
+        """One input of all rows; zeros where there is nothing."""
+        axes = entry.axes
+        if axes.batch is None:
+            (only,) = live.values()
+            return only.arrays[entry.name]
+        whole = np.zeros(entry.sizes(self._rows.count, longest), np.dtype(entry.dtype))
+        for row, step in live.items():
+            whole[axes.window(0, step.length, row)] = axes.one(step.arrays[entry.name], 0)
+        return whole
+
+    def _refusal(self, error: TxlError, more: str = "") -> Any:
+        return self._server.InferenceResponse(
+            output_tensors=[], error=self._server.TritonError(f"{error}{more}", self._server.TritonError.INVALID_ARG)
+        )

@@ -1,0 +1,110 @@
+"""Sequences of a server over the rows of one stream.
+
+The sequences that were used last have rows. Where there are more sequences than rows, the states of the others are
+kept beside the stream. The server forgets a sequence that was idle for too long and tells nobody. But it never lets
+more than `most` sequences be: so when one begins beyond these, the longest idle one is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from typing import TYPE_CHECKING
+
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import shown
+
+if TYPE_CHECKING:
+    from txl_runtime.streaming.state import RowState
+    from txl_runtime.streaming.stream import Stream
+
+
+class Rows:
+    """Which row each sequence has.
+
+    Attributes:
+        count: rows of the stream: so many sequences can run in one step.
+    """
+
+    def __init__(self, stream: Stream, most: int) -> None:
+        self.count = stream.batch_size
+        self._stream, self._most = stream, max(most, self.count)
+        self._rows: dict[Hashable, int | None] = {}  # the longest idle first; None: its state is kept aside
+        self._aside: dict[Hashable, RowState] = {}
+        self._free = list(range(self.count))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def begin(self, name: Hashable, keep: Collection[Hashable] = ()) -> int:
+        """A row for a sequence that starts, or starts again; nothing was seen there.
+
+        Args:
+            name: of the sequence.
+            keep: sequences that have to stay in their rows; fewer than there are rows.
+
+        Raises:
+            TxlError: the engine failed; the sequence is forgotten.
+        """
+        self.end(name)
+        if len(self._rows) >= self._most:
+            self.end(next(iter(self._rows)))
+        return self._settle(name, keep, fresh=True)
+
+    def resume(self, name: Hashable, keep: Collection[Hashable] = ()) -> int:
+        """The row of a sequence that goes on.
+
+        Raises:
+            UsageError: it is not known.
+            TxlError: the engine failed; the sequence is forgotten.
+        """
+        if name not in self._rows:
+            raise UsageError(
+                f"sequence {shown(name)} is not known here, expected START with its first request; it was idle for "
+                "too long or the model was started again, so start it again with what its memory should hold"
+            )
+        return self._settle(name, keep, fresh=False)
+
+    def touch(self, name: Hashable) -> None:
+        """Note that a sequence has a request, so that it is not the longest idle one."""
+        if name in self._rows:
+            self._rows[name] = self._rows.pop(name)
+
+    def end(self, name: Hashable) -> None:
+        """Forget a sequence, if it is known."""
+        row = self._rows.pop(name, None)
+        self._aside.pop(name, None)
+        if row is not None:
+            self._free.append(row)
+
+    def _settle(self, name: Hashable, keep: Collection[Hashable], fresh: bool) -> int:
+        """A row with the sequence's state in it; the sequence is then the one that was used last.
+
+        Where anything fails half-way, nobody can tell what the row holds: it is free, and the sequence forgotten.
+        """
+        row = self._rows[name] = self._rows.pop(name, None)
+        try:
+            if row is not None and self._free and min(self._free) < row:  # a step computes all up to the last live row
+                self._aside[name] = self._stream.take(row)
+                self._free.append(row)
+                row = self._rows[name] = None
+            if row is None:
+                row = self._rows[name] = self._vacated(keep)
+                if fresh:
+                    self._stream.reset([row])
+                else:
+                    self._stream.put(row, self._aside.pop(name))
+        except BaseException:
+            self.end(name)
+            raise
+        return row
+
+    def _vacated(self, keep: Collection[Hashable]) -> int:
+        """The first row that is free, or that of the longest idle sequence, whose state is then kept aside."""
+        if self._free:
+            row = min(self._free)
+            self._free.remove(row)
+            return row
+        name, row = next((name, row) for name, row in self._rows.items() if row is not None and name not in keep)
+        self._aside[name] = self._stream.take(row)
+        self._rows[name] = None
+        return row
