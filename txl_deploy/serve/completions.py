@@ -50,6 +50,20 @@ async def completions(request: Request) -> Response:
     return await unless_gone(request.receive, answer.whole())
 
 
+async def chat(request: Request) -> Response:
+    """POST /v1/chat/completions: refused with what to do, since many clients ask here first.
+
+    Raises:
+        ApiError: always.
+    """
+    raise ApiError(
+        404,
+        "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
+        "POST /v1/completions",
+        code="no_chat_template",
+    )
+
+
 class _Answer:
     """The texts of one request, on their way."""
 

@@ -268,6 +268,16 @@ class Sessions:
         return self._book.unfinished
 
     @property
+    def waiting(self) -> int:
+        """Requests that are on no row now: they wait for one, or behind another request of their session."""
+        return self._book.unfinished - sum(session.row is not None for session in self._book.active)
+
+    @property
+    def lost(self) -> int:
+        """Sessions whose memory was lost so far: by a disk, by the engine, or by computing no numbers."""
+        return self._store.lost + self.counters.broken
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of parked states in host memory."""
         return self._store.host_bytes
