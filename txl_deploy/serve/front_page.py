@@ -15,14 +15,8 @@ from txl_deploy.serve.playground import pages
 from txl_deploy.serve.service import service_of
 
 PATH = "/"
-LINKS = {
-    "playground": pages.PAGE,
-    "health": "/health",
-    "metrics": "/metrics",
-    "models": "/v1/models",
-    "completions": "/v1/completions",
-    "sessions": "/v1/sessions",
-}
+LINKS = {name: f"/v1/{name}" for name in ("models", "completions", "sessions")}
+LINKS |= {name: f"/{name}" for name in ("playground", "health", "metrics")}
 """Where a program that asks for JSON may go from here."""
 _PAGE = Template((Path(__file__).parent / "front_page.html").read_text("utf-8"))
 
@@ -39,9 +33,5 @@ async def page(request: Request) -> Response:
         named = {} if model is None else {"model": model}
         about = {"object": "server", "name": "txl-deploy", "version": version("txl-deploy")}
         return json_response({**about, **named, "links": LINKS}, 200, headers)
-    html = _PAGE.substitute(
-        model="" if model is None else escape(model),
-        open="hidden" if model is None else "",
-        closed="hidden" if model is not None else "",
-    )
-    return Response(html, 200, headers, "text/html; charset=utf-8")
+    hidden = {"open": "hidden", "closed": ""} if model is None else {"open": "", "closed": "hidden"}
+    return Response(_PAGE.substitute(hidden, model=escape(model or "")), 200, headers, "text/html; charset=utf-8")

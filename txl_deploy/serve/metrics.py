@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from txl_runtime.model import Model
 from txl_runtime.sessions import Sessions
-from txl_runtime.sessions.requests import Counters
 
 from txl_deploy.serve.keeping import Keeping
 
@@ -32,44 +21,28 @@ COUNTED = {
     "positions": "Positions that sessions were fed: tokens, or steps of arrays.",
     "tokens": "Tokens that were drawn, those of requests that ended early among them.",
     "requests": "Texts and runs that sessions were asked for; one HTTP request may ask for several.",
-    "busy": "Times that a request or a new session found no room; its client is told to come again (429).",
+    "busy": "Times that a text or a session found no room: its client is told to come again (429), or it waits.",
     "parked": "Sessions' states that were moved from a row to host memory, because others had their turn.",
     "resumed": "Sessions' states that were moved back onto a row.",
     "expired": "Sessions that were closed because nobody used them for --idle-seconds.",
     "broken": "Sessions that ended because what they computed is no number; they are among the lost ones.",
 }
 """What each counter of the sessions is, by its name."""
+LOOKED = {
+    "txl_sessions_lost": "Sessions whose memory was lost, by a damaged file, a disk or the engine, or that are broken.",
+    "txl_sessions_restored": "Sessions that came back from the checkpoint when the server started.",
+    "txl_sessions_finished": "Texts and runs that ended, by the reason of their end.",
+    "txl_sessions_held": "Named sessions by where their memory is; a new one has none yet.",
+    "txl_sessions_bytes": "Bytes of the memory of parked sessions, which --session-bytes and --disk-bytes bound.",
+    "txl_requests_waiting": "Texts and runs that wait for a row, or behind another request of their session.",
+    "txl_checkpoints": "Checkpoints that were tried, by whether the disk took them.",
+    "txl_checkpoint_age_seconds": "Seconds since the last whole checkpoint began, or the start: what a kill loses.",
+}
+"""What each metric is that is looked at when it is read."""
 
 
 # Times at which counters began would be as many lines again.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How the sessions of a server stand at one moment.
-
-    Attributes:
-        counters: what was done so far.
-        places: how many named sessions are where.
-        nbytes: bytes of parked states by where they are.
-        waiting: requests that are on no row.
-        lost: sessions whose memory was lost since the start.
-    """
-
-    counters: Counters
-    places: Mapping[str, int]
-    nbytes: Mapping[str, int]
-    waiting: int
-    lost: int
-
-    @classmethod
-    def of(cls, sessions: Sessions) -> Standing:
-        """That of these sessions now."""
-        places = Tally({"row": 0, "host": 0, "disk": 0, "new": 0})
-        places.update(sessions.info(name).place for name in sessions.names())
-        nbytes = {"host": sessions.host_bytes, "disk": sessions.disk_bytes}
-        return cls(sessions.counters, places, nbytes, sessions.waiting, sessions.lost)
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
@@ -80,47 +53,26 @@ class Metrics:
     """
 
     def __init__(self, model: Model) -> None:
-        self._registry = CollectorRegistry()
-        self._looked: tuple[Standing, Keeping]  # by whoever reads
-        self._registry.register(self)  # what is not counted here is looked at by `collect`
-        ProcessCollector(registry=self._registry)  # memory, processor time and open files, where the system tells them
-        Info("txl_build", "What runs here: versions, the model and its backend.", registry=self._registry).info(
-            {
-                "version": version("txl-deploy"),
-                "python": platform.python_version(),
-                "model_id": model.manifest.model_id,
-                "precision": model.manifest.precision,
-                "backend": model.backend.description,
-            }
+        self._registry = own = prometheus.CollectorRegistry()
+        self._looked: Iterable[Metric] = ()
+        own.register(self)
+        prometheus.ProcessCollector(registry=own)  # memory, processor time and open files, where the system tells them
+        build = {"model_id": model.manifest.model_id, "precision": model.manifest.precision}
+        build |= {"backend": model.backend.description, "python": platform.python_version()}
+        prometheus.Info("txl_build", "What runs here: versions, the model and its backend.", registry=own).info(
+            {"version": version("txl-deploy"), **build}
         )
-        self._requests = Counter(
-            "txl_requests",
-            "HTTP requests that were answered, by route and status; 499 where the client did not wait.",
-            ("path", "status"),
-            registry=self._registry,
-        )
-        self._seconds = Histogram(
-            "txl_request_seconds",
-            "Seconds from an HTTP request to the end of its answer, by route.",
-            ("path",),
-            registry=self._registry,
-            buckets=SECONDS,
-        )
-        self._first = Histogram(
-            "txl_first_token_seconds",
-            "Seconds from a completion's request to the first token that is drawn for it.",
-            registry=self._registry,
-            buckets=SECONDS,
-        )
-        self._read = Counter("txl_prompt_tokens", "Tokens of prompts that HTTP requests sent.", registry=self._registry)
-        self._drawn = Counter(
-            "txl_completion_tokens", "Tokens that were drawn for answers to HTTP requests.", registry=self._registry
-        )
-        self.running = Gauge(
-            "txl_requests_running",
-            "HTTP requests that are being answered now, the one that reads this among them.",
-            registry=self._registry,
-        )
+        said = "HTTP requests that were answered, by route and status; 499 where the client did not wait."
+        self._requests = prometheus.Counter("txl_requests", said, ("path", "status"), registry=own)
+        said = "Seconds from an HTTP request to the end of its answer, by route."
+        self._seconds = prometheus.Histogram("txl_request_seconds", said, ("path",), registry=own, buckets=SECONDS)
+        said = "Seconds from the request of a completion to the first token that is drawn for it."
+        self._first = prometheus.Histogram("txl_first_token_seconds", said, registry=own, buckets=SECONDS)
+        self._read = prometheus.Counter("txl_prompt_tokens", "Tokens of prompts that HTTP requests sent.", registry=own)
+        said = "Tokens that were drawn for answers to HTTP requests."
+        self._drawn = prometheus.Counter("txl_completion_tokens", said, registry=own)
+        said = "HTTP requests that are being answered now, the one that reads this among them."
+        self.running = prometheus.Gauge("txl_requests_running", said, registry=own)
 
     def answered(self, path: str, status: int, seconds: float, read: int, drawn: int, first: float | None) -> None:
         """One request has ended; `path` is that of its route, so that there are few of them."""
@@ -131,79 +83,45 @@ class Metrics:
         if first is not None:
             self._first.observe(first)
 
-    def text(self, standing: Standing, keeping: Keeping) -> bytes:
-        """Everything in Prometheus' text format.
+    def text(self, looked: Iterable[Metric]) -> bytes:
+        """Everything in Prometheus' text format, with what was looked at just now."""
+        self._looked = looked
+        return prometheus.generate_latest(self._registry)
 
-        Args:
-            standing: of the sessions.
-            keeping: their checkpoint.
-        """
-        self._looked = (standing, keeping)
-        return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        """What the sessions and their checkpoint count themselves, for the registry."""
-        standing, keeping = self._looked
-        for name, help in COUNTED.items():
-            yield CounterMetricFamily(f"txl_sessions_{name}", help, value=getattr(standing.counters, name))
-        yield CounterMetricFamily(
-            "txl_sessions_lost",
-            "Sessions whose memory was lost: by a damaged file at the start, by the disk or the engine, or broken.",
-            value=standing.lost + keeping.lost,
-        )
-        yield GaugeMetricFamily(
-            "txl_sessions_restored",
-            "Sessions that came back from the checkpoint when the server started.",
-            value=keeping.restored,
-        )
-        yield _labelled(
-            CounterMetricFamily,
-            "txl_sessions_finished",
-            "Texts and runs that ended, by the reason of their end.",
-            "reason",
-            standing.counters.finished,
-        )
-        yield _labelled(
-            GaugeMetricFamily,
-            "txl_sessions_held",
-            "Named sessions by where their memory is: on a row, parked in host memory or on disk, or new without any.",
-            "place",
-            standing.places,
-        )
-        yield _labelled(
-            GaugeMetricFamily,
-            "txl_sessions_bytes",
-            "Bytes of parked sessions' memory, in host memory (--session-bytes bounds it) and on disk (--disk-bytes).",
-            "place",
-            standing.nbytes,
-        )
-        yield GaugeMetricFamily(
-            "txl_requests_waiting",
-            "Texts and runs that are on no row now: they wait for one, or behind another request of their session.",
-            value=standing.waiting,
-        )
-        if (age := keeping.age) is not None:
-            yield GaugeMetricFamily(
-                "txl_checkpoint_age_seconds",
-                "Seconds since the last whole checkpoint began, or since the start: a kill loses what came after it.",
-                value=age,
-            )
-            results = {"written": keeping.written, "failed": keeping.failed}
-            yield _labelled(
-                CounterMetricFamily,
-                "txl_checkpoints",
-                "Checkpoints that were tried, by whether the disk took them.",
-                "result",
-                results,
-            )
+    def collect(self) -> Iterable[Metric]:
+        """What was looked at, for the registry."""
+        return self._looked
 
 
-Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
+def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
+    """What sessions count themselves, and what became of their checkpoint; in the thread of the sessions."""
+    counters = sessions.counters
+    places = Tally({"row": 0, "host": 0, "disk": 0, "new": 0})
+    places.update(sessions.info(name).place for name in sessions.names())
+    parked = {"host": sessions.host_bytes, "disk": sessions.disk_bytes}
+    found: list[Metric] = [
+        CounterMetricFamily(f"txl_sessions_{name}", said, value=getattr(counters, name))
+        for name, said in COUNTED.items()
+    ]
+    found.append(_family(CounterMetricFamily, "txl_sessions_lost", sessions.lost + keeping.lost))
+    found.append(_family(GaugeMetricFamily, "txl_sessions_restored", keeping.restored))
+    found.append(_family(CounterMetricFamily, "txl_sessions_finished", counters.finished, "reason"))
+    found.append(_family(GaugeMetricFamily, "txl_sessions_held", places, "place"))
+    found.append(_family(GaugeMetricFamily, "txl_sessions_bytes", parked, "place"))
+    found.append(_family(GaugeMetricFamily, "txl_requests_waiting", sessions.waiting))
+    if (age := keeping.age) is not None:
+        tried = {"written": keeping.written, "failed": keeping.failed}
+        found.append(_family(CounterMetricFamily, "txl_checkpoints", tried, "result"))
+        found.append(_family(GaugeMetricFamily, "txl_checkpoint_age_seconds", age))
+    return found
 
 
-def _labelled(kind: type[Family], name: str, help: str, label: str, values: Mapping[Any, int]) -> Family:
-    """A metric with one label and a value for each of its words."""
-    family = kind(name, help, labels=[label])
-    for word, value in values.items():
-        family.add_metric([word], value)
+def _family(kind: Any, name: str, value: float | Mapping[Any, int], label: str = "") -> Metric:
+    """A metric with one value, or with one for each word of a label."""
+    if not isinstance(value, Mapping):
+        family: Metric = kind(name, LOOKED[name], value=value)
+        return family
+    family = kind(name, LOOKED[name], labels=[label])
+    for word, count in value.items():
+        family.add_metric([word], count)
     return family

@@ -14,7 +14,7 @@ from txl_runtime.errors import TxlError, UsageError
 
 from txl_deploy.serve.bodies import read_json
 from txl_deploy.serve.errors import ApiError, json_response
-from txl_deploy.serve.metrics import Standing
+from txl_deploy.serve.metrics import looked_at
 from txl_deploy.serve.orders import check_model, decode, encode
 from txl_deploy.serve.service import Service, service_of
 from txl_deploy.serve.settings import LOGPROBS, TOP_LOGPROBS
@@ -115,8 +115,8 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """GET /metrics."""
     service = service_of(request)
-    standing = await service.front.call(Standing.of)
-    return Response(service.metrics.text(standing, service.keeping), 200, None, CONTENT_TYPE_LATEST)
+    looked = await service.front.call(lambda sessions: looked_at(sessions, service.keeping))
+    return Response(service.metrics.text(looked), 200, None, CONTENT_TYPE_LATEST)
 
 
 def _model(service: Service) -> dict[str, Any]:

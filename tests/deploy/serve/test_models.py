@@ -16,7 +16,7 @@ from txl_runtime.sessions.requests import Counters
 
 from txl_deploy.serve.keeping import Keeping
 from txl_deploy.serve.logs import Log
-from txl_deploy.serve.metrics import COUNTED, Standing
+from txl_deploy.serve.metrics import COUNTED
 
 
 def test_the_model_is_listed_with_its_shapes(served):
@@ -149,17 +149,17 @@ def test_metrics_tell_what_waits_and_what_sessions_take(serve):
 
     async def three():
 
-        def look(sessions: Sessions) -> Standing:
+        def look(sessions: Sessions) -> int:
             tickets = [sessions.submit(asked, "a"), sessions.submit(asked, "a"), sessions.submit(asked)]
             sessions.round()
-            standing = Standing.of(sessions)
+            waiting = sessions.waiting
             for ticket in tickets:
                 ticket.cancel()
-            return standing
+            return waiting
 
         return await server.service.front.call(look)
 
-    assert server.wait(three()).waiting == 2, "one is on the row, one behind it, one without a row"
+    assert server.wait(three()) == 2, "one is on the row, one behind it, one without a row"
 
 
 def test_metrics_tell_of_checkpoints_where_there_are_any(serve, tmp_path):
