@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,9 @@ from support import FIXTURES, typed
 from txl_export.families.own_module.plan import make_plan
 from txl_runtime.device.gpu import shows_gpu
 from txl_runtime.listener import Silent
+from txl_runtime.sessions import SessionInfo
 
+from txl_deploy.serve.app import ENDPOINTS
 from txl_deploy.verbs import VERBS, command
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +51,18 @@ def test_links_lead_to_files_that_exist(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_headings_that_exist(document: Path) -> None:
+    """As GitHub makes an anchor of a heading: small letters, a dash for each space, other signs left out."""
+    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text()):
+        if "://" not in target:
+            page = (document.parent / target if target else document).read_text()
+            prose = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{document.name} links to {target}#{anchor}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -254,14 +269,24 @@ def test_the_snippets_for_sessions_run(
     (tmp_path / "demo" / "model.txl").symlink_to(make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for block in python_blocks("docs/serving.md"):
+    for block in python_blocks("docs/serving-reference.md"):
         exec(block, names)
     assert len(names["drawn"]) == 8
     assert [len(text) for text in names["texts"]] == [8, 8]
 
 
+def test_the_page_on_serving_lists_every_endpoint_and_every_field_of_a_session() -> None:
+    endpoints, _, rest = (ROOT / "docs" / "serving-reference.md").read_text().partition("### A session\n")
+    cells = re.findall(r"^\| (.*?) \| ", endpoints, re.MULTILINE)
+    listed = set(re.findall(r"(?<= )/[\w/]*", " ".join(cells)))
+    assert listed == {path.format(name="NAME", file="FILE") for path in ENDPOINTS}
+    session, _, _ = rest.partition("\n## ")
+    cells = re.findall(r"^\| (`.*?) \| ", session, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == [field.name for field in fields(SessionInfo)]
+
+
 def test_the_page_on_serving_names_limits_as_they_are() -> None:
-    text = (ROOT / "docs" / "serving.md").read_text()
+    text = (ROOT / "docs" / "serving-reference.md").read_text()
     flags = {option: parameter.default for parameter in command("serve").params for option in parameter.opts}
     for flag in re.findall(
         r"`(--(?:max|body|prompt|request|header|session|idle|drain|checkpoint|park|disk)-[\w-]+)`", text

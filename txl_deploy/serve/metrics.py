@@ -6,7 +6,7 @@ import platform
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -39,6 +39,7 @@ LOOKED = {
     "txl_checkpoint_age_seconds": "Seconds since the last whole checkpoint began, or the start: what a kill loses.",
 }
 """What each metric is that is looked at when it is read."""
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 
 # Times at which counters began would be as many lines again.
@@ -116,11 +117,10 @@ def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
     return found
 
 
-def _family(kind: Any, name: str, value: float | Mapping[Any, int], label: str = "") -> Metric:
+def _family(kind: type[Family], name: str, value: float | Mapping[Any, int], label: str = "") -> Family:
     """A metric with one value, or with one for each word of a label."""
     if not isinstance(value, Mapping):
-        family: Metric = kind(name, LOOKED[name], value=value)
-        return family
+        return kind(name, LOOKED[name], value=value)
     family = kind(name, LOOKED[name], labels=[label])
     for word, count in value.items():
         family.add_metric([word], count)

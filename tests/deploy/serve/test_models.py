@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import fields
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +135,13 @@ def test_every_metric_says_what_it_is_in_a_sentence_of_its_own(served):
     assert len(set(helps.values())) == len(helps) > 20
     counted = {entry.name for entry in fields(Counters) if entry.name != "finished"}
     assert set(COUNTED) == counted, "each counter of the sessions is a metric, with its sentence"
+
+
+def test_the_reference_lists_every_metric(served):
+    page = (Path(__file__).parents[3] / "docs" / "serving-reference.md").read_text()
+    listed = set(re.findall(r"`(txl_\w+)`", page.partition("### Metrics")[2].partition("\n## ")[0]))
+    found = set(re.findall(r"^# TYPE (txl_\w+)", served.get("/metrics").text, re.MULTILINE))
+    assert listed == found | {"txl_checkpoints_total", "txl_checkpoint_age_seconds"}, "these two only with a folder"
 
 
 def test_metrics_tell_what_waits_and_what_sessions_take(serve):
