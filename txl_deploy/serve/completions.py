@@ -51,17 +51,9 @@ async def completions(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    """POST /v1/chat/completions: refused with what to do, since many clients ask here first.
-
-    Raises:
-        ApiError: always.
-    """
-    raise ApiError(
-        404,
-        "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
-        "POST /v1/completions",
-        code="no_chat_template",
-    )
+    """POST /v1/chat/completions: refused with what to do, since many clients ask here first."""
+    said = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
+    raise ApiError(404, f"{said}POST /v1/completions", code="no_chat_template")
 
 
 class _Answer:

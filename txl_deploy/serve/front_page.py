@@ -30,8 +30,7 @@ async def page(request: Request) -> Response:
     model = settings.served_name if settings.token is None else None
     accepted = request.headers.get("accept", "")
     if "application/json" in accepted and "text/html" not in accepted:
-        named = {} if model is None else {"model": model}
-        about = {"object": "server", "name": "txl-deploy", "version": version("txl-deploy")}
-        return json_response({**about, **named, "links": LINKS}, 200, headers)
+        about = {"object": "server", "name": "txl-deploy", "version": version("txl-deploy"), "model": model}
+        return json_response({**about, "links": LINKS}, 200, headers)
     hidden = {"open": "hidden", "closed": ""} if model is None else {"open": "", "closed": "hidden"}
     return Response(_PAGE.substitute(hidden, model=escape(model or "")), 200, headers, "text/html; charset=utf-8")

@@ -93,7 +93,10 @@ class Keeping:
         """
         if self._checkpoint is not None:
             began = time.monotonic()
-            self._made(await asyncio.to_thread(self._checkpoint.save, sessions), self._checkpoint, began, last=True)
+            try:
+                self._made(await asyncio.to_thread(self._checkpoint.save, sessions), self._checkpoint, began, last=True)
+            except TxlError as error:
+                raise TxlError(f"{error}; sessions come back as they were {self.age:.0f} s ago") from None
 
     def _made(self, changed: int, checkpoint: Checkpoint, began: float, last: bool = False) -> None:
         """Tell of a checkpoint.

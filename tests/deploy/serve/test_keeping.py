@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,18 @@ def test_people_are_told_of_the_last_checkpoint_and_of_those_that_fail(letters, 
         line,
         "stopped",
     ]
+
+
+def test_where_the_last_checkpoint_fails_it_says_what_comes_back(letters, tmp_path, monkeypatch, capfd):
+    def full(self, sessions):
+        raise TxlError("the disk is full")
+
+    monkeypatch.setattr(Checkpoint, "save", full)
+    monkeypatch.setattr(Sessions, "expire", lambda self: os.kill(os.getpid(), signal.SIGTERM))
+    options = ("--port", 0, "--idle-seconds", 0.1, "--checkpoint-dir", tmp_path / "kept")
+    code, _, err = call_main(("serve", letters, *options), monkeypatch, capfd)
+    assert code == 2
+    assert re.fullmatch(r"error: the disk is full; sessions come back as they were \d+ s ago", err.splitlines()[-1])
 
 
 def test_without_a_folder_nothing_is_said_of_it(ran):
