@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from html import escape
-from importlib.metadata import version
 from pathlib import Path
 from string import Template
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from txl_deploy.extras import version_of
 from txl_deploy.serve.errors import json_response
 from txl_deploy.serve.playground import pages
 from txl_deploy.serve.service import service_of
@@ -30,7 +30,7 @@ async def page(request: Request) -> Response:
     model = settings.served_name if settings.token is None else None
     accepted = request.headers.get("accept", "")
     if "application/json" in accepted and "text/html" not in accepted:
-        about = {"object": "server", "name": "txl-deploy", "version": version("txl-deploy"), "model": model}
+        about = {"object": "server", "name": "txl-deploy", "version": version_of("txl-deploy"), "model": model}
         return json_response({**about, "links": LINKS}, 200, headers)
     hidden = {"open": "hidden", "closed": ""} if model is None else {"open": "", "closed": "hidden"}
     return Response(_PAGE.substitute(hidden, model=escape(model or "")), 200, headers, "text/html; charset=utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import prometheus_client as prometheus
@@ -13,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from txl_runtime.model import Model
 from txl_runtime.sessions import Sessions
 
+from txl_deploy.extras import version_of
 from txl_deploy.serve.keeping import Keeping
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -61,7 +61,7 @@ class Metrics:
         build = {"model_id": model.manifest.model_id, "precision": model.manifest.precision}
         build |= {"backend": model.backend.description, "python": platform.python_version()}
         prometheus.Info("txl_build", "What runs here: versions, the model and its backend.", registry=own).info(
-            {"version": version("txl-deploy"), **build}
+            {"version": version_of("txl-deploy"), **build}
         )
         said = "HTTP requests that were answered, by route and status; 499 where the client did not wait."
         self._requests = prometheus.Counter("txl_requests", said, ("path", "status"), registry=own)

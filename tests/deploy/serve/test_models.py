@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load, save
+from serving import Served
 from txl_runtime.sessions import Request, Sessions
 from txl_runtime.sessions.checkpoint import Checkpoint
 from txl_runtime.sessions.requests import Counters
@@ -219,9 +220,18 @@ def test_metrics_tell_what_runs_and_what_it_takes(served):
         assert metrics(served)["process_resident_memory_bytes"] > 1 << 20
 
 
-def test_health_tells_when_the_sessions_are_gone(letters):
-    from serving import Served
+def test_a_checkout_that_is_not_installed_is_served_too(letters, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
 
+    monkeypatch.setattr("txl_deploy.extras.version", missing)
+    server = Served(letters)
+    assert 'version="not installed as a package"' in server.get("/metrics").text
+    assert server.get("/", headers={"accept": "application/json"}).json()["version"] == "not installed as a package"
+    server.close()
+
+
+def test_health_tells_when_the_sessions_are_gone(letters):
     server = Served(letters)
     server.wait(server._front.__aexit__(None, None, None))
     answer = server.get("/health")
