@@ -93,7 +93,7 @@ def load_adapted(
     else:
         _refuse_folder(Path(weights))
         stored = read_stored(weights)
-    split = getattr(adapter, "split", _split)
+    split = getattr(adapter, "split", usual_split)
     try:
         state, beside = split(stored, config)
     except CheckpointError as error:
@@ -183,7 +183,7 @@ def _refuse_folder(path: Path) -> None:
         raise CheckpointError(f"{path}: is a folder, expected a file of weights, and {found}; give that file")
 
 
-def _split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """The state dict of the usual checkpoints: the file itself, under one of `WRAPPERS`, or in a pair with a config."""
     config = None
     if isinstance(stored, tuple | list) and len(stored) == 2 and all(isinstance(part, Mapping) for part in stored):

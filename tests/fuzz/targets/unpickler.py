@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from txl_export.checkpoints.files.budget import Budget
 from txl_export.checkpoints.files.loading import module_state
-from txl_export.checkpoints.files.numpy_data import without_numpy
+from txl_export.checkpoints.files.plain_data import plain_data
 from txl_export.checkpoints.files.pickle_names import Name, Storage, Stub
 from txl_export.checkpoints.files.unpickling import Unpickler, names_in
 from txl_runtime.errors import CheckpointError
@@ -33,7 +33,7 @@ def one_input(data: bytes) -> None:
         assert count <= AMPLIFIED + 64 * len(program), f"{count} objects of {len(program)} bytes"
         again = _run(way, program)
         assert _equal(content, again), "a program made two things"
-        without_numpy(content, Budget(len(program)))
+        plain_data(content, Budget(len(program)))
         if isinstance(content, Stub):
             module_state(content)
 

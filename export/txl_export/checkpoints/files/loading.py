@@ -84,17 +84,18 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
         if is_safetensors(head, size):
             tensors, sha256 = read_safetensors(file, size)
             return Loaded("safetensors", tensors, (), sha256, budget=budget)
+        loose = {"lenient": others, "strangers": others}
         unpickler: Unpickler
         container: ZipFile | LegacyFile | PlainPickle
         if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
             container = PlainPickle(file)
-            unpickler = Unpickler(budget, aliases=aliases, nested=container.nested, lenient=True, strangers=True)
+            unpickler = Unpickler(budget, aliases=aliases, nested=container.nested, **loose)
         elif head.startswith(b"PK\x03\x04"):
             container = ZipFile(file, size)
-            unpickler = Unpickler(budget, container.storage, aliases=aliases, strangers=others)
+            unpickler = Unpickler(budget, container.storage, aliases=aliases, **loose)
         elif MAGIC_BYTES in head[:40]:
             container = LegacyFile(file, size)
-            unpickler = Unpickler(budget, container.storage, legacy=True, aliases=aliases, strangers=others)
+            unpickler = Unpickler(budget, container.storage, legacy=True, aliases=aliases, **loose)
         else:
             raise CheckpointError(_what_else(path, head, file, size))
         content = container.load(unpickler)

@@ -20,6 +20,7 @@ from txl_runtime.errors import CheckpointError, some
 
 from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
 from txl_export.checkpoints.files.pickle_names import (
+    CONFIGS,
     FUNCTIONS,
     KNOWN,
     NESTED,
@@ -222,8 +223,8 @@ class Unpickler:
         name = f"{module}.{attribute}"
         self.names.add(name)
         canonical = self._canonical(name)
-        # A dot in the second part would reach through attributes (module torch, name serialization.os.system).
-        if "." in attribute or (canonical not in KNOWN and not self._strangers):
+        # A dot in the second part reaches through attributes (module torch, name serialization.os.system): never known.
+        if not self._strangers and ("." in attribute or canonical not in KNOWN):
             raise _UnknownNameError(name)
         self._stack.append(self._classes.setdefault(canonical, Name(canonical)))
 
@@ -253,6 +254,8 @@ class Unpickler:
             return
         if (self._lenient or target.class_name not in KNOWN) and type(state) is not dict:
             return
+        if target.class_name in CONFIGS and type(state) is dict:
+            state = {name: state[name] for name in ("_content", "_val") if name in state}
         parts = state if type(state) is tuple else (state,)  # a tuple holds __dict__ and slots
         self.budget.charge(len(parts) + sum(len(part) for part in parts if type(part) is dict))
         for part in parts:
@@ -368,7 +371,7 @@ def _check_plain(content: Any, budget: Budget) -> None:
             if parent is not None:
                 sizes[id(parent)] = total = 1 + sum(
                     1 + len(child) // TEXT if type(child) in (str, bytes) else sizes.get(id(child), 1)
-                    for child in _children(parent)
+                    for child in children(parent)
                 )
                 if total > budget.left:
                     raise CheckpointError(
@@ -389,10 +392,11 @@ def _check_plain(content: Any, budget: Budget) -> None:
             if len(path) > DEPTH_LIMIT:
                 raise CheckpointError(TOO_DEEP)
             sizes[id(value)] = 0
-            path.append((value, _children(value)))
+            path.append((value, children(value)))
 
 
-def _children(value: Any) -> list[Any]:
+def children(value: Any) -> list[Any]:
+    """What lies in a container or a stand-in."""
     if isinstance(value, Stub):
         return [value.state, *value.args, value.built]
     if type(value) is dict:
