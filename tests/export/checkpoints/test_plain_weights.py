@@ -9,6 +9,7 @@ import pickle  # noqa: TID251 - the tests write what others wrote with it
 import pickletools
 import random
 import sys
+import warnings
 import zipfile
 from collections import OrderedDict
 from types import ModuleType
@@ -206,6 +207,33 @@ def test_a_whole_module_is_read_beside_attributes_of_any_kind(tmp_path):
         CheckpointError, match=r"whole\.pt: .*test_plain_weights\.Own has no _buffers, .*state_dict\(\)"
     ):
         read_stored(path)
+
+
+def test_layers_of_einops_in_a_whole_module_hold_no_tensors(tmp_path, monkeypatch):
+    """They pickle what they were made of, and nothing that a module has."""
+    rearrange = type("Rearrange", (Own,), {"__module__": "einops.layers.torch"})
+    for name in ("einops", "einops.layers", "einops.layers.torch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["einops.layers.torch"].Rearrange = rearrange
+    module = nn.Sequential(nn.Linear(2, 2), rearrange())
+    torch.save(module, tmp_path / "whole.pt")
+    assert list(read_weights(tmp_path / "whole.pt")) == ["0.weight", "0.bias"]
+
+
+@pytest.mark.parametrize("kind", ["a TorchScript archive", r"a program of torch\.export"])
+def test_what_else_torch_writes_as_a_zip_archive_is_named(tmp_path, kind):
+    """Some of its entries are compressed, as no checkpoint's are."""
+    path, module = tmp_path / "model.pt2", nn.Linear(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "Script" in kind:
+            torch.jit.save(torch.jit.script(module), path)
+        else:
+            torch.export.save(torch.export.export(module, (torch.zeros(2),)), path)
+    with pytest.raises(
+        CheckpointError, match=rf"this is {kind}, expected a checkpoint; save it again with torch\.save"
+    ):
+        read_weights(path)
 
 
 def test_a_plain_pickle_of_a_state_dict_is_read(tmp_path):

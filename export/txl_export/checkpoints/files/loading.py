@@ -40,6 +40,8 @@ from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_s
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
 
 READ_SIZE = 1 << 20
+_WITHOUT_TENSORS = ("einops.layers.torch.Rearrange", "einops.layers.torch.Reduce")
+"""Layers that pickle their patterns and nothing of a module."""
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
 
 
@@ -194,6 +196,8 @@ def _collect(module: Stub, prefix: str, state: dict[str, Tensor], budget: Budget
             raise CheckpointError(f"{shown(prefix + name)} is not a tensor; {SAVE_AGAIN}")
     for name, child in modules.items():
         budget.charge((len(prefix) + len(name)) // TEXT)
+        if isinstance(child, Stub) and child.class_name in _WITHOUT_TENSORS:
+            continue
         if isinstance(child, Stub):
             _collect(_unwrapped(child), f"{prefix}{name}.", state, budget)
         elif child is not None:
