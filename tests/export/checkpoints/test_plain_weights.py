@@ -230,9 +230,7 @@ def test_what_else_torch_writes_as_a_zip_archive_is_named(tmp_path, kind):
             torch.jit.save(torch.jit.script(module), path)
         else:
             torch.export.save(torch.export.export(module, (torch.zeros(2),)), path)
-    with pytest.raises(
-        CheckpointError, match=rf"this is {kind}, expected a checkpoint; save it again"
-    ):
+    with pytest.raises(CheckpointError, match=rf"this is {kind}, expected a checkpoint; save it again"):
         read_weights(path)
 
 

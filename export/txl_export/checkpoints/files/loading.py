@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +87,18 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
         if is_safetensors(head, size):
             tensors, sha256 = read_safetensors(file, size)
             return Loaded("safetensors", tensors, (), sha256, budget=budget)
-        loose = {"lenient": others, "strangers": others}
+        interpreter = partial(Unpickler, budget, aliases=aliases, lenient=others)
         unpickler: Unpickler
         container: ZipFile | LegacyFile | PlainPickle
         if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
             container = PlainPickle(file)
-            unpickler = Unpickler(budget, aliases=aliases, nested=container.nested, **loose)
+            unpickler = interpreter(nested=container.nested)
         elif head.startswith(b"PK\x03\x04"):
             container = ZipFile(file, size)
-            unpickler = Unpickler(budget, container.storage, aliases=aliases, **loose)
+            unpickler = interpreter(container.storage)
         elif MAGIC_BYTES in head[:40]:
             container = LegacyFile(file, size)
-            unpickler = Unpickler(budget, container.storage, legacy=True, aliases=aliases, **loose)
+            unpickler = interpreter(container.storage, legacy=True)
         else:
             raise CheckpointError(_what_else(path, head, file, size))
         content = container.load(unpickler)

@@ -68,9 +68,9 @@ class Unpickler:
         legacy: whether classes may be persistent ids too and storages parts of others, as torch ≤ 1.5 wrote.
         aliases: further names, and the known names to read them as.
         nested: reads the files that a plain pickle has in place of storages. None where a program may have none.
-        lenient: whether objects may be made, called and filled in any way: they stay stand-ins for nothing.
+        lenient: whether objects of any class may be made, called and filled in any way: they are stand-ins of that
+            name, with which nothing can be done. Without, a name that is not known is refused.
         bare: whether the program may be one storage and nothing else, as such a file is.
-        strangers: whether classes and functions that are not known are stand-ins of that name, rather than refused.
 
     Attributes:
         budget: as given.
@@ -89,10 +89,9 @@ class Unpickler:
         nested: NestedReader | None = None,
         lenient: bool = False,
         bare: bool = False,
-        strangers: bool = False,
     ) -> None:
         self.budget = budget
-        self._nested, self._lenient, self._bare, self._strangers = nested, lenient, bare, strangers
+        self._nested, self._lenient, self._bare = nested, lenient, bare
         self._actions = _ACTIONS | _LENIENT_ACTIONS if lenient else _ACTIONS
         self._read_storage, self._legacy, self._aliases = storage, legacy, dict(aliases or {})
         if wrong := sorted(shown(target) for target in self._aliases.values() if target not in STUBS):
@@ -224,7 +223,7 @@ class Unpickler:
         self.names.add(name)
         canonical = self._canonical(name)
         # A dot in the second part reaches through attributes (module torch, name serialization.os.system): never known.
-        if not self._strangers and ("." in attribute or canonical not in KNOWN):
+        if not self._lenient and ("." in attribute or canonical not in KNOWN):
             raise _UnknownNameError(name)
         self._stack.append(self._classes.setdefault(canonical, Name(canonical)))
 
