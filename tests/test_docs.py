@@ -53,16 +53,25 @@ def test_links_lead_to_files_that_exist(document: Path) -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_to_headings_that_exist(document: Path) -> None:
-    """As GitHub makes an anchor of a heading: small letters, a dash for each space, other signs left out."""
-    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]+)\)", document.read_text()):
-        if "://" not in target:
-            page = (document.parent / target if target else document).read_text()
-            prose = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
-            headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
-            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor in anchors, f"{document.name} links to {target}#{anchor}"
+def anchors(document: Path) -> set[str]:
+    """What a link may name in a page: its headings, in small letters, without signs, with hyphens for spaces."""
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_into_pages_lead_to_headings_in_documents_and_in_messages() -> None:
+    for source in (
+        *DOCUMENTS,
+        *(file for name in ("txl_deploy", "export", "runtime") for file in (ROOT / name).rglob("*.py")),
+    ):
+        text = source.read_text()
+        found = re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text) if source.suffix == ".md" else []
+        found += [(f"/{page}", name) for page, name in re.findall(r"\b(docs/[\w/-]+\.md)#([\w-]+)", text)]
+        for target, name in found:
+            page = ROOT / target[1:] if target.startswith("/") else source.parent / target if target else source
+            if page.suffix == ".md":
+                assert name in anchors(page), f"{source.name} links to {target}#{name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -246,7 +255,7 @@ def test_the_snippets_for_embedders_run(
 def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is exported as a file and streamed; of the others the module is run as an export runs it."""
     monkeypatch.chdir(tmp_path)
-    first, *others = python_blocks("docs/own-models.md")
+    first, *others = python_blocks("docs/own-models.md") + python_blocks("docs/own-models-reference.md")
     (tmp_path / "my_model.py").write_text(first)
     names: dict[str, Any] = {}
     exec(first, names)
