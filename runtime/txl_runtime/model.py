@@ -127,7 +127,7 @@ class Model:
         loop = self.backend.open_loop(manifest, self._initial)
         if memory_length is not None:
             loop.limit(np.arange(manifest.batch_size), check_memory_length(memory_length, manifest))
-        return Stream(manifest, loop, self.update, int(b), self._look)
+        return Stream(manifest, loop, self.update, int(b), self._look, lambda: self.vocabulary)
 
     def _look(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that stands beside the streams; it is opened at its first use."""
