@@ -82,27 +82,30 @@ class CarriedState:
             parts = (self.loop.take(row, [state.name for state in group]) for row in range(self._b))
             yield from states.gathered(parts, group, self._b, rows).items()
 
-    def take(self, row: int) -> RowState:
-        """A copy of one sequence's state, to `put` into a stream of the same model.
+    def take(self, row: int) -> states.TakenState:
+        """A copy of one sequence's state, to `put` into a stream of the same model, or to save.
 
         Raises:
             UsageError: there is no such sequence, or it has no state of its own because the model runs in lockstep.
         """
         self._ready()
-        return self.loop.take(self._alone(row, "take"))
+        found = self.loop.take(self._alone(row, "take"))
+        return states.TakenState(found.fill, found.head, found.tensors, self._manifest, self._states)
 
-    def put(self, row: int, state: RowState) -> None:
-        """Let one sequence continue from a state that was taken. It is checked before anything is changed.
+    def put(self, row: int, state: RowState | StreamState) -> None:
+        """Let one sequence continue from a state that was taken, or from a saved one of one sequence.
+
+        It is checked before anything is changed.
 
         Raises:
             UsageError: as `take`, or the state does not fit the model.
         """
         self._ready()
         which = self._alone(row, "put")
-        states.check_row(state, self._manifest, self._states)
+        found = states.checked_row(state, self._manifest, self._states)
         with self._changing():
             self.loop.clear(np.array([which]) if self._can.run_apart else np.arange(self._manifest.batch_size))
-            self.loop.put(which, state)
+            self.loop.put(which, found)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Forget everything, in all sequences or in those named: indices, or one bool per sequence.

@@ -55,7 +55,26 @@ class StreamState:
         """
         from txl_runtime.bundle.writing import write_named
 
-        write_named(check_path(path), encoded(self))
+        write_named(check_path(path), self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file that `save` writes."""
+        return encoded(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "the state") -> StreamState:
+        """Read what `to_bytes` gave; the arrays are copies.
+
+        Args:
+            data: the bytes.
+            source: what they are, for messages.
+
+        Raises:
+            UsageError: they are damaged, or not a saved state.
+        """
+        from txl_runtime.streaming.state_files import tensors_of
+
+        return decoded(*tensors_of(data, source), source)
 
     @classmethod
     def load(cls, path: str | Path) -> StreamState:
