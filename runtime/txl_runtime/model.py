@@ -6,7 +6,9 @@ import logging
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+from weakref import WeakSet
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from txl_runtime.host.attention import open_look
 from txl_runtime.host.backend import open_host
 from txl_runtime.streaming.checks import check_flag, is_whole, shown
 from txl_runtime.streaming.inputs import check_memory_length
-from txl_runtime.streaming.loop import Backend, Loop
+from txl_runtime.streaming.loop import Backend, Closed, Loop
 from txl_runtime.streaming.state import initial_values
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Arrays
@@ -35,6 +37,8 @@ BACKENDS = ("auto", "cpu", "rtx", "tensorrt", "cuda")
 
 class Model:
     """A loaded bundle. Threads may share it; each needs a stream of its own.
+
+    `with txl_runtime.load(path) as model:` closes it at the end, as `close` does.
 
     Attributes:
         bundle: its files.
@@ -61,6 +65,7 @@ class Model:
             raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")
         self.bundle, self._threads = bundle, threads
         self._aside: dict[str, Look] = {}
+        self._streams = WeakSet[Stream]()
         self._initial = initial_values(bundle)
         self.backend: Backend
         self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean)
@@ -71,6 +76,24 @@ class Model:
         m = self.manifest
         rows = f", M {m.memory_length}" if m.can.count_rows else ""
         return f"<Model {m.model_id[:12]}: B {m.batch_size}, L {list(m.segment_lengths)}{rows}>"
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what the model and its streams hold, on a device too: weights, states, and what the engine keeps.
+
+        What is asked of the model, of its streams or of sessions on it is refused from then on, but for what the bundle
+        says of itself. A step that another thread runs comes to its end, and keeps what it needs until then. Closing a
+        model twice does nothing.
+        """
+        self.backend = cast("Backend", Closed())
+        self._aside.clear()
+        for stream in list(self._streams):
+            stream._close()
 
     @property
     def manifest(self) -> Manifest:
@@ -127,7 +150,9 @@ class Model:
         loop = self.backend.open_loop(manifest, self._initial)
         if memory_length is not None:
             loop.limit(np.arange(manifest.batch_size), check_memory_length(memory_length, manifest))
-        return Stream(manifest, loop, self.update, int(b), self._look, lambda: self.vocabulary)
+        stream = Stream(manifest, loop, self.update, int(b), self._look, lambda: self.vocabulary)
+        self._streams.add(stream)
+        return stream
 
     def _look(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that stands beside the streams; it is opened at its first use."""

@@ -13,7 +13,7 @@ from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming import states
 from txl_runtime.streaming.checks import check_rows, few, is_whole, shown
-from txl_runtime.streaming.loop import Loop
+from txl_runtime.streaming.loop import Closed, Loop
 from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Floats, Ids
@@ -33,6 +33,8 @@ class CarriedState:
         self._half_changed = False  # an interrupt came while the state was being replaced
 
     def __repr__(self) -> str:
+        if isinstance(self.loop, Closed):
+            return f"<Stream of {self._b} sequences, closed>"
         rows = f", fill {self.fill.tolist()} of {self._manifest.memory_length}" if self._can.count_rows else ""
         return f"<Stream of {self._b} sequences{rows}>"
 

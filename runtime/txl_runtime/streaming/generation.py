@@ -125,7 +125,7 @@ def check_stop_texts(stop_texts: object) -> tuple[str, ...]:
     Raises:
         UsageError: it is something else, or one of them is empty.
     """
-    found = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
+    found: Any = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
     listed = isinstance(found, list | tuple) and len(found) <= MOST_NAMED
     if not listed or not all(isinstance(text, str) and text for text in found):
         raise UsageError(f"stop_texts is {shown(stop_texts)}, expected a list of texts of at least one character each")

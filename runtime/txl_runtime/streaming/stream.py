@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,7 @@ from txl_runtime.streaming.checks import (
 )
 from txl_runtime.streaming.feeding import feed_arrays
 from txl_runtime.streaming.inputs import check_segment, require_tokens, run_segment, strict_cuts, token_inputs
-from txl_runtime.streaming.loop import Loop, Resident, Result
+from txl_runtime.streaming.loop import Closed, Loop, Resident, Result
 from txl_runtime.streaming.outputs import DrawCount, SegmentResult
 from txl_runtime.streaming.programs import Want
 from txl_runtime.types import Array, Floats, Ids
@@ -73,6 +73,7 @@ class Stream(CarriedState):
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
         self.draws = DrawCount()
+        self._latest: Result | None = None  # of a generation; it stands here so that closing the model finds it
 
     def run(
         self,
@@ -277,7 +278,7 @@ class Stream(CarriedState):
     ) -> Generator[Drawn, None, None]:
         from txl_runtime.streaming.generation import Drawn
 
-        latest = self._feed_all(ids, counts, "next", heat)
+        self._latest = self._feed_all(ids, counts, "next", heat)
         token, told, running = np.zeros(self._b, np.int32), None, np.ones(self._b, np.bool_)
         replaced = self._replaced
         for index in range(max_new_tokens):
@@ -287,22 +288,21 @@ class Stream(CarriedState):
                         "the stream was reset, selected or restored while generating; start generate again"
                     )
                 if not early:
-                    latest = self._feed_drawn(token, running, heat)
-            output = self._ready().output
-            draw(running, output, latest, token, self.draws)
+                    self._feed_drawn(token, running, heat)
+            draw(running, self._ready().output, self._latest, token, self.draws)
             if logprobs:
-                told = np.where(running, -output.nll(latest.last(), token), np.float32(0))
+                told = np.where(running, -self.loop.output.nll(self._latest.last(), token), np.float32(0))
             if early:
-                latest = self._feed_drawn(token, running, heat)
+                self._feed_drawn(token, running, heat)
             texts = ends.take(token, running, index == max_new_tokens - 1)
             yield Drawn(token.copy(), told, texts)
             if not running.any():
                 return
 
-    def _feed_drawn(self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array]) -> Result:
+    def _feed_drawn(self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array]) -> None:
         """Feed a token of each sequence that is running; in lockstep of all."""
         fed = running if self._can.run_apart else np.ones_like(running)
-        return self._ready().run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
+        self._latest = self._ready().run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
 
     def _feed_all(self, ids: Ids | Resident, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
         """Feed checked tokens; a result that has each sequence's last position that counts as its last."""
@@ -318,6 +318,10 @@ class Stream(CarriedState):
                 latest[ending] = found[ending]
         latest = np.zeros((self._b, self._vocab_size), np.float32) if latest is None else latest
         return SegmentResult(latest[:, None], np.ones_like(counts), 1, None, self.loop.output)
+
+    def _close(self) -> None:
+        """Give back what it holds; see `Model.close`, which calls this."""
+        self.loop, self._latest = cast("Loop", Closed()), None
 
     def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
         """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""

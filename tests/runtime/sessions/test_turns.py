@@ -158,7 +158,7 @@ def test_rows_that_nobody_needs_are_not_computed(model_of):
     assert all(program.open_batch for program in model.manifest.programs if program.kind != "head")
     with Sessions(model) as sessions:
         counted: list[int] = []
-        loop = sessions._segments._loop
+        loop = sessions._segments.stream.loop
         ran, request = loop.run, Request([1, 2, 3], 2, Sampling(0.0))
         loop.run = lambda inputs, counts, want: (  # type: ignore[method-assign]
             counted.append(int(np.flatnonzero(counts)[-1]) + 1) or ran(inputs, counts, want)
