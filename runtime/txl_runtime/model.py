@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from txl_runtime.bundle.tables import Program
     from txl_runtime.bundle.vocabulary import Vocabulary
     from txl_runtime.streaming.attention import Look
+    from txl_runtime.streaming.snapshot import StreamState
+    from txl_runtime.streaming.state import RowState
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +157,30 @@ class Model:
         stream = Stream(manifest, loop, self.update, int(b), self._look, lambda: self.vocabulary)
         self._streams.add(stream)
         return stream
+
+    def rank(
+        self, context: ArrayLike, hypotheses: Sequence[ArrayLike], state: RowState | StreamState | None = None
+    ) -> NDArray[np.float64]:
+        """What each of some hypotheses costs that go on from the same context; the least is the most probable one.
+
+        There may be any number of them, of any lengths: as many run side by side as the bundle has sequences. What a
+        hypothesis costs does not depend on the others, but for rounding.
+
+        Args:
+            context: tokens [T], at least one, or text: what stands before each hypothesis.
+            hypotheses: tokens [T] or a text each; one without tokens costs nothing.
+            state: of one sequence, what `Stream.take` returned or a saved one: what stands before the context; nothing
+                without it. It does not change.
+
+        Returns:
+            float64 [n]: the negative log-likelihood of each, in nats, summed over its tokens.
+
+        Raises:
+            UsageError: no tokens of the model, a state that does not fit, or a model that cannot score tokens.
+        """
+        from txl_runtime.streaming.ranking import rank
+
+        return rank(self.stream, self.manifest, lambda: self.vocabulary, context, hypotheses, state)
 
     def _look(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that stands beside the streams; it is opened at its first use."""
