@@ -70,10 +70,7 @@ def some(names: Sequence[str], most: int = 3) -> str:
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
     """The known name that a misspelt one most likely stands for, or is the beginning of; "" where there is none.
 
-    Args:
-        name: as it was given.
-        known: names to choose from.
-        alike: how like it a name has to be, 0 … 1, as `difflib` measures that.
+    `alike` is how like it that has to be, 0 … 1, as `difflib` measures it.
     """
     names = sorted(known)
     longer = [found for found in names if len(name) > 1 and found.startswith(name)]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, cast
 from weakref import WeakSet
 
@@ -84,7 +83,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -180,7 +179,7 @@ class Model:
         """
         from txl_runtime.streaming.ranking import rank
 
-        return rank(self.stream, self.manifest, lambda: self.vocabulary, context, hypotheses, state)
+        return rank(self.stream, self.manifest, context, hypotheses, state)
 
     def _look(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that stands beside the streams; it is opened at its first use."""

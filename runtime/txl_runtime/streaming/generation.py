@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,34 +15,27 @@ from txl_runtime.streaming.texts import TextStream, TokenTexts
 from txl_runtime.types import Floats, Ids
 
 
-class Drawn(NamedTuple):
-    """One token of each sequence, and what was asked for beside it; see `Generation`."""
-
-    tokens: Ids
-    logprobs: Floats | None
-    texts: tuple[str, ...]
-
-
 class Generation(Generator[Ids, None, None]):
-    """Tokens int32 [b] that are drawn one by one: an iterator, or by `texts` what they stand for.
+    """Tokens int32 [b] that are drawn one by one: an iterator, or by `texts` what they stand for."""
 
-    Attributes:
-        logprobs: of the tokens that came last, float32 [b]: natural log-probabilities before temperature, top-k and
-            top-p; 0 where a sequence had stopped before. None before the first token, and where they are not asked for.
-    """
-
-    def __init__(self, drawn: Generator[Drawn, None, None], ends: Ends) -> None:
+    def __init__(self, drawn: Generator[Ids, None, None], ends: Ends) -> None:
         self._drawn, self._ends = drawn, ends
-        self._said: tuple[str, ...] = ()
-        self.logprobs: Floats | None = None
 
     def send(self, value: None) -> Ids:
         """The next tokens, as `next` gives them."""
-        return self._take(self._drawn.send(value))
+        return self._drawn.send(value)
 
     def throw(self, kind: Any, value: Any = None, at: Any = None, /) -> Ids:
         """End it with an error; what was fed stays fed."""
-        return self._take(self._drawn.throw(kind if value is None else value))
+        return self._drawn.throw(kind if value is None else value)
+
+    @property
+    def logprobs(self) -> Floats | None:
+        """Of the tokens that came last, float32 [b]: natural log-probabilities before temperature, top-k and top-p.
+
+        0 where a sequence had stopped before; None before the first token, and where they were not asked for.
+        """
+        return self._ends.logprobs
 
     def texts(self) -> Iterator[tuple[str, ...]]:
         """The same tokens as text: what each of them makes certain, a str for each of b sequences.
@@ -54,33 +47,24 @@ class Generation(Generator[Ids, None, None]):
             UsageError: at once, where the bundle has no vocabulary.
         """
         self._ends.read()
-        return (self._said for _ in self)
-
-    def _take(self, drawn: Drawn) -> Ids:
-        self.logprobs, self._said = drawn.logprobs, drawn.texts
-        return drawn.tokens
+        return (self._ends.said for _ in self)
 
 
 class Ends:
-    """Where sequences end, and their texts on the way there.
+    """Where b sequences end, at a stop token or a stop text; and what is told of them on the way there.
 
-    Args:
-        b: how many there are.
-        stop_tokens: ids that end one.
-        stop_texts: texts that do.
-        vocabulary: gives that of the bundle; it is asked for where texts are wanted.
+    Attributes:
+        logprobs, said: of the tokens that came last; see `Generation`.
     """
 
     def __init__(
-        self,
-        b: int,
-        stop_tokens: frozenset[int],
-        stop_texts: tuple[str, ...],
-        vocabulary: Callable[[], Vocabulary | None],
+        self, b: int, tokens: frozenset[int], texts: tuple[str, ...], vocabulary: Callable[[], Vocabulary | None]
     ) -> None:
-        self._b, self._ids, self._stops, self._vocabulary = b, list(stop_tokens), stop_texts, vocabulary
+        self._b, self._ids, self._stops, self._vocabulary = b, list(tokens), texts, vocabulary
         self._texts: list[TextStream] = []
-        if stop_texts:
+        self.logprobs: Floats | None = None
+        self.said: tuple[str, ...] = ()
+        if texts:
             self.read()
 
     def read(self) -> None:
@@ -99,14 +83,10 @@ class Ends:
             )
         self._pieces, self._texts = TokenTexts(vocabulary), [TextStream(self._stops) for _ in range(self._b)]
 
-    def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> tuple[str, ...]:
-        """A token of each sequence that is running; a sequence that ends with it is marked as not running.
-
-        Returns:
-            Text that is certain now, of each sequence; nothing where texts are not read.
-        """
+    def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
+        """A token of each sequence that is running; a sequence that ends with it is marked as not running."""
         if not self._ids and not self._texts:
-            return ()
+            return
         ended, said = np.isin(tokens, self._ids), [""] * len(self._texts)
         for row, text in enumerate(self._texts):
             if running[row]:
@@ -116,7 +96,7 @@ class Ends:
                 if last or ended[row]:
                     said[row] += text.finish()
         running &= ~ended
-        return tuple(said)
+        self.said = tuple(said)
 
 
 def check_stop_texts(stop_texts: object) -> tuple[str, ...]:

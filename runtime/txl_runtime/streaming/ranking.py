@@ -9,23 +9,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import as_array, check_tokens, shown
 from txl_runtime.streaming.inputs import require_tokens
-from txl_runtime.streaming.snapshot import StreamState
-from txl_runtime.streaming.state import RowState
-from txl_runtime.streaming.texts import encoded, padded
+from txl_runtime.streaming.texts import padded
 from txl_runtime.types import Ids
 
 if TYPE_CHECKING:
+    from txl_runtime.streaming.snapshot import StreamState
+    from txl_runtime.streaming.state import RowState
     from txl_runtime.streaming.stream import Stream
 
 
 def rank(
     open_stream: Callable[[int], Stream],
     manifest: Manifest,
-    vocabulary: Callable[[], Vocabulary | None],
     context: ArrayLike,
     hypotheses: Sequence[ArrayLike],
     state: RowState | StreamState | None,
@@ -34,19 +32,19 @@ def rank(
     require_tokens(manifest, "score")
     if not isinstance(hypotheses, list | tuple | np.ndarray) or not len(hypotheses):
         raise UsageError(f"hypotheses are {shown(hypotheses)}, expected a list of them, at least one")
+    alone = open_stream(1)
 
     def read(tokens: ArrayLike, what: str) -> Ids:
-        """Tokens [T] of one text."""
-        found = (
-            encoded(tokens, None, vocabulary())[0] if isinstance(tokens, str | bytes) else as_array(tokens, what)[None]
+        text = isinstance(tokens, str | bytes)
+        found = alone._on_host(tokens, None)[0] if text else as_array(tokens, what)[None]
+        return (
+            check_tokens(found, 1, manifest.vocab_size, None, what)[0][0] if np.size(found) else np.zeros(0, np.int32)
         )
-        return check_tokens(found, 1, manifest.vocab_size, None, what)[0][0] if found.size else np.zeros(0, np.int32)
 
     given = read(context, "context tokens")
     told = [read(hypothesis, f"tokens of hypothesis {index}") for index, hypothesis in enumerate(hypotheses)]
     if not len(given):
         raise UsageError("the context is empty, expected at least one token for the hypotheses to go on from")
-    alone = open_stream(1)
     if state is not None:
         alone.put(0, state)
     if len(given) > 1:

@@ -63,11 +63,7 @@ class StreamState:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the state") -> StreamState:
-        """Read what `to_bytes` gave; the arrays are copies.
-
-        Args:
-            data: the bytes.
-            source: what they are, for messages.
+        """Read what `to_bytes` gave; the arrays are copies. Messages begin with `source`.
 
         Raises:
             UsageError: they are damaged, or not a saved state.

@@ -126,7 +126,7 @@ def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequen
         UsageError: it does not fit.
     """
     if isinstance(state, StreamState):
-        check_fits(state, manifest, table, 1, putting=True)
+        check_fits(state, manifest, table, 1)
         return next(parted(state, table))
     if not isinstance(state, RowState):
         raise UsageError(
@@ -147,9 +147,7 @@ def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequen
     return state
 
 
-def check_fits(
-    state: StreamState, manifest: Manifest, table: Sequence[StateTensor], batch_size: int, putting: bool = False
-) -> None:
+def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTensor], batch_size: int) -> None:
     """Hold a snapshot against the stream that is to continue from it: all of it, before anything is changed.
 
     NaN and infinities are restored as they are.
@@ -159,7 +157,6 @@ def check_fits(
         manifest: of the stream's bundle.
         table: the stream's own state table.
         batch_size: b, its number of sequences.
-        putting: whether one sequence alone continues from it, whatever b is.
 
     Raises:
         UsageError: the snapshot is of another model, form of memory or number of sequences, or its parts do not fit.
@@ -171,9 +168,10 @@ def check_fits(
     if not _counts(fill):
         raise UsageError(f"the state's fill is {_kind(fill)}, expected int32 [{batch_size}]; take it again")
     if state.batch_size != batch_size:
-        here = f"this stream has {batch_size}; open it with model.stream({state.batch_size})"
-        here = "put takes one; use restore, or save what take returns" if putting else here
-        raise UsageError(f"the state holds {state.batch_size} sequences, {here}")
+        raise UsageError(
+            f"the state holds {state.batch_size} sequences, expected {batch_size}; open a stream of as many, or take "
+            "and put sequences one by one"
+        )
     if (state.states is not None) != keeps_whole(manifest, table):
         held, kept = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
         raise UsageError(f"the state holds {held}, this model carries {kept}; restore a state of the same form")

@@ -34,7 +34,7 @@ from txl_runtime.types import Array, Floats, Ids
 if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
     from txl_runtime.streaming.attention import Look
-    from txl_runtime.streaming.generation import Drawn, Ends, Generation
+    from txl_runtime.streaming.generation import Ends, Generation
 
 
 class Stream(CarriedState):
@@ -158,7 +158,7 @@ class Stream(CarriedState):
             )
         ids, counts = self._tokens("feed", tokens, lengths)
         if last:
-            features = self._feed_all(ids, counts, "last", {}).last()
+            features = self._feed_last(ids, counts, "last", {}).last()
             row = np.zeros((self._b, self._vocab_size), np.float32)
             live = counts > 0
             self.loop.output.counted(features[:, None], live.astype(np.int32), row[:, None])
@@ -275,12 +275,9 @@ class Stream(CarriedState):
         ends: Ends,
         logprobs: bool,
         early: bool,
-    ) -> Generator[Drawn, None, None]:
-        from txl_runtime.streaming.generation import Drawn
-
-        self._latest = self._feed_all(ids, counts, "next", heat)
-        token, told, running = np.zeros(self._b, np.int32), None, np.ones(self._b, np.bool_)
-        replaced = self._replaced
+    ) -> Generator[Ids, None, None]:
+        self._latest = self._feed_last(ids, counts, "next", heat)
+        token, running, replaced = np.zeros(self._b, np.int32), np.ones(self._b, np.bool_), self._replaced
         for index in range(max_new_tokens):
             if index:
                 if self._replaced != replaced:
@@ -291,11 +288,11 @@ class Stream(CarriedState):
                     self._feed_drawn(token, running, heat)
             draw(running, self._ready().output, self._latest, token, self.draws)
             if logprobs:
-                told = np.where(running, -self.loop.output.nll(self._latest.last(), token), np.float32(0))
+                ends.logprobs = np.where(running, -self.loop.output.nll(self._latest.last(), token), np.float32(0))
             if early:
                 self._feed_drawn(token, running, heat)
-            texts = ends.take(token, running, index == max_new_tokens - 1)
-            yield Drawn(token.copy(), told, texts)
+            ends.take(token, running, index == max_new_tokens - 1)
+            yield token.copy()
             if not running.any():
                 return
 
@@ -304,7 +301,7 @@ class Stream(CarriedState):
         fed = running if self._can.run_apart else np.ones_like(running)
         self._latest = self._ready().run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
 
-    def _feed_all(self, ids: Ids | Resident, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
+    def _feed_last(self, ids: Ids | Resident, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
         """Feed checked tokens; a result that has each sequence's last position that counts as its last."""
         latest: Floats | None = None
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):

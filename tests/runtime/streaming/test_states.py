@@ -146,7 +146,7 @@ def test_rows_beyond_the_table_and_other_models_are_refused(model_of):
         stream.restore(replace(snapshot, states={**snapshot.states, "rows": tall}))
     with pytest.raises(UsageError, match="belongs to model"):
         model_of("open").stream().restore(snapshot)
-    with pytest.raises(UsageError, match="holds 3 sequences, this stream has 2"):
+    with pytest.raises(UsageError, match="holds 3 sequences, expected 2; open a stream of as many"):
         model_of("growing").stream(2).restore(snapshot)
     stream.restore(replace(snapshot, states={k: v for k, v in snapshot.states.items() if k != "summary"}))
     assert "summary" not in stream.state(), "it may be absent"
@@ -302,7 +302,7 @@ def test_a_state_of_another_model_or_of_several_sequences_is_not_put(make_bundle
     for state in (other.stream().take(0), StreamState.from_bytes(other.stream().take(0).to_bytes())):
         with pytest.raises(UsageError, match=r"belongs to model .*; restore it in the model it was taken from"):
             stream.put(0, state)
-    with pytest.raises(UsageError, match="the state holds 3 sequences, put takes one; use restore"):
+    with pytest.raises(UsageError, match="the state holds 3 sequences, expected 1; open .* or take and put"):
         stream.put(0, stream.snapshot())
     with pytest.raises(UsageError, match=r"^the state: .*expected a saved state"):
         StreamState.from_bytes(stream.take(0).to_bytes()[:-5])
