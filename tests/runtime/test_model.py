@@ -284,9 +284,12 @@ def test_a_step_that_runs_while_the_model_is_closed_comes_to_its_end(looking):
 def test_sessions_on_a_model_that_was_closed_say_so(looking):
     model = load(looking, "cpu", 1)
     with Sessions(model, rows=1) as sessions:
-        ticket = sessions.submit(Request([1, 2], 2), session="a")
+        running = sessions.submit(Request([1, 2], 5), session="a")
+        assert sessions.round()
+        waiting = sessions.submit(Request([1, 2], 5), session="b")
         model.close()
         while sessions.round():
             pass
-        assert ticket.done
-        assert CLOSED in str(ticket.error)
+        for ticket in (running, waiting):
+            assert ticket.done
+            assert CLOSED in str(ticket.error)
