@@ -215,8 +215,9 @@ def test_a_model_that_was_closed_is_used_no_more(looking, use):
         stream = model.stream()
         USES[use](model, stream)
     model.close()  # a second time does nothing
-    with pytest.raises(UsageError, match=f"^{CLOSED}$"):
-        USES[use](model, stream)
+    for again in (USES[use], USES[use], USES["run"]):
+        with pytest.raises(UsageError, match=f"^{CLOSED}$"):
+            again(model, stream)
     assert repr(stream) == f"<Stream of {stream.batch_size} sequences, closed>"
     assert model.batch_size == model.manifest.batch_size == 2
     assert repr(model).startswith("<Model ")

@@ -194,7 +194,7 @@ class CarriedState:
         Raises:
             UsageError: it was.
         """
-        if self._half_changed:
+        if self._half_changed and not isinstance(self.loop, Closed):  # that says more itself
             raise UsageError(
                 "the stream's memory was left half replaced when a reset, select or restore was interrupted, expected "
                 "whole memory; call reset() or restore(...)"

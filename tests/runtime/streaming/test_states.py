@@ -302,7 +302,7 @@ def test_a_state_of_another_model_or_of_several_sequences_is_not_put(make_bundle
     for state in (other.stream().take(0), StreamState.from_bytes(other.stream().take(0).to_bytes())):
         with pytest.raises(UsageError, match=r"belongs to model .*; restore it in the model it was taken from"):
             stream.put(0, state)
-    with pytest.raises(UsageError, match="the state holds 3 sequences, expected 1; open .* or take and put"):
+    with pytest.raises(UsageError, match=r"the state holds 3 sequences, expected 1; open .* or take and put"):
         stream.put(0, stream.snapshot())
     with pytest.raises(UsageError, match=r"^the state: .*expected a saved state"):
         StreamState.from_bytes(stream.take(0).to_bytes()[:-5])
