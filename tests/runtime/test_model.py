@@ -192,7 +192,7 @@ USES: dict[str, Callable[[Model, Stream], Any]] = {
     "its engine": lambda model, stream: model.backend.description,
     "its rule": lambda model, stream: model.update,
     "step": lambda model, stream: stream.step(TOKENS[:, :1]),
-    "run": lambda model, stream: stream.run({"tokens": TOKENS[:, :1]}),
+    "run": lambda model, stream: stream.run({"tokens": TOKENS[: stream.batch_size, :1]}),
     "feed": lambda model, stream: stream.feed(TOKENS),
     "feed by name": lambda model, stream: stream.feed({"tokens": TOKENS}),
     "score": lambda model, stream: stream.score(TOKENS),
