@@ -25,18 +25,13 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         model = txl_runtime.load(arguments.bundle)
-        vocabulary = model.vocabulary
-        if vocabulary is None:
-            raise txl_runtime.UsageError("the bundle has no vocabulary, expected one; this sample works on text")
         stream = model.stream(1)
         if arguments.state and arguments.state.exists():
             stream.restore(txl_runtime.StreamState.load(arguments.state))
-        prompt = vocabulary.encode(arguments.text.encode())
-        for token in stream.generate(prompt, arguments.tokens, temperature=0.7, top_p=0.95):
-            sys.stdout.buffer.write(vocabulary.decode(token))
-            sys.stdout.flush()
-        if arguments.tokens:
-            stream.feed(token[:, None])  # `generate` does not feed the last token it yields
+        sys.stdout.reconfigure(errors="replace")  # a model may write what this terminal has no letters for
+        drawn = stream.generate(arguments.text, arguments.tokens, temperature=0.7, top_p=0.95, feed_last=True)
+        for (text,) in drawn.texts():
+            print(text, end="", flush=True)
         print(f"\n[memory: {stream.fill[0]} of {model.memory_length} rows per layer]", file=sys.stderr)
         if arguments.state:
             stream.snapshot().save(arguments.state)

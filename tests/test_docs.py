@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -210,6 +209,7 @@ def test_the_page_on_the_runtime_has_every_function_as_it_is() -> None:
         "state": txl_runtime.StreamState,
     }
     (overview, *_) = python_blocks("docs/runtime.md")
+    overview = re.sub(r"\n +", " ", overview)  # a signature may go on in the next line
     shown = re.findall(r"^(?:\w+ = )?(\w+)\.([\w.]+)\((.*?)\)(?: +#.*)?$", overview, re.MULTILINE)
     for place, name, signature in shown:
         function: Any = places[place]
@@ -229,7 +229,7 @@ def test_the_snippets_for_embedders_run(
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "model.txl").symlink_to(bundle)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=io.BytesIO()))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
     names: dict[str, Any] = {}
     for block in python_blocks("README.md"):
         exec(block, names)
@@ -237,7 +237,7 @@ def test_the_snippets_for_embedders_run(
             (tmp_path / "policy.py").write_text(block)
             torch.save(names["Policy"]().state_dict(), "policy.pt")
             txl_export.export("policy.py:build", "policy.txl", weights="policy.pt", batch_size=16, verify=False)
-    assert sys.stdout.buffer.getvalue()
+    assert sys.stdout.getvalue()
     assert names["logprobs"].shape == (1, 2, 256)
     assert names["action"].shape == (16, 3)
     names |= {"np": np, "logging": logging}

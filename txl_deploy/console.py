@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import math
 import re
@@ -156,11 +155,13 @@ def text_writer() -> Callable[[bytes], None]:
     A pipe or a file gets it byte by byte as it is. A terminal gets letters when they are whole, and controls escaped: a
     model may write anything.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    from txl_runtime.streaming.texts import TextStream
+
+    text = TextStream()
 
     def write(piece: bytes) -> None:
         if sys.stdout.isatty():
-            sys.stdout.write(plain(decoder.decode(piece), "\n\t"))
+            sys.stdout.write(plain(text.feed(piece), "\n\t"))
             sys.stdout.flush()
         else:
             sys.stdout.buffer.write(piece)

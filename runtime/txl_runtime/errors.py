@@ -12,7 +12,8 @@ Each message says what was found, what was expected and what to do. `exit_code` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 
 class TxlError(Exception):
@@ -64,6 +65,22 @@ def brief(text: str) -> str:
 def some(names: Sequence[str], most: int = 3) -> str:
     """The first of some names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """The known name that a misspelt one most likely stands for, or is the beginning of; "" where there is none.
+
+    `alike` is how like it that has to be, 0 … 1, as `difflib` measures it.
+    """
+    names = sorted(known)
+    longer = [found for found in names if len(name) > 1 and found.startswith(name)]
+    return next(iter(longer or get_close_matches(name, names, 1, alike)), "")
+
+
+def todo_about(name: str, missing: Iterable[str]) -> str:
+    """What to do about a name that nobody knows, where others are missing: the end of a message."""
+    meant = nearest(name, missing)
+    return f"did you mean {meant!r}?" if meant else "take it out"
 
 
 def one_line(error: BaseException) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
@@ -18,7 +21,7 @@ from txl_runtime.host.attention import open_look
 from txl_runtime.host.backend import open_host
 from txl_runtime.streaming.checks import check_flag, is_whole, shown
 from txl_runtime.streaming.inputs import check_memory_length
-from txl_runtime.streaming.loop import Backend, Loop
+from txl_runtime.streaming.loop import Backend, Closed, Loop
 from txl_runtime.streaming.state import initial_values
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Arrays
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from txl_runtime.bundle.tables import Program
     from txl_runtime.bundle.vocabulary import Vocabulary
     from txl_runtime.streaming.attention import Look
+    from txl_runtime.streaming.snapshot import StreamState
+    from txl_runtime.streaming.state import RowState
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +40,8 @@ BACKENDS = ("auto", "cpu", "rtx", "tensorrt", "cuda")
 
 class Model:
     """A loaded bundle. Threads may share it; each needs a stream of its own.
+
+    `with txl_runtime.load(path) as model:` closes it at the end, as `close` does.
 
     Attributes:
         bundle: its files.
@@ -61,6 +68,7 @@ class Model:
             raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")
         self.bundle, self._threads = bundle, threads
         self._aside: dict[str, Look] = {}
+        self._streams = WeakSet[Stream]()
         self._initial = initial_values(bundle)
         self.backend: Backend
         self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean)
@@ -71,6 +79,24 @@ class Model:
         m = self.manifest
         rows = f", M {m.memory_length}" if m.can.count_rows else ""
         return f"<Model {m.model_id[:12]}: B {m.batch_size}, L {list(m.segment_lengths)}{rows}>"
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what the model and its streams hold, on a device too: weights, states, and what the engine keeps.
+
+        What is asked of the model, of its streams or of sessions on it is refused from then on, but for what the bundle
+        says of itself. A step that another thread runs comes to its end, and keeps what it needs until then. Closing a
+        model twice does nothing.
+        """
+        self.backend = cast("Backend", Closed())
+        self._aside.clear()
+        for stream in list(self._streams):
+            stream._close()
 
     @property
     def manifest(self) -> Manifest:
@@ -127,7 +153,33 @@ class Model:
         loop = self.backend.open_loop(manifest, self._initial)
         if memory_length is not None:
             loop.limit(np.arange(manifest.batch_size), check_memory_length(memory_length, manifest))
-        return Stream(manifest, loop, self.update, int(b), self._look)
+        stream = Stream(manifest, loop, self.update, int(b), self._look, lambda: self.vocabulary)
+        self._streams.add(stream)
+        return stream
+
+    def rank(
+        self, context: ArrayLike, hypotheses: Sequence[ArrayLike], state: RowState | StreamState | None = None
+    ) -> NDArray[np.float64]:
+        """What each of some hypotheses costs that go on from the same context; the least is the most probable one.
+
+        There may be any number of them, of any lengths: as many run side by side as the bundle has sequences. What a
+        hypothesis costs does not depend on the others, but for rounding.
+
+        Args:
+            context: tokens [T], at least one, or text: what stands before each hypothesis.
+            hypotheses: tokens [T] or a text each; one without tokens costs nothing.
+            state: of one sequence, what `Stream.take` returned or a saved one: what stands before the context; nothing
+                without it. It does not change.
+
+        Returns:
+            float64 [n]: the negative log-likelihood of each, in nats, summed over its tokens.
+
+        Raises:
+            UsageError: no tokens of the model, a state that does not fit, or a model that cannot score tokens.
+        """
+        from txl_runtime.streaming.ranking import rank
+
+        return rank(self.stream, self.manifest, context, hypotheses, state)
 
     def _look(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that stands beside the streams; it is opened at its first use."""

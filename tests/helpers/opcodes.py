@@ -147,6 +147,7 @@ def operations(inputs: Callable[[int, int], dict[str, Any]], counts: Any, start:
             "last": Operation(lambda s: s.feed(long["tokens"], last=True), pieces=True),
             "score": Operation(lambda s: s.score(plain), pieces=True),
             "generate": Operation(lambda s: list(s.generate(ids, 3, top_k=5, seed=1)), pieces=True),
+            "generate, fed": Operation(lambda s: list(s.generate(ids, 1, seed=1, feed_last=True)), pieces=True),
         }
         found.update(more)
     return found

@@ -19,6 +19,7 @@ import httpx2
 import txl_runtime
 from txl_runtime.sessions import AsyncSessions, Sessions
 from txl_runtime.sessions.state import largest_state
+from txl_runtime.streaming.texts import TokenTexts
 
 from txl_deploy.serve.app import make_app
 from txl_deploy.serve.health import Health
@@ -27,7 +28,6 @@ from txl_deploy.serve.logs import Log
 from txl_deploy.serve.metrics import Metrics
 from txl_deploy.serve.service import Service
 from txl_deploy.serve.settings import ServerSettings
-from txl_deploy.serve.texts import TokenTexts
 
 HOST = "http://localhost"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txl_runtime.errors import UsageError, brief, one_line, printable, some
+from txl_runtime.errors import UsageError, brief, nearest, one_line, printable, some, todo_about
 
 
 def test_names_beyond_the_first_are_counted():
@@ -28,3 +28,15 @@ def test_an_error_of_many_lines_becomes_one_and_a_long_one_keeps_its_beginning_a
     assert said.startswith("the cause xxx")
     assert said.endswith("xxx the place")
     assert len(said) < 410
+
+
+def test_a_misspelt_or_shortened_name_leads_to_the_one_that_is_meant():
+    known = ["marks", "observation", "observed"]
+    assert nearest("obs", known) == "observation"
+    assert nearest("obsrvation", known) == "observation"
+    assert nearest("mark", known) == "marks"
+    assert nearest("o", known) == nearest("reward", known) == nearest("obs", []) == ""
+    assert nearest("mrk", known) == "marks"
+    assert nearest("mrk", known, alike=0.9) == ""
+    assert todo_about("obs", known) == "did you mean 'observation'?"
+    assert todo_about("reward", known) == "take it out"

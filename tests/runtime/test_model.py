@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from txl_runtime import BackendError, BundleError, load
+from txl_runtime import BackendError, BundleError, Model, Stream, UsageError, load
 from txl_runtime import model as models
+from txl_runtime.host.loop import HostLoop
+from txl_runtime.sessions import Request, Sessions
 
 V = 60
 
@@ -169,3 +174,123 @@ def test_why_better_backends_were_not_taken_is_said_where_none_runs(make_bundle,
     monkeypatch.setattr("txl_runtime.model.open_host", without)
     with pytest.raises(BackendError, match=r"onnxruntime is not installed; rtx: the bundle has no engines"):
         load(path)
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looking(make_bundle) -> Path:
+    """A bundle that tells where it looks."""
+    return make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2, attention=True)
+
+
+CLOSED = "the model was closed, expected it open; load it again"
+USES: dict[str, Callable[[Model, Stream], Any]] = {
+    "a stream": lambda model, stream: model.stream(1),
+    "a loop": lambda model, stream: model.open_loop(),
+    "its engine": lambda model, stream: model.backend.description,
+    "its rule": lambda model, stream: model.update,
+    "step": lambda model, stream: stream.step(TOKENS[:, :1]),
+    "run": lambda model, stream: stream.run({"tokens": TOKENS[: stream.batch_size, :1]}),
+    "feed": lambda model, stream: stream.feed(TOKENS),
+    "feed by name": lambda model, stream: stream.feed({"tokens": TOKENS}),
+    "score": lambda model, stream: stream.score(TOKENS),
+    "generate": lambda model, stream: stream.generate(TOKENS, 1),
+    "a look": lambda model, stream: stream.attention(TOKENS[:, :1]),
+    "fill": lambda model, stream: stream.fill,
+    "memory": lambda model, stream: stream.memory(),
+    "state": lambda model, stream: stream.state(),
+    "take": lambda model, stream: stream.take(0),
+    "put": lambda model, stream: stream.put(0, stream.take(0)),
+    "reset": lambda model, stream: stream.reset(),
+    "select": lambda model, stream: stream.select([0]),
+    "snapshot": lambda model, stream: stream.snapshot(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_model_that_was_closed_is_used_no_more(looking, use):
+    with load(looking, "cpu", 1) as model:
+        stream = model.stream()
+        USES[use](model, stream)
+    model.close()  # a second time does nothing
+    for again in (USES[use], USES[use], USES["run"]):
+        with pytest.raises(UsageError, match=f"^{CLOSED}$"):
+            again(model, stream)
+    assert repr(stream) == f"<Stream of {stream.batch_size} sequences, closed>"
+    assert model.batch_size == model.manifest.batch_size == 2
+    assert repr(model).startswith("<Model ")
+
+
+def test_a_generation_over_a_model_that_was_closed_ends_with_a_sentence(looking):
+    model = load(looking, "cpu", 1)
+    drawn = model.stream().generate(TOKENS, 5)
+    next(drawn)
+    model.close()
+    with pytest.raises(UsageError, match=CLOSED):
+        next(drawn)
+
+
+def test_closing_gives_back_everything_at_once_whoever_still_has_streams(looking):
+    """Without the collector's help: sessions of the engine, its arrays, and what a look opened."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = load(looking, "cpu", 1)
+        streams = [model.stream(), model.stream(1)]
+        streams[0].attention(TOKENS[:, :1])
+        drawn = streams[1].generate(TOKENS[:1], 5)
+        next(drawn)
+        engine = model.backend.engine
+        (look,) = model._aside.values()
+        held = [engine, look.__self__, *engine._sessions.values(), *(stream.loop for stream in streams)]
+        held += [array.base if array.base is not None else array for stream in streams for array in loop_arrays(stream)]
+        there = [weakref.ref(one) for one in held]
+        assert len(there) > 8
+        del engine, look, held
+        model.close()
+        assert [reference() for reference in there if reference() is not None] == []
+    finally:
+        gc.enable()
+
+
+def loop_arrays(stream: Stream) -> Iterator[np.ndarray]:
+    for placement in stream.loop.placements:
+        yield from (value for value in vars(placement).values() if isinstance(value, np.ndarray))
+    yield from (array for pair in stream.loop._arrays.values() for group in pair for array in group.values())
+
+
+def test_a_step_that_runs_while_the_model_is_closed_comes_to_its_end(looking):
+    model = load(looking, "cpu", 1)
+    expected = load(looking, "cpu", 1).stream().step(TOKENS[:, :4])
+    stream, real = model.stream(), HostLoop.run
+
+    def closing(self: HostLoop, *given: Any) -> Any:
+        model.close()  # as another thread would, once this one is inside
+        gc.collect()
+        return real(self, *given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HostLoop, "run", closing)
+        with pytest.raises(UsageError, match=CLOSED):
+            stream.feed(TOKENS)  # its first segment runs, the second is refused
+    model = load(looking, "cpu", 1)
+    stream = model.stream()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HostLoop, "run", closing)
+        assert stream.step(TOKENS[:, :4]).tobytes() == expected.tobytes()
+
+
+def test_sessions_on_a_model_that_was_closed_say_so(looking):
+    model = load(looking, "cpu", 1)
+    with Sessions(model, rows=1) as sessions:
+        running = sessions.submit(Request([1, 2], 5), session="a")
+        assert sessions.round()
+        waiting = sessions.submit(Request([1, 2], 5), session="b")
+        model.close()
+        while sessions.round():
+            pass
+        for ticket in (running, waiting):
+            assert ticket.done
+            assert CLOSED in str(ticket.error)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 from txl_runtime.sessions import Event, Finished, Prompt, Token
+from txl_runtime.streaming.texts import TextStream, TokenTexts
 from txl_runtime.types import Ids
 
 from txl_deploy.serve.orders import Order
-from txl_deploy.serve.texts import TextStream, TokenTexts
 
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 ID_COLUMNS = ("token_ids", "top_token_ids")

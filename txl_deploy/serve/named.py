@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Output
-from txl_runtime.errors import one_line
+from txl_runtime.errors import one_line, todo_about
 from txl_runtime.sessions import Finished, Handle, Outputs, Sessions, SessionState, joined
 from txl_runtime.sessions import Request as SessionRequest
 from txl_runtime.streaming.checks import shown
@@ -227,8 +227,8 @@ def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
     for name, raw in given.items():
         entry = table.get(name)
         if entry is None:
-            known = ", ".join(table)
-            raise ApiError(400, f"inputs hold {shown(name)}, expected {known}; take it out", "inputs")
+            todo = todo_about(name, table.keys() - given.keys())
+            raise ApiError(400, f"inputs hold {shown(name)}, expected {', '.join(table)}; {todo}", "inputs")
         leaf, dtype = LEAVES.get(entry.dtype, LEAVES["float32"])
         kind: Any = leaf
         for _ in entry.shape:

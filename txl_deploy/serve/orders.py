@@ -17,6 +17,7 @@ from txl_runtime.errors import UsageError, one_line
 from txl_runtime.model import Model
 from txl_runtime.sessions import Request, Sampling
 from txl_runtime.streaming.checks import shown
+from txl_runtime.streaming.texts import TextStream, TokenTexts
 from txl_runtime.types import Ids
 
 from txl_deploy.serve.errors import ApiError
@@ -30,7 +31,6 @@ from txl_deploy.serve.settings import (
     ServerSettings,
     check_session_name,
 )
-from txl_deploy.serve.texts import TextStream, TokenTexts
 
 UNFINISHED = 4
 """Tokens at the end of a prompt that may hold the begin of a character which goes on in the text."""

@@ -20,6 +20,7 @@ from txl_runtime.model import Model
 from txl_runtime.sessions import AsyncSessions, Sessions
 from txl_runtime.sessions.checkpoint import Checkpoint
 from txl_runtime.sessions.state import largest_state
+from txl_runtime.streaming.texts import TokenTexts
 
 from txl_deploy import stopping
 from txl_deploy.serve.app import make_app
@@ -31,7 +32,6 @@ from txl_deploy.serve.protocol import timed_protocol
 from txl_deploy.serve.service import Service
 from txl_deploy.serve.settings import HEADER_BYTES, ServerSettings
 from txl_deploy.serve.supervision import tell_manager
-from txl_deploy.serve.texts import TokenTexts
 
 BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from txl_runtime.model import Model
 from txl_runtime.sessions import AsyncSessions
+from txl_runtime.streaming.texts import TokenTexts
 
 from txl_deploy.serve.health import Health
 from txl_deploy.serve.keeping import Keeping
 from txl_deploy.serve.metrics import Metrics
 from txl_deploy.serve.playground.tabs import Tabs
 from txl_deploy.serve.settings import ServerSettings
-from txl_deploy.serve.texts import TokenTexts
 
 
 @dataclass

@@ -21,6 +21,9 @@ from txl_runtime.errors import BundleError, UsageError, one_line
 class Vocabulary(Protocol):
     """Text to token ids and back."""
 
+    def __len__(self) -> int:
+        """How many ids it has a text for."""
+
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
         """Token ids int32 [T] of a text; a str stands for its UTF-8."""
 
@@ -30,6 +33,9 @@ class Vocabulary(Protocol):
 
 class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):
     """Every byte is a token."""
+
+    def __len__(self) -> int:
+        return 256
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
         """Token ids int32 [T] of a text."""
@@ -61,6 +67,9 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
     line_end: Index | None = None
     lower_case: bool = False
     delimiter: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.symbols)
 
     @cached_property
     def _ids(self) -> dict[str, int]:

@@ -66,7 +66,7 @@ class Sessions:
         self._largest = largest
         self._store = Store(self._limits, None if folder is None else check_path(folder), largest)
         self._rows = SessionRows(stream, self._manifest, model.update, self._store, self.counters)
-        self._segments = Segments(stream.loop, self._manifest, self.rows)
+        self._segments = Segments(stream, self._manifest)
         self._cuts = Cuts(self._manifest)
         self._leading = stream.loop.leading
         alone = any(entry.axes.batch is None for entry in self._manifest.interface)

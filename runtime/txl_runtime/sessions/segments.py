@@ -18,6 +18,7 @@ from txl_runtime.streaming.loop import Loop, Result
 from txl_runtime.streaming.outputs import DrawCount
 from txl_runtime.streaming.programs import Want
 from txl_runtime.streaming.sampling import Sampler, draw_from
+from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Floats, Ids
 
 
@@ -61,18 +62,21 @@ class Part:
 
 
 class Segments:
-    """Runs segments on a loop.
+    """Runs segments on the loop of a stream.
 
     Args:
-        loop: whose rows the sessions are on.
+        stream: whose rows the sessions are on.
         manifest: of its bundle.
-        batch_size: b of its stream.
     """
 
-    def __init__(self, loop: Loop, manifest: Manifest, batch_size: int) -> None:
-        self._loop, self._manifest, self._b = loop, manifest, batch_size
+    def __init__(self, stream: Stream, manifest: Manifest) -> None:
+        self.stream, self._manifest, self._b = stream, manifest, stream.batch_size
         self._count = DrawCount()
         self._short = manifest.logprobs is not None and len(manifest.outputs) == 1
+
+    @property
+    def _loop(self) -> Loop:
+        return self.stream.loop  # asked for each time: a model that is closed takes it away
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run one segment: what is drawn, scored and returned goes to the tickets.

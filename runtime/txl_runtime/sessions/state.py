@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import BYTES, StateTensor
 from txl_runtime.bundle.writing import write_named
@@ -21,7 +19,7 @@ from txl_runtime.streaming.checks import check_path, is_whole, shown
 from txl_runtime.streaming.snapshot import StreamState, decoded, encoded
 from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.state_files import read_tensors, tensors_of
-from txl_runtime.streaming.states import check_fits, parted, snapshot_of
+from txl_runtime.streaming.states import check_fits, parted, snapshot_of_row
 from txl_runtime.types import Array
 
 LONGEST_NAME = 256
@@ -58,12 +56,7 @@ class SessionState:
             table: the stream's state table, `manifest.states_of(update)`.
             pending, seen: see the class.
         """
-        slots = next((entry.slots for entry in table if entry.slots is not None), 1)
-        slot = row.head % slots  # a head is any whole number, and a file has 32 bits for it
-        fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
-        axes = {entry.name: entry.taken for entry in table}
-        tensors = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
-        return cls(snapshot_of(tensors, fill, head, manifest, table), pending, seen)
+        return cls(snapshot_of_row(row, manifest, table), pending, seen)
 
     def row(self, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
         """What `Stream.put` takes, after everything was checked; the arrays are the state's own, not copies.

@@ -13,7 +13,7 @@ from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming import states
 from txl_runtime.streaming.checks import check_rows, few, is_whole, shown
-from txl_runtime.streaming.loop import Loop
+from txl_runtime.streaming.loop import Closed, Loop
 from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Floats, Ids
@@ -33,6 +33,8 @@ class CarriedState:
         self._half_changed = False  # an interrupt came while the state was being replaced
 
     def __repr__(self) -> str:
+        if isinstance(self.loop, Closed):
+            return f"<Stream of {self._b} sequences, closed>"
         rows = f", fill {self.fill.tolist()} of {self._manifest.memory_length}" if self._can.count_rows else ""
         return f"<Stream of {self._b} sequences{rows}>"
 
@@ -82,27 +84,30 @@ class CarriedState:
             parts = (self.loop.take(row, [state.name for state in group]) for row in range(self._b))
             yield from states.gathered(parts, group, self._b, rows).items()
 
-    def take(self, row: int) -> RowState:
-        """A copy of one sequence's state, to `put` into a stream of the same model.
+    def take(self, row: int) -> states.TakenState:
+        """A copy of one sequence's state, to `put` into a stream of the same model, or to save.
 
         Raises:
             UsageError: there is no such sequence, or it has no state of its own because the model runs in lockstep.
         """
         self._ready()
-        return self.loop.take(self._alone(row, "take"))
+        found = self.loop.take(self._alone(row, "take"))
+        return states.TakenState(found.fill, found.head, found.tensors, self._manifest, self._states)
 
-    def put(self, row: int, state: RowState) -> None:
-        """Let one sequence continue from a state that was taken. It is checked before anything is changed.
+    def put(self, row: int, state: RowState | StreamState) -> None:
+        """Let one sequence continue from a state that was taken, or from a saved one of one sequence.
+
+        It is checked before anything is changed.
 
         Raises:
             UsageError: as `take`, or the state does not fit the model.
         """
         self._ready()
         which = self._alone(row, "put")
-        states.check_row(state, self._manifest, self._states)
+        found = states.checked_row(state, self._manifest, self._states)
         with self._changing():
             self.loop.clear(np.array([which]) if self._can.run_apart else np.arange(self._manifest.batch_size))
-            self.loop.put(which, state)
+            self.loop.put(which, found)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Forget everything, in all sequences or in those named: indices, or one bool per sequence.
@@ -189,7 +194,7 @@ class CarriedState:
         Raises:
             UsageError: it was.
         """
-        if self._half_changed:
+        if self._half_changed and not isinstance(self.loop, Closed):  # that says more itself
             raise UsageError(
                 "the stream's memory was left half replaced when a reset, select or restore was interrupted, expected "
                 "whole memory; call reset() or restore(...)"

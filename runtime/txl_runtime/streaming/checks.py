@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +15,8 @@ from txl_runtime.errors import UsageError, brief, one_line
 
 MOST_NAMED = 2**16
 """Sequences that a list may name, and ids that may end one, however often it names each."""
+Texts: TypeAlias = str | bytes | Sequence[str | bytes]
+"""In place of tokens: the text of one sequence, or one for each."""
 
 
 def check_tokens(
@@ -176,3 +178,9 @@ def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether it is a whole number; True and False are none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_text(tokens: object) -> TypeGuard[Texts]:
+    """Whether text stands in place of tokens."""
+    first = tokens[0] if isinstance(tokens, list | tuple) and tokens else tokens
+    return isinstance(first, str | bytes)

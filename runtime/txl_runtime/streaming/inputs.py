@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from txl_runtime.bundle.abilities import ORDERS
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, todo_about
 from txl_runtime.streaming.checks import (
     as_array,
     check_columns,
@@ -103,8 +103,11 @@ def check_inputs(
     if inputs.keys() != names:
         if odd := [name for name in inputs if not isinstance(name, str)]:
             raise UsageError(f"inputs hold {shown(odd[0])}, expected {_described(table)}; take it out")
-        first = min(names ^ inputs.keys())
-        what, todo = (f"lack {first}", "add it") if first in names else (f"hold {first!r}", "take it out")
+        missing, unknown = names - inputs.keys(), min(inputs.keys() - names, default=None)
+        if unknown is None:
+            what, todo = f"lack {min(missing)}", "add it"
+        else:
+            what, todo = f"hold {shown(unknown)}", todo_about(unknown, missing)
         raise UsageError(f"inputs {what}, expected {_described(table)}; {todo}")
     columns: int | None = None
     arrays: dict[str, Array] = {}
@@ -252,9 +255,10 @@ def _columns(entry: Input, array: Array, batch_size: int, columns: int | None) -
         known = "T" if columns is None or columns < 1 else str(columns)
         more = f"{known} + {entry.lookahead}" if entry.lookahead else known
         sizes = ", ".join(map(str, axes.filled(str(batch_size), more)))
-        raise UsageError(
-            f"{entry.name} has shape {list(found)}, expected [{sizes}], with the same T of at least 1 in all inputs"
-        )
+        todo = ", with the same T of at least 1 in all inputs" if axes.positions else ""
+        if not todo and axes.batch is not None and found[axes.batch : axes.batch + 1] != (batch_size,):
+            todo = f"; the stream has {batch_size} sequences, model.stream(b) opens others"
+        raise UsageError(f"{entry.name} has shape {list(found)}, expected [{sizes}]{todo or '; reshape it'}")
     return columns
 
 

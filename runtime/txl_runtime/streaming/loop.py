@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.errors import UsageError
 from txl_runtime.streaming.outputs import StreamSoftmax
 from txl_runtime.streaming.programs import Want
 from txl_runtime.streaming.state import Initial, Placement, RowState, SequenceCounters
@@ -244,6 +245,15 @@ class LoopState(Loop):
     def _spill(self, row: int, count: int) -> None:
         for placement in self.placements:
             placement.spill(row, count)
+
+
+class Closed:
+    """What stands in place of what a model has given back: whatever is asked of it is refused."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what Python itself looks for, to show it or to copy it
+            raise AttributeError(name)
+        raise UsageError("the model was closed, expected it open; load it again")
 
 
 class Backend(Protocol):

@@ -55,7 +55,22 @@ class StreamState:
         """
         from txl_runtime.bundle.writing import write_named
 
-        write_named(check_path(path), encoded(self))
+        write_named(check_path(path), self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file that `save` writes."""
+        return encoded(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "the state") -> StreamState:
+        """Read what `to_bytes` gave; the arrays are copies. Messages begin with `source`.
+
+        Raises:
+            UsageError: they are damaged, or not a saved state.
+        """
+        from txl_runtime.streaming.state_files import tensors_of
+
+        return decoded(*tensors_of(data, source), source)
 
     @classmethod
     def load(cls, path: str | Path) -> StreamState:

@@ -1,5 +1,7 @@
 """States by name, as streams hand them out: put together from single sequences, taken apart, held against the table.
 
+A state that was taken knows its model, so that it can be saved: its file is a snapshot's of one sequence.
+
 Memory rows are handed out as float32 [b, rows, ...], the oldest first; a sequence that has fewer than others has zeros
 before them. Any other state is handed out as the table says, with b sequences.
 """
@@ -7,6 +9,8 @@ before them. Any other state is handed out as the table says, with b sequences.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +21,31 @@ from txl_runtime.streaming.checks import is_whole, shown
 from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
 from txl_runtime.types import Array, Arrays, Ids
+
+
+@dataclass(frozen=True)
+class TakenState(RowState):
+    """The state of one sequence, bound to the model that it was taken from.
+
+    Attributes:
+        manifest: of the stream's bundle.
+        table: the stream's state table.
+    """
+
+    manifest: Manifest = field(repr=False)
+    table: Sequence[StateTensor] = field(repr=False)
+
+    def snapshot(self) -> StreamState:
+        """The same as the snapshot of a stream of one sequence; the arrays are its own, not copies."""
+        return snapshot_of_row(self, self.manifest, self.table)
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file that `save` writes; `StreamState.from_bytes` reads them."""
+        return self.snapshot().to_bytes()
+
+    def save(self, path: str | Path) -> None:
+        """Write a file as `StreamState.save` does; `StreamState.load` reads it."""
+        self.snapshot().save(path)
 
 
 def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size: int, rows: int) -> dict[str, Array]:
@@ -75,19 +104,37 @@ def snapshot_of(
     return StreamState(manifest.model_id, fill, memory, head, states)
 
 
+def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> StreamState:
+    """The snapshot of one sequence; its arrays are views of the row's."""
+    slots = next((entry.slots for entry in table if entry.slots is not None), 1)
+    slot = row.head % slots  # a head is any whole number, and a file has 32 bits for it
+    fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
+    axes = {entry.name: entry.taken for entry in table}
+    tensors = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
+    return snapshot_of(tensors, fill, head, manifest, table)
+
+
 def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
     """Whether a snapshot has whole tensors: a model without memory rows has them, were it none at all."""
     return not manifest.can.count_rows or any(not entry.counted for entry in table)
 
 
-def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> None:
-    """Hold the state of one sequence against a model.
+def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
+    """The state of one sequence, taken or saved, held against a model.
 
     Raises:
         UsageError: it does not fit.
     """
+    if isinstance(state, StreamState):
+        check_fits(state, manifest, table, 1)
+        return next(parted(state, table))
     if not isinstance(state, RowState):
-        raise UsageError(f"the state is a {type(state).__name__}, expected what Stream.take returned")
+        raise UsageError(
+            f"the state is a {type(state).__name__}, expected what Stream.take returned, or a StreamState of one "
+            "sequence; StreamState.load reads one"
+        )
+    if isinstance(state, TakenState):
+        _check_model(state.manifest.model_id, manifest)
     if not _by_name(state.tensors):
         raise UsageError(f"the sequence's tensors are {shown(state.tensors)}, expected what Stream.take returned")
     fill, most = state.fill, manifest.memory_length
@@ -97,6 +144,7 @@ def check_row(state: RowState, manifest: Manifest, table: Sequence[StateTensor])
             "number; take it again"
         )
     _check_tensors(state.tensors, manifest, table, None, fill)
+    return state
 
 
 def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTensor], batch_size: int) -> None:
@@ -115,18 +163,14 @@ def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTens
     """
     if not isinstance(state, StreamState):
         raise UsageError(f"the state is a {type(state).__name__}, expected a StreamState; StreamState.load reads one")
-    if state.model_id != manifest.model_id:
-        raise UsageError(
-            f"the state belongs to model {str(state.model_id)[:12] or 'unknown'}, this bundle is "
-            f"{manifest.model_id[:12]}; restore it in the model it was taken from"
-        )
+    _check_model(state.model_id, manifest)
     fill, head, most = state.fill, state.head, manifest.memory_length
     if not _counts(fill):
         raise UsageError(f"the state's fill is {_kind(fill)}, expected int32 [{batch_size}]; take it again")
     if state.batch_size != batch_size:
         raise UsageError(
-            f"the state holds {state.batch_size} sequences, this stream has {batch_size}; "
-            f"open it with model.stream({state.batch_size})"
+            f"the state holds {state.batch_size} sequences, expected {batch_size}; open a stream of as many, or take "
+            "and put sequences one by one"
         )
     if (state.states is not None) != keeps_whole(manifest, table):
         held, kept = ("memory rows", "whole tensors") if state.states is None else ("whole tensors", "memory rows")
@@ -144,6 +188,14 @@ def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTens
         known = ", ".join(entry.name for entry in whole) or "nothing"
         raise UsageError(f"the state has {brief(name)}, expected {known}; take it again")
     _check_tensors(state.states or {}, manifest, whole, batch_size, rows)
+
+
+def _check_model(model_id: str, manifest: Manifest) -> None:
+    if model_id != manifest.model_id:
+        raise UsageError(
+            f"the state belongs to model {str(model_id)[:12] or 'unknown'}, this bundle is "
+            f"{manifest.model_id[:12]}; restore it in the model it was taken from"
+        )
 
 
 def _check_tensors(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
@@ -19,19 +19,22 @@ from txl_runtime.streaming.checks import (
     check_lengths,
     check_tokens,
     cut_at,
+    is_text,
     is_whole,
     shown,
     zeros,
 )
 from txl_runtime.streaming.feeding import feed_arrays
 from txl_runtime.streaming.inputs import check_segment, require_tokens, run_segment, strict_cuts, token_inputs
-from txl_runtime.streaming.loop import Loop, Resident, Result
+from txl_runtime.streaming.loop import Closed, Loop, Resident, Result
 from txl_runtime.streaming.outputs import DrawCount, SegmentResult
 from txl_runtime.streaming.programs import Want
 from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
+    from txl_runtime.bundle.vocabulary import Vocabulary
     from txl_runtime.streaming.attention import Look
+    from txl_runtime.streaming.generation import Ends, Generation
 
 
 class Stream(CarriedState):
@@ -44,7 +47,8 @@ class Stream(CarriedState):
     was before a segment or as it is after it.
 
     `run` and `feed` take arrays by name, whatever the model. `step`, `feed`, `score` and `generate` take token ids, of
-    a model that reads nothing else and returns log-probabilities.
+    a model that reads nothing else and returns log-probabilities. In place of ids these take text, where the bundle has
+    a vocabulary: a str for a single sequence, or a list of b.
 
     Where the memory lies on a device, `step` and `feed` also take tokens that are on that device already (DLPack, int32
     [b, T]). Those are not brought to the host to be checked: the graph takes an id beyond the vocabulary for the
@@ -54,13 +58,22 @@ class Stream(CarriedState):
         draws: what `generate` drew so far, and how many tails of the softmax that took.
     """
 
-    def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int, look: Look | None = None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        loop: Loop,
+        update: str,
+        batch_size: int,
+        look: Look | None = None,
+        vocabulary: Callable[[], Vocabulary | None] = lambda: None,
+    ) -> None:
         super().__init__(manifest, loop, update, batch_size)
-        self._look = look
+        self._look, self._vocabulary = look, vocabulary
         self._longest, self._vocab_size = manifest.segment_lengths[0], manifest.vocab_size
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
         self.draws = DrawCount()
+        self._latest: Result | None = None  # of a generation; it stands here so that closing the model finds it
 
     def run(
         self,
@@ -172,7 +185,8 @@ class Stream(CarriedState):
             UsageError: as `step`; or the model has no state after every token.
         """
         self._require("score")
-        ids, counts = check_tokens(self._on_host(tokens), self._b, self._vocab_size, lengths)
+        tokens, lengths = self._on_host(tokens, lengths)
+        ids, counts = check_tokens(tokens, self._b, self._vocab_size, lengths)
         steps, fed = ids.shape[1] - 1, np.maximum(counts - 1, 0)
         result, counted = zeros((self._b, steps)), np.arange(steps) < fed[:, None]
         given = ids[:, :-1] * counted  # a last token is a target alone, and zero where it would be fed
@@ -191,7 +205,7 @@ class Stream(CarriedState):
         """
         from txl_runtime.streaming.attention import attend
 
-        return attend(self._on_host(tokens), lengths, self._manifest, self._b, self._ready(), self._look)
+        return attend(*self._on_host(tokens, lengths), self._manifest, self._b, self._ready(), self._look)
 
     def generate(
         self,
@@ -203,28 +217,37 @@ class Stream(CarriedState):
         seed: int | None = None,
         stop_tokens: Sequence[int] = (),
         lengths: ArrayLike | None = None,
-    ) -> Iterator[Ids]:
+        stop_texts: Sequence[str] = (),
+        logprobs: bool = False,
+        feed_last: bool = False,
+    ) -> Generation:
         """Continue a prompt, one token per sequence at a time.
 
         The prompt is fed when the first token is asked for, and a yielded token when the next one is: a caller that
         stops early leaves a memory that holds exactly what was yielded before. A sequence that has yielded one of
-        `stop_tokens` stays idle and repeats it until every sequence has; in lockstep it is fed until then, too.
+        `stop_tokens`, or the end of one of `stop_texts`, stays idle and repeats that token until every sequence has
+        ended; in lockstep it is fed until then, too.
 
         Args:
-            prompt: int [b, T], or [T] for a single sequence, T at least 1.
+            prompt: int [b, T], or [T] for a single sequence, T at least 1; or text.
             max_new_tokens: how many to yield at most.
             temperature, top_k, top_p, seed: see `txl_runtime.streaming.sampling.Sampler`; temperature 0 is greedy.
             stop_tokens: ids that end a sequence; they are yielded.
             lengths: int [b], prompt tokens that count per sequence, at least 1 each.
+            stop_texts: texts that end a sequence; the tokens of one are yielded, its text is not.
+            logprobs: whether the tokens' log-probabilities are wanted.
+            feed_last: feed a token before it is yielded: a caller that stops, early or not, leaves a memory that holds
+                all that was yielded. A token then comes one step later.
 
         Returns:
-            An iterator of int32 [b].
+            An iterator of int32 [b], which also has the tokens' text and log-probabilities.
 
         Raises:
             UsageError: at once, for a bad prompt or option, or a model that cannot generate.
         """
         self._require("generate")
-        found = as_array(self._on_host(prompt), "prompt tokens")
+        prompt, lengths = self._on_host(prompt, lengths)
+        found = as_array(prompt, "prompt tokens")
         if found.ndim == 1 and self._b == 1:
             found = found[None]
         ids, counts = check_tokens(found, self._b, self._vocab_size, lengths, "prompt tokens")
@@ -232,39 +255,51 @@ class Stream(CarriedState):
             raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
         if not is_whole(max_new_tokens) or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {shown(max_new_tokens)}, expected a whole number of at least 0")
+        from txl_runtime.streaming.generation import Ends, Generation, check_stop_texts
         from txl_runtime.streaming.sampling import Sampler, check_stop_tokens, draw_all
 
         samplers = [Sampler(temperature, top_k, top_p, seed, stream) for stream in range(self._b)]
-        stops = check_stop_tokens(stop_tokens, self._vocab_size)
-        return self._continue(ids, counts, int(max_new_tokens), samplers[0].heat, partial(draw_all, samplers), stops)
+        stops, texts = check_stop_tokens(stop_tokens, self._vocab_size), check_stop_texts(stop_texts)
+        ends, asked = Ends(self._b, stops, texts, self._vocabulary), check_flag(logprobs, "logprobs")
+        heat = {"temperature": np.full(self._b, samplers[0].heat, np.float32)}
+        early, draw = check_flag(feed_last, "feed_last"), partial(draw_all, samplers)
+        return Generation(self._continue(ids, counts, int(max_new_tokens), heat, draw, ends, asked, early), ends)
 
     def _continue(
         self,
         ids: Ids,
         counts: Ids,
         max_new_tokens: int,
-        temperature: float,
+        heat: Mapping[str, Array],
         draw: Callable[..., None],
-        stop_tokens: frozenset[int],
-    ) -> Iterator[Ids]:
-        heat = {"temperature": np.full(self._b, temperature, np.float32)}
-        latest = self._feed_last(ids, counts, "next", heat)
-        token = np.zeros(self._b, np.int32)
-        running, replaced, loop = np.ones(self._b, np.bool_), self._replaced, self.loop
+        ends: Ends,
+        logprobs: bool,
+        early: bool,
+    ) -> Generator[Ids, None, None]:
+        self._latest = self._feed_last(ids, counts, "next", heat)
+        token, running, replaced = np.zeros(self._b, np.int32), np.ones(self._b, np.bool_), self._replaced
         for index in range(max_new_tokens):
             if index:
                 if self._replaced != replaced:
                     raise UsageError(
                         "the stream was reset, selected or restored while generating; start generate again"
                     )
-                fed = running if self._can.run_apart else np.ones_like(running)
-                latest = loop.run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
-            draw(running, loop.output, latest, token, self.draws)
+                if not early:
+                    self._feed_drawn(token, running, heat)
+            draw(running, self._ready().output, self._latest, token, self.draws)
+            if logprobs:
+                ends.logprobs = np.where(running, -self.loop.output.nll(self._latest.last(), token), np.float32(0))
+            if early:
+                self._feed_drawn(token, running, heat)
+            ends.take(token, running, index == max_new_tokens - 1)
             yield token.copy()
-            if stop_tokens:
-                running &= ~np.isin(token, list(stop_tokens))
-                if not running.any():
-                    return
+            if not running.any():
+                return
+
+    def _feed_drawn(self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array]) -> None:
+        """Feed a token of each sequence that is running; in lockstep of all."""
+        fed = running if self._can.run_apart else np.ones_like(running)
+        self._latest = self._ready().run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
 
     def _feed_last(self, ids: Ids | Resident, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
         """Feed checked tokens; a result that has each sequence's last position that counts as its last."""
@@ -280,6 +315,10 @@ class Stream(CarriedState):
                 latest[ending] = found[ending]
         latest = np.zeros((self._b, self._vocab_size), np.float32) if latest is None else latest
         return SegmentResult(latest[:, None], np.ones_like(counts), 1, None, self.loop.output)
+
+    def _close(self) -> None:
+        """Give back what it holds; see `Model.close`, which calls this."""
+        self.loop, self._latest = cast("Loop", Closed()), None
 
     def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
         """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""
@@ -304,6 +343,8 @@ class Stream(CarriedState):
     ) -> tuple[Ids | Resident, Ids]:
         """Checked tokens [b, T] and lengths [b]; those that are on the loop's device stay there. See `check_tokens`."""
         self._require(what)
+        if is_text(tokens):
+            tokens, lengths = self._on_host(tokens, lengths)
         there = self.loop.resident(tokens)
         if there is not None and not self._fluent:
             tokens, there = self.loop.fetch(there), None
@@ -316,10 +357,14 @@ class Stream(CarriedState):
             )
         return there, check_lengths(lengths, self._b, there.shape[1])
 
-    def _on_host(self, tokens: ArrayLike) -> ArrayLike:
-        """Tokens that the host can read; those on the loop's device are brought here."""
+    def _on_host(self, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[ArrayLike, ArrayLike | None]:
+        """Tokens that the host can read, and lengths: text is encoded, what lies on a device is brought here."""
+        if is_text(tokens):
+            from txl_runtime.streaming.texts import encoded
+
+            return encoded(tokens, lengths, self._vocabulary())
         there = self.loop.resident(tokens)
-        return tokens if there is None else self.loop.fetch(there)
+        return tokens if there is None else self.loop.fetch(there), lengths
 
     def _logprobs(self, ids: Ids | Resident, counts: Ids, out: Floats) -> None:
         """One segment of checked tokens; log-probabilities of counted rows into out [b, T, V], which holds zeros."""

@@ -205,6 +205,7 @@ def test_features_in_and_out(serve, tmp_path):
         ({"features": [[]]}, "has shape [1, 0], expected"),
         ({"features": [[None, 1, 2]]}, "Expected `float`, got `null`"),
         ({"features": [[0.0] * 3], "more": [1]}, "inputs hold 'more', expected features; take it out"),
+        ({"feature": [[0.0] * 3]}, "inputs hold 'feature', expected features; did you mean 'features'?"),
     ],
 )
 def test_arrays_that_are_none(robot, inputs, message):

@@ -30,6 +30,7 @@ def test_a_bundle_brings_its_vocabulary(make_bundle):
     model = load(make_bundle(config={"vocab_size": 256}, vocabulary=True))
     assert model.manifest.vocabulary == "vocabulary.json"
     assert model.vocabulary is not None
+    assert len(model.vocabulary) == model.vocab_size == 256
     assert model.vocabulary.encode(b"abc").tolist() == [97, 98, 99]
     assert next(model.stream().generate(model.vocabulary.encode(b"abc"), 1)).shape == (1,)
 

@@ -78,6 +78,18 @@ def test_what_is_drawn_from_parts_is_what_rows_give(opened, update, options):
 
 @options
 @both
+def test_log_probabilities_beside_parts_are_those_of_rows(opened, update, options):
+    prompt, found = np.arange(B * 5).reshape(B, 5), []
+    for model in (opened(update, driver=FakeDriver(seed=1)), opened(update, kinds=("logprobs",))):
+        generation = model.stream().generate(prompt, 5, seed=3, logprobs=True, feed_last=True, **options)
+        found.append([(token.tolist(), generation.logprobs.tolist()) for token in generation])
+    ours, theirs = found
+    assert ours == theirs
+    assert all(value < 0 for _, logprobs in ours for value in logprobs)
+
+
+@options
+@both
 def test_no_token_is_computed_twice_and_the_row_comes_where_a_draw_needs_it_alone(opened, update, options):
     model = opened(update)
     driver, stream = driver_of(model), model.stream()

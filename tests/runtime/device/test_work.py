@@ -436,3 +436,24 @@ def test_a_step_happens_or_does_not_wherever_it_is_interrupted(opened, update):
         assert found in (before, after), f"neither before nor after the step, interrupted at line {line}"
         seen.add(found)
     assert seen == {before, after}
+
+
+@both
+def test_closing_the_model_gives_the_devices_memory_back_at_once(opened, update):
+    """Whoever still has a stream, a generation that is not over and a result; without the collector's help."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = opened(update)
+        driver, streams = model.backend.driver, [model.stream(), model.stream(1)]
+        rows = streams[0].feed(tokens_of(4))
+        drawn = streams[1].generate([7], 5, seed=3, feed_last=True)
+        next(drawn)
+        assert driver.memory.used() > 0
+        model.close()
+        assert driver.held() == []
+        with pytest.raises(UsageError, match="the model was closed"):
+            next(drawn)
+        assert rows.shape == (B, 4, V)
+    finally:
+        gc.enable()

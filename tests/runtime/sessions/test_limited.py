@@ -113,7 +113,7 @@ def test_a_limit_that_is_none_is_refused(model_of):
 
 def test_a_segment_that_fails_leaves_no_limit_behind(model_of, monkeypatch):
     with Sessions(model_of("ring"), rows=1) as sessions:
-        loop = sessions._segments._loop
+        loop = sessions._segments.stream.loop
         monkeypatch.setattr(type(loop), "run", lambda *_, **__: 1 / 0)
         ticket = sessions.submit(Request([1] * 9, memory_length=1), "anna")
         run(sessions)
@@ -130,7 +130,7 @@ def test_a_segment_that_fails_cuts_nothing_off(model_of, kind, monkeypatch):
     with Sessions(model_of(kind), rows=1) as sessions:
         sessions.submit(requests[0], "anna")
         run(sessions)
-        loop = sessions._segments._loop
+        loop = sessions._segments.stream.loop
         with monkeypatch.context() as failing:
             failing.setattr(type(loop), "run", lambda *_, **__: 1 / 0)
             ticket = sessions.submit(Request([1], memory_length=1), "anna")

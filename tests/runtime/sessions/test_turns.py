@@ -161,7 +161,7 @@ def test_which_row_is_given_to_one_that_waits(rows, runnable, turns, between, ro
 def watched(sessions: Sessions) -> list[np.ndarray]:
     """The positions that count in each segment of sessions, by row."""
     counted: list[np.ndarray] = []
-    loop = sessions._segments._loop
+    loop = sessions._segments.stream.loop
     ran = loop.run
     loop.run = lambda inputs, counts, want: (  # type: ignore[method-assign]
         counted.append(counts.copy()) or ran(inputs, counts, want)

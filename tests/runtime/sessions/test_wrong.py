@@ -35,7 +35,7 @@ class Failing:
 def test_an_engine_s_error_ends_the_requests_of_that_round_and_leaves_their_states(model_of, error, caplog, rounds):
     """A round of the long prompt, or one of those that decode."""
     with Sessions(model_of("counting")) as sessions:
-        loop = sessions._segments._loop = Failing(sessions._segments._loop)
+        loop = sessions._segments.stream.loop = Failing(sessions._segments.stream.loop)
         decoding = [sessions.submit(Request([1], 9, Sampling(seed=1)), f"s{number}") for number in range(2)]
         sessions.round()
         prompt = sessions.submit(Request([1] * 9, 3, Sampling(seed=2)), "prompt")

@@ -68,8 +68,6 @@ BAD_TOKENS: dict[str, tuple[Any, str]] = {
     "float": (GOOD.astype(float), "are float64, expected whole numbers; convert them with astype('int32')"),
     "bool": (GOOD > 2, "are bool, expected whole numbers"),
     "text": ([["a"], ["b"], ["c"]], "are <U1, expected whole numbers"),
-    "one text": ("abc", "are <U3, expected whole numbers"),
-    "bytes": (b"abc", "are |S3, expected whole numbers"),
     "nothing": (None, "are object, expected whole numbers"),
     "a number": (5, "have shape [], expected [3, T]"),
     "flat": ([1, 2, 3], "have shape [3], expected [3, T] with T at least 1; one row per stream"),
@@ -204,6 +202,15 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "stop token text": ({"stop_tokens": ["."]}, "stop_tokens"),
     "stop token fraction": ({"stop_tokens": [1.5]}, "stop_tokens"),
     "stop token out of range": ({"stop_tokens": [60]}, "stop_tokens"),
+    "an empty stop text": (
+        {"stop_texts": ["a", ""]},
+        "stop_texts is ['a', ''], expected a list of texts of at least one",
+    ),
+    "a stop text that is none": ({"stop_texts": [b"a"]}, "stop_texts is [b'a']"),
+    "a number as stop texts": ({"stop_texts": 1}, "stop_texts is 1"),
+    "stop texts without a vocabulary": ({"stop_texts": "a"}, "the bundle has no vocabulary to read tokens as text"),
+    "log-probabilities or not": ({"logprobs": "yes"}, "logprobs is 'yes', expected True or False"),
+    "feeding or not": ({"feed_last": None}, "feed_last is None, expected True or False"),
     "an empty prompt": ({"lengths": [3, 0, 1]}, "lengths are [3, 0, 1], expected at least one prompt token"),
 }
 
@@ -213,6 +220,15 @@ def test_bad_generate_options_are_refused_at_once(model, options, words):
     stream = model.stream()
     message = unchanged_after_refusal(stream, lambda: stream.generate(GOOD, **{"max_new_tokens": 5} | options))
     assert words in message
+
+
+@pytest.mark.parametrize("tokens", ["abc", b"abc", ["abc", "d", ""]], ids=str)
+@pytest.mark.parametrize("call", ["step", "feed", "score", "generate"])
+def test_text_is_refused_where_there_is_no_vocabulary(model, call, tokens):
+    stream, more = model.stream(), (5,) if call == "generate" else ()
+    message = unchanged_after_refusal(stream, lambda: getattr(stream, call)(tokens, *more))
+    assert message.startswith(f"tokens are text ({tokens!r}), but the bundle has no vocabulary")
+    assert message.endswith("give these, or export with --vocabulary FILE")
 
 
 def test_more_stop_tokens_than_anybody_needs_are_refused(model):

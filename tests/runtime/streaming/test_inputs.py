@@ -51,6 +51,8 @@ TABLE = r"frames float32 \['L', 'B', 3\], marks int32 \['B', 'L'\], gain float32
     [
         ({"gain": None}, f"inputs lack gain, expected {TABLE}; add it"),
         ({"obs": 1}, f"inputs hold 'obs', expected {TABLE}; take it out"),
+        ({"frames": None, "frame": 1}, f"inputs hold 'frame', expected {TABLE}; did you mean 'frames'?"),
+        ({"frames": None, "pixels": 1}, f"inputs hold 'pixels', expected {TABLE}; take it out"),
         ({"valid": [4, 4, 4]}, f"inputs hold 'valid', expected {TABLE}"),
         ({"frames": np.zeros((4 + AHEAD, B, FRAME), bool)}, "frames is bool, expected float32; convert it"),
         ({"frames": np.zeros((4 + AHEAD, B, FRAME), complex)}, "frames is complex128, expected float32"),
@@ -61,7 +63,7 @@ TABLE = r"frames float32 \['L', 'B', 3\], marks int32 \['B', 'L'\], gain float32
         ({"frames": np.zeros((4 + AHEAD, B - 1, FRAME))}, r"frames has shape \[6, 2, 3\], expected \[.* \+ 2, 3, 3\]"),
         ({"frames": np.zeros((AHEAD, B, FRAME))}, r"frames has shape \[2, 3, 3\], expected .* T of at least 1"),
         ({"frames": np.zeros((4, B, FRAME))}, r"marks has shape \[3, 4\], expected \[3, 2\], with the same T"),
-        ({"gain": np.ones(4)}, r"gain has shape \[4\], expected \[3\]"),
+        ({"gain": np.ones(4)}, r"gain has shape \[4\], expected \[3\]; reshape it$"),
         ({"gain": [[1.0], [1.0, 2.0]]}, "gain have rows of different lengths"),
     ],
 )
@@ -72,6 +74,16 @@ def test_what_does_not_fit_the_table_is_refused(model_of, changes, said, call):
     with pytest.raises(UsageError, match=said):
         getattr(stream, call)(given)
     assert not stream.state()["steps"].any(), "nothing was run"
+
+
+def test_a_message_speaks_of_positions_only_where_an_input_has_any(model_of):
+    stream = model_of("one by one").stream()
+    for wrong, todo in (
+        (np.zeros(B - 1, int), "the stream has 3 sequences, model"),
+        (np.zeros((B, 1), int), "reshape it"),
+    ):
+        with pytest.raises(UsageError, match=rf"^words has shape .*, expected \[3\]; {todo}"):
+            stream.run({"words": wrong})
 
 
 def test_inputs_that_are_no_mapping_are_refused(model_of):

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from stand_ins.steps import FRAME, open_rows, write
 from step_models import FEATURES, VOCABULARY, B, growing, recurrent
 from txl_runtime import Model, Stream, StreamState, UsageError, load
+from txl_runtime.sessions import SessionState
 from txl_runtime.streaming.state import RowState
 
 KINDS = {"recurrent": recurrent, "growing": growing, "open": open_rows}
@@ -145,7 +146,7 @@ def test_rows_beyond_the_table_and_other_models_are_refused(model_of):
         stream.restore(replace(snapshot, states={**snapshot.states, "rows": tall}))
     with pytest.raises(UsageError, match="belongs to model"):
         model_of("open").stream().restore(snapshot)
-    with pytest.raises(UsageError, match="holds 3 sequences, this stream has 2"):
+    with pytest.raises(UsageError, match="holds 3 sequences, expected 2; open a stream of as many"):
         model_of("growing").stream(2).restore(snapshot)
     stream.restore(replace(snapshot, states={k: v for k, v in snapshot.states.items() if k != "summary"}))
     assert "summary" not in stream.state(), "it may be absent"
@@ -263,6 +264,48 @@ def test_memory_rows_that_do_not_fit_are_not_put(make_bundle, change, said):
     before = bits(stream.state())
     with pytest.raises(UsageError, match=said):
         stream.put(1, change(stream.take(0)))
+    assert bits(stream.state()) == before
+
+
+@pytest.mark.parametrize("kind", ["ring", "rolled", "recurrent", "open"])
+def test_one_sequence_goes_to_bytes_or_a_file_and_on_in_another_row(make_bundle, model_of, tmp_path, kind):
+    if kind in KINDS:
+        model = model_of(kind)
+        b = B if model.manifest.can.run_apart else 1
+        stream, other = (ran(model.stream(b), kind, *seeds) for seeds in ((0, 1), (2,)))
+    else:
+        model, b = load(make_bundle(config={}, batch_size=B), backend="cpu", threads=1, update=kind), B
+        stream, other = model.stream(), model.stream()
+        stream.feed(np.arange(3 * 18).reshape(B, 18), [18, 3, 0])
+        other.feed(np.ones((B, 2), int))
+    for row in range(b):
+        taken = stream.take(row)
+        taken.save(path := tmp_path / "one.safetensors")
+        read = [StreamState.from_bytes(taken.to_bytes()), StreamState.load(path), SessionState.load(path).state]
+        for state in (*read, taken.snapshot(), taken):
+            other.put(b - 1, state)
+            again = other.take(b - 1)
+            assert (again.fill, again.head) == (taken.fill, taken.head)
+            assert bits(again.tensors) == bits(taken.tensors)
+            other.reset()
+
+
+def test_a_state_of_another_model_or_of_several_sequences_is_not_put(make_bundle):
+    model, stranger = (load(make_bundle(config={}, seed=seed, batch_size=b), "cpu", 1) for seed, b in ((0, B), (0, 2)))
+    other = load(make_bundle(config={}, seed=1, batch_size=2), backend="cpu", threads=1)
+    stream = model.stream()
+    stream.feed(np.ones((B, 3), int))
+    before = bits(stream.state())
+    stream.put(0, stranger.stream().take(0))  # another bundle of the same model
+    stream.put(0, model.stream().take(0))
+    stream.put(0, stream.take(1))
+    for state in (other.stream().take(0), StreamState.from_bytes(other.stream().take(0).to_bytes())):
+        with pytest.raises(UsageError, match=r"belongs to model .*; restore it in the model it was taken from"):
+            stream.put(0, state)
+    with pytest.raises(UsageError, match=r"the state holds 3 sequences, expected 1; open .* or take and put"):
+        stream.put(0, stream.snapshot())
+    with pytest.raises(UsageError, match=r"^the state: .*expected a saved state"):
+        StreamState.from_bytes(stream.take(0).to_bytes()[:-5])
     assert bits(stream.state()) == before
 
 

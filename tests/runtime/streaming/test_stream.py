@@ -685,7 +685,7 @@ def with_first_entry(state: StreamState, change: Any) -> StreamState:
     [
         (lambda s: replace(s, model_id="0" * 64), ["model 000000000000", "restore it in the model"]),
         (lambda s: replace(s, model_id=""), ["model unknown"]),
-        (lambda s: replace(s, fill=s.fill[:2]), ["2 sequences, this stream has 3", "model.stream(2)"]),
+        (lambda s: replace(s, fill=s.fill[:2]), ["2 sequences, expected 3", "open a stream of as many"]),
         (lambda s: replace(s, fill=np.array([8, 5, 5], np.int32)), ["fill is [8, 5, 5]", "0 … 7"]),
         (lambda s: replace(s, fill=np.array([5, -1, 5], np.int32)), ["fill is [5, -1, 5]", "0 … 7"]),
         (lambda s: replace(s, fill=np.array([5, 6, 5], np.int32)), ["float32 [3, 5, 2, 8], expected float32 [3, 6,"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from txl_runtime.bundle.vocabulary import decode_vocabulary
-from txl_runtime.errors import TxlError, UsageError
+from txl_runtime.errors import TxlError, UsageError, nearest
 
 from txl_export.families.own_module.attributes import put, value_at
 from txl_export.families.own_module.sizes import has_length, initial_value, output_specs, usual_lengths
@@ -92,10 +91,10 @@ def remarks(spec: StepSpec) -> list[str]:
     found = []
     for output in output_specs(spec):
         role = output.role or ""
-        if role not in _OF_TOKENS and (near := get_close_matches(role.lower(), _OF_TOKENS, 1, _NEARLY)):
+        if role not in _OF_TOKENS and (near := nearest(role.lower(), _OF_TOKENS, _NEARLY)):
             found.append(
                 f"output {output.name} has the role {role}, which is a word like any other; for the next token's it "
-                f"is {near[0]}"
+                f"is {near}"
             )
     if any(module.training and _evaluates_otherwise(module) for module in spec.module.modules()):
         found.append("the module was in training mode; it is exported in evaluation mode, without dropout and the like")

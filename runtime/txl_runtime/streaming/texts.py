@@ -1,4 +1,5 @@
-r"""From tokens to text, piece by piece: unfinished characters and what may become a stop text are held back.
+r"""Text to tokens; and from tokens to text, piece by piece: unfinished characters and what may become a stop text are
+held back.
 
 A text is what its tokens' bytes are in UTF-8. What is no UTF-8 becomes U+FFFD in a text; as a token of its own it is
 called `bytes:\xff`.
@@ -9,7 +10,38 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from txl_runtime.bundle.vocabulary import Vocabulary
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import Texts, shown
+from txl_runtime.types import Ids
+
+
+def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | None) -> tuple[Ids, Ids]:
+    """Texts as tokens int32 [b, T], and how many of them count, int32 [b]. A text alone is one sequence.
+
+    Raises:
+        UsageError: there is no vocabulary, it cannot encode a text, or lengths are given besides.
+    """
+    if vocabulary is None:
+        raise UsageError(
+            f"tokens are text ({shown(texts)}), but the bundle has no vocabulary to encode it with, expected token "
+            "ids; give these, or export with --vocabulary FILE"
+        )
+    if lengths is not None:
+        raise UsageError(f"lengths are {shown(lengths)}, expected none beside text, which counts whole; leave them out")
+    return padded([vocabulary.encode(text) for text in ([texts] if isinstance(texts, str | bytes) else texts)])
+
+
+def padded(sequences: Sequence[Ids]) -> tuple[Ids, Ids]:
+    """Sequences [t] side by side, int32 [b, T] with zeros behind those that are shorter; and their lengths [b]."""
+    lengths = np.array([len(ids) for ids in sequences], np.int32)
+    found = np.zeros((len(sequences), int(lengths.max(initial=0))), np.int32)
+    for row, ids in zip(found, sequences, strict=True):
+        row[: len(ids)] = ids
+    return found, lengths
 
 
 class TokenTexts:

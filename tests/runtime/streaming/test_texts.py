@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from txl_runtime.bundle.vocabulary import Bytes, Words
-
-from txl_deploy.serve.texts import TextStream, TokenTexts
+from txl_runtime.streaming.texts import TextStream, TokenTexts
 
 LETTERS = st.text(alphabet="abé€😀 ", max_size=12)
 

@@ -1,0 +1,62 @@
+"""Hypotheses that go on from the same context, such as an n-best list: what each costs, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.checks import as_array, check_tokens, shown
+from txl_runtime.streaming.inputs import require_tokens
+from txl_runtime.streaming.texts import padded
+from txl_runtime.types import Ids
+
+if TYPE_CHECKING:
+    from txl_runtime.streaming.snapshot import StreamState
+    from txl_runtime.streaming.state import RowState
+    from txl_runtime.streaming.stream import Stream
+
+
+def rank(
+    open_stream: Callable[[int], Stream],
+    manifest: Manifest,
+    context: ArrayLike,
+    hypotheses: Sequence[ArrayLike],
+    state: RowState | StreamState | None,
+) -> NDArray[np.float64]:
+    """See `Model.rank`; `open_stream` opens a stream of so many sequences."""
+    require_tokens(manifest, "score")
+    if not isinstance(hypotheses, list | tuple | np.ndarray) or not len(hypotheses):
+        raise UsageError(f"hypotheses are {shown(hypotheses)}, expected a list of them, at least one")
+    alone = open_stream(1)
+
+    def read(tokens: ArrayLike, what: str) -> Ids:
+        text = isinstance(tokens, str | bytes)
+        found = alone._on_host(tokens, None)[0] if text else as_array(tokens, what)[None]
+        return (
+            check_tokens(found, 1, manifest.vocab_size, None, what)[0][0] if np.size(found) else np.zeros(0, np.int32)
+        )
+
+    given = read(context, "context tokens")
+    told = [read(hypothesis, f"tokens of hypothesis {index}") for index, hypothesis in enumerate(hypotheses)]
+    if not len(given):
+        raise UsageError("the context is empty, expected at least one token for the hypotheses to go on from")
+    if state is not None:
+        alone.put(0, state)
+    if len(given) > 1:
+        alone.feed(given[None, :-1], last=True)
+    start, most = alone.take(0), manifest.batch_size if manifest.can.run_apart else 1
+    costs, stream = np.zeros(len(told)), open_stream(min(most, len(told)))
+    order = sorted(range(len(told)), key=lambda index: len(told[index]))  # so that little is padded
+    for first in range(0, len(order), stream.batch_size):
+        some = order[first : first + stream.batch_size]
+        rows = [np.concatenate([given[-1:], told[index]]) for index in some]
+        for row in range(len(rows)):
+            stream.put(row, start)
+        tokens, lengths = padded([*rows, *[given[:0]] * (stream.batch_size - len(rows))])
+        costs[some] = stream.score(tokens, lengths)[: len(some)].sum(axis=1, dtype=np.float64)
+    return costs
