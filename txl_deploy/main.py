@@ -14,12 +14,15 @@ import traceback
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from txl_deploy import stopping, terminal
 
 TRACEBACK = "TXL_DEPLOY_TRACEBACK"
 """The environment variable that shows where an error of this program itself arose."""
+COMMAND = "txl-deploy"
+COMPLETION = "_TXL_DEPLOY_COMPLETE"
+"""The environment variable by which a shell asks for the rest of a word, and a person for what teaches it to."""
 COMMAND_LINE = ("typer", "rich")
 """What the command line needs beside the runtime: the extra `cli`, which an embedding application does not install."""
 
@@ -53,12 +56,14 @@ def _run() -> int:
     try:
         from txl_deploy.verbs import app
 
-        code = app(standalone_mode=False)
+        code = app(prog_name=COMMAND, complete_var=COMPLETION, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         if _has_lost_its_reader(error):
             terminal.silence(sys.stdout)
             return 141  # as a shell counts a program that a closed pipe ended
+        if isinstance(error, SystemExit) and COMPLETION in os.environ:
+            return int(error.code or 0)
         return _stopped() or _explain(error)
     # typer makes an exit code of some interrupts
     return (_stopped() or code) if isinstance(code, int) and code else 0
@@ -85,7 +90,7 @@ def _explain(error: BaseException) -> int:
         return _fail(f"{said}; expected the machine to have room and rights for this", 2)
     # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
     if hasattr(error, "format_message"):
-        return _fail(f"{error.format_message().rstrip('.')}; see txl-deploy --help", 2)
+        return _fail(_of_wrong_use(error), 2)
     if os.environ.get(TRACEBACK):
         raise error
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -94,6 +99,13 @@ def _explain(error: BaseException) -> int:
         f"txl-deploy, which should have said what is wrong: {TRACEBACK}=1 shows where it arose; report it, please",
         2,
     )
+
+
+def _of_wrong_use(error: Any) -> str:
+    """What typer found wrong, in one line, and where the help is that says more."""
+    said = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+    asked = f"see {getattr(error.ctx, 'command_path', COMMAND)} --help"
+    return f"{said} S{asked[1:]}" if said.endswith("?") else f"{said}; {asked}"
 
 
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
