@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from txl_runtime.errors import BackendError
+from txl_runtime.installing import pip_line
 
 
 def require_export(verb: str) -> None:
@@ -18,7 +19,7 @@ def require_export(verb: str) -> None:
     needed = ("torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "filelock")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[export]'")
+        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; {pip_line('export')}")
 
 
 def require_packaging(verb: str, *more: str) -> None:
@@ -33,7 +34,7 @@ def require_packaging(verb: str, *more: str) -> None:
     """
     missing = [name for name in ("filelock", *more) if find_spec(name) is None]
     if missing:
-        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[build]'")
+        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; {pip_line('build')}")
 
 
 def lean_heap() -> None:

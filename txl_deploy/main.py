@@ -40,9 +40,11 @@ def main() -> NoReturn:
 
 def _lacks(missing: list[str]) -> int:
     """Say how to install the command line; written without the modules that are missing."""
+    from txl_runtime.installing import pip_line
+
     line = (
-        f"the command line needs {' and '.join(missing)}, not installed here; pip install 'txl-deploy[cli]', "
-        "or 'txl-deploy[export]' to export models too"
+        f"the command line needs {' and '.join(missing)}, not installed here; {pip_line('cli')}, with export in place "
+        "of cli to export models too"
     )
     sys.stderr.write(f"error: {line}\n")
     if "--json" in sys.argv:

@@ -11,6 +11,7 @@ from typing import Any
 
 from txl_runtime.bundle.writing import plain_place, write_named
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.installing import pip_line
 
 FORMATS = (".png", ".svg")
 
@@ -28,7 +29,7 @@ def check_plot(path: Path) -> None:
         raise UsageError(f"--plot is {path}, expected a folder that exists; make {path.parent} first")
     plain_place(path)
     if find_spec("matplotlib") is None:
-        raise BackendError("--plot needs matplotlib, not installed here; pip install 'txl-deploy[plot]'")
+        raise BackendError(f"--plot needs matplotlib, not installed here; {pip_line('plot')}")
 
 
 def draw(path: Path, panels: list[Callable[[Any], None]]) -> None:

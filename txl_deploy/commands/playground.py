@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from txl_runtime.errors import BackendError
+from txl_runtime.installing import pip_line
 
 from txl_deploy.commands.options import Backend, Bundle
 from txl_deploy.commands.serve import NEEDED
@@ -43,9 +44,7 @@ def run(
 ) -> None:
     """Try a bundle on a page in the browser, on this machine alone: generate, see probabilities, go back."""
     if missing := [package for package in NEEDED if find_spec(package) is None]:
-        raise BackendError(
-            f"playground needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[serve]'"
-        )
+        raise BackendError(f"playground needs {', '.join(missing)}, not installed here; {pip_line('serve')}")
     from txl_deploy.serve.logs import Log
     from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS
     from txl_deploy.serve.settings import ServerSettings

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.installing import pip_line
 
 from txl_deploy.commands.options import Backend, Bundle
 
@@ -50,7 +51,7 @@ def run(
 ) -> None:
     """Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory."""
     if missing := [package for package in NEEDED if find_spec(package) is None]:
-        raise BackendError(f"serve needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[serve]'")
+        raise BackendError(f"serve needs {', '.join(missing)}, not installed here; {pip_line('serve')}")
     from txl_deploy.serve.settings import ServerSettings
 
     settings = ServerSettings(

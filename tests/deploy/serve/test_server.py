@@ -17,6 +17,7 @@ import txl_runtime
 from safetensors.numpy import load
 from serving import Server, events_of, serving
 from support import call_main, until
+from txl_runtime.installing import pip_line
 from txl_runtime.sessions import Request, Sessions
 
 PROMPT = {"prompt": "once upon a time", "max_tokens": 5, "temperature": 0}
@@ -75,7 +76,7 @@ def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
     monkeypatch.setattr("txl_deploy.commands.serve.find_spec", lambda name: None if name == "uvicorn" else real(name))
     code, _, err = call_main(("serve", letters), monkeypatch, capfd)
     assert code == 2
-    assert err == "error: serve needs uvicorn, not installed here; pip install 'txl-deploy[serve]'\n"
+    assert err == f"error: serve needs uvicorn, not installed here; {pip_line('serve')}\n"
 
 
 def test_a_bundle_that_fails_its_self_test_is_not_served(letters, monkeypatch, capfd):
