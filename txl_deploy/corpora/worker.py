@@ -1,6 +1,7 @@
 """What a process that scores does: it loads the bundle, then answers batches until its parent is gone.
 
-Messages are msgpack: a `Ready` first, then one list of `Outcome` for every list of `Unit`.
+Messages are msgpack: a `Ready` first, then for every list of `Unit` shares of it that are done, as floats, and at last
+its list of `Outcome`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,12 @@ def _answer(connection: Connection, settings: Settings) -> None:
         connection.send_bytes(encoder.encode(Ready(error=f"{error}" or type(error).__name__)))
         return
     connection.send_bytes(encoder.encode(Ready(model=identity(model.manifest))))
+
+    def told(share: float) -> None:
+        connection.send_bytes(encoder.encode(share))
+
     while True:
-        connection.send_bytes(encoder.encode(scorer.score(decoder.decode(connection.recv_bytes()))))
+        connection.send_bytes(encoder.encode(scorer.score(decoder.decode(connection.recv_bytes()), told)))
 
 
 def _end_with_parent() -> None:
