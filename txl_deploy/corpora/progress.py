@@ -68,7 +68,7 @@ class Advance:
 
     def rest(self) -> float | None:
         """Seconds that are left at this run's own speed of late; None while that is not known."""
-        now, work = time.monotonic(), self._work()
+        now, work = time.monotonic(), self.work()
         self._recent.append((now, work - self._before))
         while len(self._recent) > 2 and self._recent[1][0] <= now - RECENT:
             self._recent.popleft()
@@ -78,12 +78,12 @@ class Advance:
             return None
         return (now - began) * max(self._total - work, 0) / done
 
-    def _work(self) -> float:
+    def work(self) -> float:
         """What is done, with what is done of batches that are not finished."""
         return self._done + sum(work for work, _ in self._begun.values())
 
     def _show(self) -> None:
-        rest, work = self.rest(), self._work()
+        rest, work = self.rest(), self.work()
         left = [] if rest is None else [f"{lasting(rest)} left"]
         if not self._bar.disable:
             self._bar.update(self._task, completed=work, said=", ".join([*left, self._said()]))
