@@ -71,13 +71,14 @@ class Group(TyperGroup):
 
 def _groups(command: Any, ctx: Any) -> dict[str, Rows]:
     """Names and descriptions of what a command takes, by group: arguments, options without a group, then the others."""
-    titles = {f"--{name}": title for title, names in GROUPS.get(command.name, {}).items() for name in names.split()}
-    groups: dict[str, Rows] = {"Arguments": [], "Options": []} | {title: [] for title in GROUPS.get(command.name, {})}
+    named = GROUPS.get(command.name, {})
+    titles = {f"--{name}": title for title, names in named.items() for name in names.split()}
+    groups: dict[str, Rows] = {title: [] for title in ("Arguments", "Options", *named)}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is None:
             continue
-        typed, said = record
+        typed, said = record[0], record[1].replace("\\[", "[")  # older versions escape it for rich
         if parameter.param_type_name == "argument":
             groups["Arguments"].append((parameter.metavar or parameter.name.upper(), said))
             continue
