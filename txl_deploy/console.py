@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,8 +23,6 @@ from txl_deploy.terminal import Messages
 
 _NARROW = 7
 """Columns of a terminal for each of a table, below which names would be cut."""
-_FOLDS = 2
-"""Lines that a cell of a table's first column may take."""
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
@@ -185,15 +183,16 @@ def facts_table(facts: Mapping[str, object]) -> Table:
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table | Text:
     """A plain table; columns of numbers are aligned to the right. Where all do not fit, every row is a table.
 
-    Where only the first column lacks room, so that its cells would be folded again and again, each of them stands on a
-    line of its own, and the other cells beneath.
+    Where only the first column lacks room, so that its cells would take three lines, each of them stands on a line
+    of its own, and the other cells beneath.
     """
     texts = [[cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row] for row in rows]
-    numbers = [_are_numbers(row[index] for row in texts) for index in range(len(columns))]
-    first, *others = [max(map(cell_len, cells)) for cells in _cells(columns, texts)]
-    room = stdout.width - sum(others) - 2 * len(others)
-    if title is None and others and room >= 0 and first > _FOLDS * room:
-        return _beneath(columns, texts, numbers, others)
+    cells = [[row[index].plain for row in texts] for index in range(len(columns))]
+    numbers = [all(cell[:1].isdigit() or cell == "–" for cell in column) for column in cells]
+    widths = [max(map(cell_len, (name.strip(), *column))) for name, column in zip(columns, cells, strict=True)]
+    room = stdout.width - sum(widths[1:]) - 2 * len(widths[1:])
+    if title is None and len(columns) > 1 and room >= 0 and widths[0] > 2 * room:
+        return _beneath(columns, texts, numbers, widths)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     if stdout.width < _NARROW * len(columns) or (room < 0 and all(numbers[1:])):
         table.show_header = False
@@ -211,16 +210,6 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
     return table
 
 
-def _cells(columns: Sequence[str], texts: Sequence[Sequence[Text]]) -> Iterator[list[str]]:
-    """What stands in each column, its heading first."""
-    for index, heading in enumerate(columns):
-        yield [heading.strip(), *(row[index].plain for row in texts)]
-
-
-def _are_numbers(cells: Iterable[Text]) -> bool:
-    return all(cell.plain[:1].isdigit() or cell.plain == "–" for cell in cells)
-
-
 def _beneath(
     columns: Sequence[str], texts: Sequence[Sequence[Text]], numbers: Sequence[bool], widths: Sequence[int]
 ) -> Text:
@@ -228,7 +217,7 @@ def _beneath(
     headings = [Text(heading.strip(), style="bold") for heading in columns]
     lines = [Text("")] if columns[0].startswith("\n") else []
     for name, *others in (headings, *texts):
-        for cell, width, is_number in zip(others, widths, numbers[1:], strict=True):
+        for cell, width, is_number in zip(others, widths[1:], numbers[1:], strict=True):
             cell.align("right" if is_number else "left", width)
         lines += [name, Text("  ").join([Text(""), *others])]
     return Text("\n").join(lines)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import textwrap
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import typer
@@ -33,8 +32,6 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "terminal_width": min(shutil.
 """What every command is told: how help is asked for, and how wide it is."""
 _NAMES = 20
 """Characters of the column of names at most; what stands beside a longer name begins in the next line."""
-_LEAST = 24
-"""Characters that a description needs beside a name; where there are fewer, it stands below."""
 _CHOICES = re.compile(r"[<\[]([\w-]+(?:\|[\w-]+)+)[>\]]")
 """How typer writes the values that an option takes, in all its versions."""
 
@@ -52,21 +49,14 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """All verbs; `help VERB` is `VERB --help`."""
 
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Take what stands before a verb; typer's options for completion end the program, which is no defect."""
-        try:
-            return super().make_context(*arguments, **options)
-        except SystemExit as ended:
-            raise typer.Exit(int(ended.code or 0)) from None
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take the options before a verb."""
         return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the verbs, then the options."""
-        verbs = [(name, str(verb.help)) for name, verb in self.commands.items()]
-        _write(formatter, {"Commands": verbs} | _groups(self, ctx))
+        _write(formatter, {"Commands": [(name, str(verb.help)) for name, verb in self.commands.items()]})
+        _write(formatter, _groups(self, ctx))
 
 
 def _groups(command: Any, ctx: Any) -> dict[str, Rows]:
@@ -75,44 +65,28 @@ def _groups(command: Any, ctx: Any) -> dict[str, Rows]:
     titles = {f"--{name}": title for title, names in named.items() for name in names.split()}
     groups: dict[str, Rows] = {title: [] for title in ("Arguments", "Options", *named)}
     for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is None:
+        if (record := parameter.get_help_record(ctx)) is None:  # a hidden one
             continue
-        typed, said = record[0], record[1].replace("\\[", "[")  # older versions escape it for rich
+        said, told = record[1].replace("\\[", "["), parameter.help or ""  # older versions of typer escape it for rich
         if parameter.param_type_name == "argument":
-            groups["Arguments"].append((parameter.metavar or parameter.name.upper(), said))
+            groups["Arguments"].append((parameter.metavar, said))
             continue
         short_first = sorted(parameter.opts, key=len)
         names = " / ".join([", ".join(short_first), *parameter.secondary_opts])
-        if choices := _CHOICES.search(typed):
-            told = parameter.help or ""
+        if choices := _CHOICES.search(record[0]):
             said = f"{told} <{choices[1].replace('|', ' | ')}>{said.removeprefix(told)}"
-        if parameter.metavar:
-            names += f" {parameter.metavar}"
-        groups[titles.get(short_first[-1], "Options")].append((names, said))
+        row = (f"{names} {parameter.metavar or ''}".rstrip(), said)
+        groups[titles.get(short_first[-1], "Options")].append(row)
     return groups
 
 
 def _write(formatter: Any, groups: dict[str, Rows]) -> None:
-    room = max(len(name) for rows in groups.values() for name, _ in rows if len(name) <= _NAMES)
+    """Write sections, in columns as wide as in the others."""
+    most = min(_NAMES, formatter.width // 3)
+    room = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= most), default=most)
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"  # elsewhere typer looks for a terminal
+    shown = str if plain else partial(typer.style, bold=True)
     for title, rows in groups.items():
         if rows:
-            formatter.write(f"\n{_bold(f'{title}:')}\n")
-            formatter.write("".join(f"{line}\n" for line in _lines(rows, room, formatter.width)))
-
-
-def _lines(rows: Rows, room: int, width: int) -> Iterator[str]:
-    """Every name with its description beside it, or below where it does not fit."""
-    beside = width - room - 4 >= _LEAST
-    indent = room + 4 if beside else 6
-    for name, said in rows:
-        lines = textwrap.wrap(said, max(width - indent, 8), break_on_hyphens=False)
-        first = lines.pop(0) if beside and lines and len(name) <= room else ""
-        yield f"  {_bold(name)}{' ' * (indent - 2 - len(name))}{first}".rstrip()
-        yield from (" " * indent + line for line in lines)
-
-
-def _bold(text: str) -> str:
-    """A text that stands out where a terminal shows it so; elsewhere typer takes the codes away."""
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return text if plain else typer.style(text, bold=True)
+            with formatter.section(shown(title)):
+                formatter.write_dl([(shown(name.ljust(room)), said) for name, said in rows], room)

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from txl_deploy import stopping, terminal
 
@@ -64,7 +64,7 @@ def _run() -> int:
         if _has_lost_its_reader(error):
             terminal.silence(sys.stdout)
             return 141  # as a shell counts a program that a closed pipe ended
-        if isinstance(error, SystemExit) and COMPLETION in os.environ:
+        if isinstance(error, SystemExit) and (COMPLETION in os.environ or "-completion" in "".join(sys.argv[1:2])):
             return int(error.code or 0)
         return _stopped() or _explain(error)
     # typer makes an exit code of some interrupts
@@ -92,7 +92,9 @@ def _explain(error: BaseException) -> int:
         return _fail(f"{said}; expected the machine to have room and rights for this", 2)
     # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
     if hasattr(error, "format_message"):
-        return _fail(_of_wrong_use(error), 2)
+        said = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+        see = " See" if said.endswith("?") else "; see"
+        return _fail(f"{said}{see} {getattr(getattr(error, 'ctx', None), 'command_path', COMMAND)} --help", 2)
     if os.environ.get(TRACEBACK):
         raise error
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -101,13 +103,6 @@ def _explain(error: BaseException) -> int:
         f"txl-deploy, which should have said what is wrong: {TRACEBACK}=1 shows where it arose; report it, please",
         2,
     )
-
-
-def _of_wrong_use(error: Any) -> str:
-    """What typer found wrong, in one line, and where the help is that says more."""
-    said = error.format_message().rstrip(".").replace(": Value error, ", ": ")
-    asked = f"see {getattr(error.ctx, 'command_path', COMMAND)} --help"
-    return f"{said} S{asked[1:]}" if said.endswith("?") else f"{said}; {asked}"
 
 
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:

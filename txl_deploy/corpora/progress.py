@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from rich.progress import TextColumn
-from txl_report.numbers import counted, prefixed
+from txl_report.numbers import counted, prefixed, whole
 
 from txl_deploy.console import Bar, cut, elapsed, plain, stderr
 from txl_deploy.corpora.documents import Unit
@@ -57,10 +57,12 @@ class Advance:
 
     def partly(self, batch: Sequence[Unit], share: float) -> None:
         """This share of a batch that is being scored is done; 0 once it is finished, and counted by `advance`."""
-        weight, scored = sum(unit.weight for unit in batch), sum(unit.scored for unit in batch)
-        self._begun[batch[0].index] = share * weight, share * scored
         if share:
+            done = sum(unit.weight for unit in batch), sum(unit.scored for unit in batch)
+            self._begun[batch[0].index] = share * done[0], share * done[1]
             self._show()
+        else:
+            self._begun.pop(batch[0].index, None)
 
     def skip(self, work: int) -> None:
         """A document that an earlier run has scored: it is done, and says nothing of the speed."""
@@ -69,7 +71,8 @@ class Advance:
     def rest(self) -> float | None:
         """Seconds that are left at this run's own speed of late; None while that is not known."""
         now, work = time.monotonic(), self.work()
-        self._recent.append((now, work - self._before))
+        if now - self._recent[-1][0] >= 1:
+            self._recent.append((now, work - self._before))
         while len(self._recent) > 2 and self._recent[1][0] <= now - RECENT:
             self._recent.popleft()
         began, before = self._recent[0]
@@ -84,21 +87,21 @@ class Advance:
 
     def _show(self) -> None:
         rest, work = self.rest(), self.work()
-        left = [] if rest is None else [f"{lasting(rest)} left"]
+        left = "" if rest is None else f"{lasting(rest)} left"
         if not self._bar.disable:
-            self._bar.update(self._task, completed=work, said=", ".join([*left, self._said()]))
+            self._bar.update(self._task, completed=work, said=f"{left}, {self._said()}" if left else self._said())
         elif time.monotonic() - self._told >= self._pause:
-            share = [f"{work / self._total:.0%}"] if self._total else []
-            stderr.print(f"{self._title}: {', '.join([*share, self._said(), *left])}", soft_wrap=True)
+            share = f"{work / self._total:.0%}, " if self._total else ""
+            stderr.print(f"{self._title}: {share}{self._said()}{left and f', {left}'}", soft_wrap=True)
             self._told, self._pause = time.monotonic(), min(2 * self._pause, MOST_SECONDS)
 
     def _said(self) -> str:
         seconds = max(time.monotonic() - self._began, 1e-3)
         tokens = self._tokens + sum(tokens for _, tokens in self._begun.values())
         documents = self._documents + self._earlier
-        said = [counted(documents, "document")] if documents else []
-        earlier = [f"{self._earlier} of them earlier"] if self._earlier else []
-        return ", ".join([*said, *earlier, prefixed(round(tokens / seconds), "tokens/s")])
+        said = f"{counted(documents, 'document')}, " if documents else ""
+        earlier = f"{whole(self._earlier)} of them earlier, " if self._earlier else ""
+        return f"{said}{earlier}{prefixed(round(tokens / seconds), 'tokens/s')}"
 
 
 def lasting(seconds: float) -> str:

@@ -73,7 +73,7 @@ def test_a_bundle_that_is_none_and_a_port_that_is_taken(letters, tmp_path, monke
 
 def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
     real = importlib.util.find_spec
-    monkeypatch.setattr("txl_deploy.commands.serve.find_spec", lambda name: None if name == "uvicorn" else real(name))
+    monkeypatch.setattr("txl_deploy.extras.find_spec", lambda name: None if name == "uvicorn" else real(name))
     code, _, err = call_main(("serve", letters), monkeypatch, capfd)
     assert code == 2
     assert err == f"error: serve needs uvicorn, not installed here; {pip_line('serve')}\n"
