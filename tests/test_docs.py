@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,9 @@ from support import FIXTURES, typed
 from txl_export.families.own_module.plan import make_plan
 from txl_runtime.device.gpu import shows_gpu
 from txl_runtime.listener import Silent
+from txl_runtime.sessions import SessionInfo
 
+from txl_deploy.serve.app import ENDPOINTS
 from txl_deploy.verbs import VERBS, command
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +63,27 @@ def test_no_page_message_or_sample_asks_an_index_for_the_project() -> None:
     texts = {path: path.read_bytes().decode(errors="replace") for path in written if path.is_file()}
     assert len(texts) > 300
     assert [path for path, text in texts.items() if path.suffix != ".pyc" and named.search(text)] == []
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link may name in a page: its headings, in small letters, without signs, with hyphens for spaces."""
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_into_pages_lead_to_headings_in_documents_and_in_messages() -> None:
+    for source in (
+        *DOCUMENTS,
+        *(file for name in ("txl_deploy", "export", "runtime") for file in (ROOT / name).rglob("*.py")),
+    ):
+        text = source.read_text()
+        found = re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text) if source.suffix == ".md" else []
+        found += [(f"/{page}", name) for page, name in re.findall(r"\b(docs/[\w/-]+\.md)#([\w-]+)", text)]
+        for target, name in found:
+            page = ROOT / target[1:] if target.startswith("/") else source.parent / target if target else source
+            if page.suffix == ".md":
+                assert name in anchors(page), f"{source.name} links to {target}#{name}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -243,7 +267,7 @@ def test_the_snippets_for_embedders_run(
 def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is exported as a file and streamed; of the others the module is run as an export runs it."""
     monkeypatch.chdir(tmp_path)
-    first, *others = python_blocks("docs/own-models.md")
+    first, *others = python_blocks("docs/own-models.md") + python_blocks("docs/own-models-reference.md")
     (tmp_path / "my_model.py").write_text(first)
     names: dict[str, Any] = {}
     exec(first, names)
@@ -266,14 +290,24 @@ def test_the_snippets_for_sessions_run(
     (tmp_path / "demo" / "model.txl").symlink_to(make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for block in python_blocks("docs/serving.md"):
+    for block in python_blocks("docs/serving-reference.md"):
         exec(block, names)
     assert len(names["drawn"]) == 8
     assert [len(text) for text in names["texts"]] == [8, 8]
 
 
+def test_the_page_on_serving_lists_every_endpoint_and_every_field_of_a_session() -> None:
+    endpoints, _, rest = (ROOT / "docs" / "serving-reference.md").read_text().partition("### A session\n")
+    cells = re.findall(r"^\| (.*?) \| ", endpoints, re.MULTILINE)
+    listed = set(re.findall(r"(?<= )/[\w/]*", " ".join(cells)))
+    assert listed == {path.format(name="NAME", file="FILE") for path in ENDPOINTS}
+    session, _, _ = rest.partition("\n## ")
+    cells = re.findall(r"^\| (`.*?) \| ", session, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == [field.name for field in fields(SessionInfo)]
+
+
 def test_the_page_on_serving_names_limits_as_they_are() -> None:
-    text = (ROOT / "docs" / "serving.md").read_text()
+    text = (ROOT / "docs" / "serving-reference.md").read_text()
     flags = {option: parameter.default for parameter in command("serve").params for option in parameter.opts}
     for flag in re.findall(
         r"`(--(?:max|body|prompt|request|header|session|idle|drain|checkpoint|park|disk)-[\w-]+)`", text

@@ -96,6 +96,7 @@ def test_the_wheel_holds_the_four_packages_typed_and_nothing_else(wheel: Path) -
     others = {name for name in names if ".dist-info" not in name and not name.endswith((".py", "/py.typed"))}
     pages = {f"txl_deploy/serve/playground/static/{path.name}" for path in STATIC.iterdir()}
     pages |= {f"txl_report/templates/{path.name}" for path in (ROOT / "export/txl_report/templates").iterdir()}
+    pages.add("txl_deploy/serve/front_page.html")
     assert others == pages, "what the pages are made of"
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

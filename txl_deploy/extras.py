@@ -1,9 +1,10 @@
-"""What parts of the tools need: packages of extras, and for PyTorch a heap that gives memory back."""
+"""Which packages a verb needs, and which versions are there; and a heap that gives memory back."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from txl_runtime.errors import BackendError
@@ -40,3 +41,11 @@ def lean_heap() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(m_mmap_threshold, bytes_from)
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"

@@ -23,7 +23,8 @@ from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.gpu import gpu_name
 
 from benchmarks.shared.tables import Table
-from txl_deploy.bench.measuring import cpu_name, version_of
+from txl_deploy.bench.measuring import cpu_name
+from txl_deploy.extras import version_of
 
 __all__ = ["pack", "write_machine", "write_page"]
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.shared.tables import Table
-from txl_deploy.bench.measuring import cpu_name, version_of
+from txl_deploy.bench.measuring import cpu_name
+from txl_deploy.extras import version_of
 
 __all__ = ["finish", "parser"]
 

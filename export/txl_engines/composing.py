@@ -97,7 +97,7 @@ def _check_sizes(programs: Sequence[Program]) -> None:
                 raise UsageError(
                     f"program {program.name} takes {spec.name} of any number of rows, expected fixed sizes: no engine "
                     "takes sizes that change; export again with --growth stages and one segment length, or count rows "
-                    "in a state (docs/own-models.md)"
+                    "in a state (docs/own-models-reference.md)"
                 )
 
 

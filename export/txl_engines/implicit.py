@@ -111,7 +111,7 @@ def _update(manifest: Manifest) -> str:
         if state.rows is not None or state.absent:
             raise UsageError(
                 f"state {state.name} grows, expected states of fixed sizes, which a server can keep; count rows in a "
-                "state instead (docs/own-models.md)"
+                "state instead (docs/own-models-reference.md)"
             )
     return rules[0]
 

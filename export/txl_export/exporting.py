@@ -18,7 +18,7 @@ from txl_runtime.bundle.encoding import utf8
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import REPORT, SELFTEST
 from txl_runtime.bundle.tables import STATE_DTYPES
-from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.ladder import explained
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.selftest import SelftestResult, run_selftest
@@ -53,6 +53,14 @@ class ExportResult:
     path: Path
     manifest: Manifest
     parity: Parity | None
+
+    def __repr__(self) -> str:
+        """A few lines at most; `manifest` and `parity` print themselves whole."""
+        names = some([program.name for program in self.manifest.programs], 4)
+        judged = () if self.parity is None else [gate for gate in self.parity.gates if gate.passed is not None]
+        verified = f"{len(judged)} gates passed" if self.parity and self.parity.passed else "not verified"
+        facts = f"{self.manifest.precision}, B {self.manifest.batch_size}, {names}; {verified}"
+        return f"ExportResult({str(self.path)!r}: {facts})"
 
 
 class _Export(Protocol[Options]):

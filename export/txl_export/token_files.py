@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, one_line
 from txl_runtime.types import Ids
 
 
@@ -73,7 +73,7 @@ def read_ids(path: str | Path) -> NDArray[Any]:
     except UsageError:
         raise
     except Exception as error:  # numpy, tokenize and zipfile each raise their own kinds
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise UsageError(f"{path}: {reason}; expected an .npy file of token ids") from None
     if not isinstance(loaded, np.ndarray):
         raise UsageError(f"{path}: holds several arrays, expected an .npy file of token ids, shape [T]")

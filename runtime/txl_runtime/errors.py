@@ -67,5 +67,6 @@ def some(names: Sequence[str], most: int = 3) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The end of what another library's error says, in one line: what went wrong stands after signatures and places."""
-    return " ".join(str(error).split())[-300:]
+    """What another library's error says, in one line; of a long one its beginning and its end, where causes stand."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 360 else f"{text[:180]} … {text[-180:]}"

@@ -22,6 +22,7 @@ from txl_runtime.sessions.state import largest_state
 
 from txl_deploy.serve.app import make_app
 from txl_deploy.serve.health import Health
+from txl_deploy.serve.keeping import Keeping
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.metrics import Metrics
 from txl_deploy.serve.service import Service
@@ -46,23 +47,25 @@ class Served:
         self._thread.start()
         self.settings = ServerSettings(bundle=bundle, **options)
         self.model = txl_runtime.load(bundle, "cpu", threads=1)
-        self.sessions = Sessions(self.model, self.settings.rows, self.settings.limits)
+        self.sessions = Sessions(self.model, self.settings.rows, self.settings.limits, self.settings.park_dir)
         self.service = self.wait(self._open())
 
     async def _open(self) -> Service:
         self._front = await AsyncSessions(self.sessions).__aenter__()
+        log = Log(self.settings.json_logs)
         table = self.model.manifest.states_of(self.model.update)
         service = Service(
             self.settings,
             self.model,
             self._front,
             Health(self.model),
-            Metrics(),
+            Metrics(self.model),
+            Keeping(log),
             TokenTexts(self.model.vocabulary),
             int(time.time()),
             largest_state(self.model.manifest, table),
         )
-        app = make_app(service, Log(self.settings.json_logs))
+        app = make_app(service, log)
         self.app = app
         self.client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=HOST, timeout=60)
         return service

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from typer.main import get_command
 
 from txl_deploy.commands import serve
 
-FOLDER = Path(__file__).parents[2] / "samples" / "serve"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "samples" / "serve"
 CONTAINER, UNIT = FOLDER / "Containerfile", FOLDER / "txl-deploy.service"
 
 
@@ -69,6 +71,56 @@ def test_the_unit_gives_more_time_to_stop_than_draining_takes() -> None:
     assert float(found["LimitNOFILE"]) > 2 * options_of(["model.txl"])["max_connections"]
 
 
+def steps() -> list[str]:
+    """The commands at the head of the unit."""
+    return re.findall(r"^# {5}(.*)$", UNIT.read_text(), re.MULTILINE)
+
+
+def test_the_units_steps_make_what_it_names(tmp_path: Path) -> None:
+    """All but those that install packages and that start it; in folders of this test."""
+    for name in ("docs", "samples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "model.txl").mkdir()
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "opt" / "txl-deploy").mkdir(parents=True)
+    there = re.compile(r"(?<=[ :])/(?=opt/|etc/)")
+    copying = [step for step in steps() if step.split()[0] in ("install", "cp")]
+    for step in copying:
+        subprocess.run(["bash", "-c", there.sub(f"{tmp_path}/", step)], check=True, cwd=tmp_path, timeout=60)
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(UNIT)
+    named = [address.removeprefix("file:") for address in unit["Unit"]["Documentation"].split()]
+    named += [
+        service()["LoadCredential"].removeprefix("token:"),
+        options_of(shlex.split(service()["ExecStart"])[2:])["bundle"],
+    ]
+    assert len(named) == 4
+    for path in named:
+        assert (tmp_path / str(path).removeprefix("/")).exists(), path
+    assert (tmp_path / "etc/systemd/system" / UNIT.name).read_text() == UNIT.read_text()
+    assert (tmp_path / "etc/txl-deploy/token").stat().st_mode & 0o777 == 0o600
+
+
+def test_both_install_a_wheel_of_this_checkout_and_no_name_of_an_index() -> None:
+    about = metadata("txl-deploy")
+    (installing,) = (step for step in steps() if " install -c " in step)
+    pattern, extras = re.search(r'"\$\(ls dist/(\S+)\)\[(.*)\]"$', installing).groups()
+    assert pattern == f"{about['Name'].replace('-', '_')}-*.whl"
+    assert set(extras.split(",")) <= set(about.get_all("Provides-Extra"))
+    assert steps().index("make wheel") < steps().index(installing)
+    for text in (UNIT.read_text(), CONTAINER.read_text()):
+        assert not re.search(r"install [^#\n]*\btxl-deploy\[", text)
+        assert re.search(r"^#     make wheel$", text, re.MULTILINE)
+
+
+def test_systemd_waits_until_the_server_listens() -> None:
+    found = service()
+    assert found["Type"] == "notify"
+    assert float(found["TimeoutStartSec"]) >= 60
+    assert "AF_UNIX" in found["RestrictAddressFamilies"].split(), "the socket on which it is told"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
@@ -84,6 +136,8 @@ def test_the_container_calls_the_command_as_it_is_and_as_nobody() -> None:
     found, text = options_of(command[2:]), CONTAINER.read_text()
     assert found["host"] == "0.0.0.0"
     assert found["token_file"] is not None
+    assert found["name"] == "model", "and not that of the folder in the container"
+    assert options_of([*command[2:], "--name", "mine"])["name"] == "mine"
     assert "\nUSER 10001\n" in text
     assert "\nSTOPSIGNAL SIGTERM\n" in text
     (stop,) = re.findall(r"--stop-timeout (\d+)", text)

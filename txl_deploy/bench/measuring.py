@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from txl_report.schema.measurement import Agreement, Conditions, Machine, Measurement, Row
@@ -19,6 +18,7 @@ from txl_deploy.bench.overhead import overhead
 from txl_deploy.bench.processes import measure_footprint, measure_load
 from txl_deploy.bench.timing import interleave
 from txl_deploy.bench.works import Task, Works
+from txl_deploy.extras import version_of
 
 ROUNDS = 5
 SHORTEST, LONGEST = 0.01, 600.0
@@ -174,11 +174,3 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.machine())
-
-
-def version_of(package: str) -> str:
-    """The installed version of a package."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"

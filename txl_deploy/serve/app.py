@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from txl_deploy.serve import models, named
-from txl_deploy.serve.completions import completions
+from txl_deploy.serve import front_page, models, named
+from txl_deploy.serve.completions import chat, completions
 from txl_deploy.serve.guard import Guard
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.playground import pages, tab_connection
@@ -17,7 +17,9 @@ from txl_deploy.serve.service import Service
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 ENDPOINTS: dict[str, dict[str, Endpoint]] = {
+    front_page.PATH: {"GET": front_page.page},
     "/v1/completions": {"POST": completions},
+    "/v1/chat/completions": {"POST": chat},
     "/v1/models": {"GET": models.models},
     "/v1/models/{name}": {"GET": models.model},
     "/v1/sessions": {"GET": named.sessions},

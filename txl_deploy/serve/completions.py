@@ -50,6 +50,12 @@ async def completions(request: Request) -> Response:
     return await unless_gone(request.receive, answer.whole())
 
 
+async def chat(request: Request) -> Response:
+    """POST /v1/chat/completions: refused with what to do, since many clients ask here first."""
+    said = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
+    raise ApiError(404, f"{said}POST /v1/completions", code="no_chat_template")
+
+
 class _Answer:
     """The texts of one request, on their way."""
 

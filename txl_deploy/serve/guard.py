@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from txl_runtime.errors import TxlError
 
+from txl_deploy.serve import front_page
 from txl_deploy.serve.disconnects import ClientGoneError
 from txl_deploy.serve.errors import ApiError, as_api_error
 from txl_deploy.serve.logs import Log
@@ -23,7 +24,7 @@ from txl_deploy.serve.settings import HEADER_BYTES
 
 OPEN = ("/health", *pages.OPEN)
 """Paths that need no token: whoever asks whether the server is well has none, and a page's own files hold nothing."""
-LINKED = ("/health", "/metrics", pages.PAGE)
+LINKED = (front_page.PATH, "/health", "/metrics", pages.PAGE)
 """Paths that pages of others may link to: they only show something."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 """What a client on this machine calls it. A page in a browser that had a name changed to this address says another."""
@@ -86,7 +87,7 @@ class Guard:
             )
         if self._hosts is not None or path == pages.PAGE or path.startswith(f"{pages.PAGE}/"):
             _check_origin(headers, path)
-        if self._token is not None and path not in OPEN:
+        if self._token is not None and path not in (*OPEN, front_page.PATH):  # which names nothing then
             kind, _, shown = headers.get("authorization", "").partition(" ")
             said = shown.strip() if kind.lower() == "bearer" else ""
             if path == pages.PAGE and not said:  # what a browser opens has no headers of ours
@@ -127,7 +128,8 @@ class Guard:
         seconds, path = time.monotonic() - noted.began, route_of(scope)
         read, drawn, first = noted.prompt_tokens, noted.completion_tokens, noted.first_seconds
         self._service.metrics.answered(path, status, seconds, read, drawn, first)
-        self._log.request(
+        self._log.detail(
+            "request",
             id=noted.id,
             method=scope["method"] if scope["method"] in ("GET", "POST", "PUT", "DELETE") else "other",
             path=path,
@@ -145,7 +147,7 @@ def _of_router(error: HTTPException) -> ApiError:
             405, f"this path takes {(error.headers or {}).get('Allow', 'other methods')}; use that", code="method"
         )
     return ApiError(
-        error.status_code, "there is no such path, expected one of the API; see docs/serving.md", code="path"
+        error.status_code, "there is no such path, expected one of the API; open / to see which there are", code="path"
     )
 
 

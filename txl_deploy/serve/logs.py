@@ -22,7 +22,8 @@ class Log:
     out, and how many there were is said once there is room again: requests are answered all the same.
 
     Args:
-        as_json: every line is a JSON object, requests among them; else people read the lines and requests are left out.
+        as_json: every line is a JSON object, requests and checkpoints among them; else people read the lines, and what
+            happens often is left out.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -37,10 +38,10 @@ class Log:
         """The server listens: the one line on standard output, for whoever started it."""
         self._write(sys.stdout, "ready", line, facts)
 
-    def request(self, **facts: object) -> None:
-        """A request was answered."""
+    def detail(self, event: str, **facts: object) -> None:
+        """Something that happens often, such as a request: people are not told."""
         if self._as_json:
-            self._tell("request", "", facts)
+            self._tell(event, "", facts)
 
     def _tell(self, event: str, line: str, facts: dict[str, object]) -> None:
         if not has_room(sys.stderr):

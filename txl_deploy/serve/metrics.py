@@ -2,41 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+import platform
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+import prometheus_client as prometheus
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from txl_runtime.sessions.requests import Counters
+from txl_runtime.model import Model
+from txl_runtime.sessions import Sessions
+
+from txl_deploy.extras import version_of
+from txl_deploy.serve.keeping import Keeping
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+COUNTED = {
+    "rounds": "Segments that were computed, each for some sessions together.",
+    "positions": "Positions that sessions were fed: tokens, or steps of arrays.",
+    "tokens": "Tokens that were drawn, those of requests that ended early among them.",
+    "requests": "Texts and runs that sessions were asked for; one HTTP request may ask for several.",
+    "busy": "Times that a text or a session found no room: its client is told to come again (429), or it waits.",
+    "parked": "Sessions' states that were moved from a row to host memory, because others had their turn.",
+    "resumed": "Sessions' states that were moved back onto a row.",
+    "expired": "Sessions that were closed because nobody used them for --idle-seconds.",
+    "broken": "Sessions that ended because what they computed is no number; they are among the lost ones.",
+}
+"""What each counter of the sessions is, by its name."""
+LOOKED = {
+    "txl_sessions_lost": "Sessions whose memory was lost, by a damaged file, a disk or the engine, or that are broken.",
+    "txl_sessions_restored": "Sessions that came back from the checkpoint when the server started.",
+    "txl_sessions_finished": "Texts and runs that ended, by the reason of their end.",
+    "txl_sessions_held": "Named sessions by where their memory is; a new one has none yet.",
+    "txl_sessions_bytes": "Bytes of the memory of parked sessions, which --session-bytes and --disk-bytes bound.",
+    "txl_requests_waiting": "Texts and runs that wait for a row, or behind another request of their session.",
+    "txl_checkpoints": "Checkpoints that were tried, by whether the disk took them.",
+    "txl_checkpoint_age_seconds": "Seconds since the last whole checkpoint began, or the start: what a kill loses.",
+}
+"""What each metric is that is looked at when it is read."""
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 
 # Times at which counters began would be as many lines again.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Counters of one server; those of the sessions are asked for when they are read."""
+    """Counters of one server; what its sessions count is looked at when it is read.
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._sessions = _OfSessions()
-        self._registry.register(self._sessions)
-        self._requests = Counter("txl_requests", "Requests answered.", ("path", "status"), registry=self._registry)
-        self._seconds = Histogram(
-            "txl_request_seconds",
-            "From a request to the end of its answer.",
-            ("path",),
-            registry=self._registry,
-            buckets=SECONDS,
+    Args:
+        model: that it serves.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._registry = own = prometheus.CollectorRegistry()
+        self._looked: Iterable[Metric] = ()
+        own.register(self)
+        prometheus.ProcessCollector(registry=own)  # memory, processor time and open files, where the system tells them
+        build = {"model_id": model.manifest.model_id, "precision": model.manifest.precision}
+        build |= {"backend": model.backend.description, "python": platform.python_version()}
+        prometheus.Info("txl_build", "What runs here: versions, the model and its backend.", registry=own).info(
+            {"version": version_of("txl-deploy"), **build}
         )
-        self._first = Histogram(
-            "txl_first_token_seconds", "From a request to its first token.", registry=self._registry, buckets=SECONDS
-        )
-        self._read = Counter("txl_prompt_tokens", "Tokens read.", registry=self._registry)
-        self._drawn = Counter("txl_completion_tokens", "Tokens generated.", registry=self._registry)
-        self.running = Gauge("txl_requests_running", "Requests that are being answered.", registry=self._registry)
+        said = "HTTP requests that were answered, by route and status; 499 where the client did not wait."
+        self._requests = prometheus.Counter("txl_requests", said, ("path", "status"), registry=own)
+        said = "Seconds from an HTTP request to the end of its answer, by route."
+        self._seconds = prometheus.Histogram("txl_request_seconds", said, ("path",), registry=own, buckets=SECONDS)
+        said = "Seconds from the request of a completion to the first token that is drawn for it."
+        self._first = prometheus.Histogram("txl_first_token_seconds", said, registry=own, buckets=SECONDS)
+        self._read = prometheus.Counter("txl_prompt_tokens", "Tokens of prompts that HTTP requests sent.", registry=own)
+        said = "Tokens that were drawn for answers to HTTP requests."
+        self._drawn = prometheus.Counter("txl_completion_tokens", said, registry=own)
+        said = "HTTP requests that are being answered now, the one that reads this among them."
+        self.running = prometheus.Gauge("txl_requests_running", said, registry=own)
 
     def answered(self, path: str, status: int, seconds: float, read: int, drawn: int, first: float | None) -> None:
         """One request has ended; `path` is that of its route, so that there are few of them."""
@@ -47,37 +84,44 @@ class Metrics:
         if first is not None:
             self._first.observe(first)
 
-    def text(self, counters: Counters, places: Mapping[str, int]) -> bytes:
-        """Everything in Prometheus' text format.
+    def text(self, looked: Iterable[Metric]) -> bytes:
+        """Everything in Prometheus' text format, with what was looked at just now."""
+        self._looked = looked
+        return prometheus.generate_latest(self._registry)
 
-        Args:
-            counters: of the sessions.
-            places: how many sessions are where.
-        """
-        self._sessions.counters, self._sessions.places = counters, places
-        return generate_latest(self._registry)
+    def collect(self) -> Iterable[Metric]:
+        """What was looked at, for the registry."""
+        return self._looked
 
 
-class _OfSessions:
-    """What the sessions count themselves."""
+def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
+    """What sessions count themselves, and what became of their checkpoint; in the thread of the sessions."""
+    counters = sessions.counters
+    places = Tally({"row": 0, "host": 0, "disk": 0, "new": 0})
+    places.update(sessions.info(name).place for name in sessions.names())
+    parked = {"host": sessions.host_bytes, "disk": sessions.disk_bytes}
+    found: list[Metric] = [
+        CounterMetricFamily(f"txl_sessions_{name}", said, value=getattr(counters, name))
+        for name, said in COUNTED.items()
+    ]
+    found.append(_family(CounterMetricFamily, "txl_sessions_lost", sessions.lost + keeping.lost))
+    found.append(_family(GaugeMetricFamily, "txl_sessions_restored", keeping.restored))
+    found.append(_family(CounterMetricFamily, "txl_sessions_finished", counters.finished, "reason"))
+    found.append(_family(GaugeMetricFamily, "txl_sessions_held", places, "place"))
+    found.append(_family(GaugeMetricFamily, "txl_sessions_bytes", parked, "place"))
+    found.append(_family(GaugeMetricFamily, "txl_requests_waiting", sessions.waiting))
+    if (age := keeping.age) is not None:
+        tried = {"written": keeping.written, "failed": keeping.failed}
+        found.append(_family(CounterMetricFamily, "txl_checkpoints", tried, "result"))
+        found.append(_family(GaugeMetricFamily, "txl_checkpoint_age_seconds", age))
+    return found
 
-    def __init__(self) -> None:
-        self.counters = Counters()
-        self.places: Mapping[str, int] = {}
 
-    def collect(self) -> Iterator[Metric]:
-        """All of it, for the registry."""
-        for field in fields(self.counters):
-            value = getattr(self.counters, field.name)
-            if isinstance(value, int):
-                yield CounterMetricFamily(f"txl_sessions_{field.name}", f"Of all sessions: {field.name}.", value=value)
-        ended = CounterMetricFamily(
-            "txl_sessions_finished", "Requests of sessions by how they ended.", labels=["reason"]
-        )
-        for reason, count in self.counters.finished.items():
-            ended.add_metric([reason], count)
-        yield ended
-        where = GaugeMetricFamily("txl_sessions_held", "Named sessions by where their memory is.", labels=["place"])
-        for place, count in self.places.items():
-            where.add_metric([place], count)
-        yield where
+def _family(kind: type[Family], name: str, value: float | Mapping[Any, int], label: str = "") -> Family:
+    """A metric with one value, or with one for each word of a label."""
+    if not isinstance(value, Mapping):
+        return kind(name, LOOKED[name], value=value)
+    family = kind(name, LOOKED[name], labels=[label])
+    for word, count in value.items():
+        family.add_metric([word], count)
+    return family

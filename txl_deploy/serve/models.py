@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -12,11 +11,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from txl_runtime.errors import TxlError, UsageError
-from txl_runtime.sessions import Sessions
-from txl_runtime.sessions.requests import Counters
 
 from txl_deploy.serve.bodies import read_json
 from txl_deploy.serve.errors import ApiError, json_response
+from txl_deploy.serve.metrics import looked_at
 from txl_deploy.serve.orders import check_model, decode, encode
 from txl_deploy.serve.service import Service, service_of
 from txl_deploy.serve.settings import LOGPROBS, TOP_LOGPROBS
@@ -117,14 +115,8 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """GET /metrics."""
     service = service_of(request)
-
-    def look(sessions: Sessions) -> tuple[Counters, Counter[str]]:
-        places = Counter({"row": 0, "host": 0, "disk": 0, "new": 0})
-        places.update(sessions.info(name).place for name in sessions.names())
-        return sessions.counters, places
-
-    counters, places = await service.front.call(look)
-    return Response(service.metrics.text(counters, places), 200, None, CONTENT_TYPE_LATEST)
+    looked = await service.front.call(lambda sessions: looked_at(sessions, service.keeping))
+    return Response(service.metrics.text(looked), 200, None, CONTENT_TYPE_LATEST)
 
 
 def _model(service: Service) -> dict[str, Any]:

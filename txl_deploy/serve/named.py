@@ -57,7 +57,10 @@ class CopyBody(Struct, forbid_unknown_fields=True):
 
 
 async def sessions(request: Request) -> Response:
-    """GET /v1/sessions: all that have a name."""
+    """GET /v1/sessions: all that have a name, each as `SessionInfo` says.
+
+    `pending` is a token's id and no count: it was drawn last, and the next request feeds it first. `waiting` counts.
+    """
     found = await service_of(request).front.call(lambda kept: [kept.info(name) for name in kept.names()])
     return json_response({"object": "list", "data": [{"object": "session", **asdict(info)} for info in found]})
 

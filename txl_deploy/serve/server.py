@@ -15,22 +15,22 @@ from types import FrameType
 
 import txl_runtime
 import uvicorn
-from txl_runtime.errors import CheckError, TxlError, UsageError, one_line
+from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.model import Model
 from txl_runtime.sessions import AsyncSessions, Sessions
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.saving import save_beside
 from txl_runtime.sessions.state import largest_state
 
 from txl_deploy import stopping
 from txl_deploy.serve.app import make_app
 from txl_deploy.serve.health import Health
+from txl_deploy.serve.keeping import Keeping
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.metrics import Metrics
-from txl_deploy.serve.playground.tabs import of_tab
 from txl_deploy.serve.protocol import timed_protocol
 from txl_deploy.serve.service import Service
 from txl_deploy.serve.settings import HEADER_BYTES, ServerSettings
+from txl_deploy.serve.supervision import tell_manager
 from txl_deploy.serve.texts import TokenTexts
 
 BACKLOG = 2048
@@ -39,8 +39,6 @@ KEEP_ALIVE = 30
 """Seconds for which a connection stays open without a request."""
 LAST_WORDS = 2
 """Seconds in which the last answers go out, once nothing runs any more."""
-TOLD = 10
-"""Lost sessions that are named at the start."""
 LOOK = 0.02
 """Seconds between two looks at whether requests still run."""
 
@@ -74,14 +72,9 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
         checkpoint = None
         if settings.checkpoint_dir is not None:
             checkpoint = stack.enter_context(Checkpoint(settings.checkpoint_dir, model.manifest.model_id))
-            lost = list(checkpoint.restore(sessions).values())
-            for error in lost[:TOLD]:
-                log.say("session_lost", f"note: {error}", problem=str(error))
-            if len(lost) > TOLD:
-                log.say("sessions_lost", f"note: {len(lost)} sessions are lost in all", sessions=len(lost))
-            for name in filter(of_tab, sessions.names()):  # their pages are gone
-                sessions.close(name)
-        asyncio.run(_serve(settings, log, listening, model, sessions, checkpoint, listens))
+        keeping = Keeping(log, checkpoint)
+        keeping.restore(sessions)
+        asyncio.run(_serve(settings, log, listening, model, sessions, keeping, listens))
 
 
 async def _serve(
@@ -90,7 +83,7 @@ async def _serve(
     listening: socket.socket,
     model: Model,
     sessions: Sessions,
-    checkpoint: Checkpoint | None,
+    keeping: Keeping,
     listens: Callable[[str], None] | None,
 ) -> None:
     stop = asyncio.Event()
@@ -99,14 +92,14 @@ async def _serve(
     with _signals(stop, log):
         stopping.require_going()  # until now a signal may have been dropped; from now on none is
         async with AsyncSessions(sessions) as front:
-            service = _service(settings, model, front)
+            service = _service(settings, model, front, keeping)
             if problem := await service.health.problem():
                 raise CheckError(f"the self-test did not pass: {problem}; it is not served")
             server = _Server(
                 _config(settings, service, log), lambda: _ready(log, settings, service, listening, listens)
             )
             serving = asyncio.create_task(server.serve([listening]))
-            upkeep = asyncio.create_task(_upkeep(settings, log, front, checkpoint))
+            upkeep = asyncio.create_task(keeping.go_on(settings, front))
             signalled, failing = asyncio.create_task(stop.wait()), asyncio.create_task(front.ended())
             await asyncio.wait((serving, signalled, failing), return_when=asyncio.FIRST_COMPLETED)
             failed = failing.done()
@@ -119,9 +112,7 @@ async def _serve(
         await serving
         if failed:  # what it left may be half of something: the last checkpoint is whole
             raise CheckError("the thread of the sessions failed, expected it to run; start the server again")
-        if checkpoint is not None:
-            written = await asyncio.to_thread(checkpoint.save, sessions)
-            log.say("checkpoint", f"checkpoint: {written} sessions written", sessions=written)
+        await keeping.end(sessions)
     log.say("stopped", "stopped")
 
 
@@ -143,14 +134,15 @@ class _Server(uvicorn.Server):
         self._ready()
 
 
-def _service(settings: ServerSettings, model: Model, front: AsyncSessions) -> Service:
+def _service(settings: ServerSettings, model: Model, front: AsyncSessions, keeping: Keeping) -> Service:
     table = model.manifest.states_of(model.update)
     return Service(
         settings=settings,
         model=model,
         front=front,
         health=Health(model),
-        metrics=Metrics(),
+        metrics=Metrics(model),
+        keeping=keeping,
         pieces=TokenTexts(model.vocabulary),
         created=int(time.time()),
         largest_state=largest_state(model.manifest, table),
@@ -207,6 +199,7 @@ def _ready(
 ) -> None:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    tell_manager("READY=1")
     if listens is not None:
         listens(url)
         return
@@ -216,7 +209,8 @@ def _ready(
     asked = "with a token" if settings.token is not None else "without a token"
     log.ready(
         f"serving {settings.served_name} at {url}: model {manifest.model_id[:12]}, {manifest.precision}, "
-        f"{rows} {'row' if rows == 1 else 'rows'}, {model.backend.description}, self-test passed; {who}, {asked}",
+        f"{rows} {'row' if rows == 1 else 'rows'}, {model.backend.description}, self-test passed; "
+        f"{service.keeping.standing}{who}, {asked}",
         url=url,
         model=settings.served_name,
         model_id=manifest.model_id,
@@ -225,6 +219,8 @@ def _ready(
         backend=model.backend.description,
         loopback=settings.loopback,
         token=settings.token is not None,
+        sessions_restored=service.keeping.restored,
+        sessions_lost=service.keeping.lost,
         process=os.getpid(),
     )
 
@@ -250,26 +246,9 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def _upkeep(settings: ServerSettings, log: Log, front: AsyncSessions, checkpoint: Checkpoint | None) -> None:
-    """End idle sessions, and save all of them, now and then."""
-    look = min(settings.idle_seconds / 4, settings.checkpoint_every, 10.0)
-    saved = time.monotonic()
-    while True:
-        await asyncio.sleep(look)
-        try:
-            await front.call(lambda sessions: sessions.expire())
-            if checkpoint is not None and time.monotonic() - saved >= settings.checkpoint_every:
-                saved = time.monotonic()
-                await save_beside(front, checkpoint)
-        except TxlError as error:  # a full disk: the last checkpoint is whole, and the next one may succeed
-            log.say("checkpoint_failed", f"note: no checkpoint: {error}", problem=str(error))
-        except Exception as error:  # a defect, which must not end all checkpoints to come
-            said = f"{type(error).__name__}: {one_line(error)}"
-            log.say("upkeep_failed", f"error: upkeep of the sessions: {said}; report it, please", problem=said)
-
-
 async def _drain(settings: ServerSettings, log: Log, service: Service) -> None:
     """Take no more requests, and wait for those that run."""
+    tell_manager("STOPPING=1")
     service.draining = True
     service.tabs.close()
     running, until = service.running, time.monotonic() + settings.drain_seconds

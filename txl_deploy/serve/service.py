@@ -9,6 +9,7 @@ from txl_runtime.model import Model
 from txl_runtime.sessions import AsyncSessions
 
 from txl_deploy.serve.health import Health
+from txl_deploy.serve.keeping import Keeping
 from txl_deploy.serve.metrics import Metrics
 from txl_deploy.serve.playground.tabs import Tabs
 from txl_deploy.serve.settings import ServerSettings
@@ -25,6 +26,7 @@ class Service:
         front: its sessions.
         health: whether the model computes what it should, looked at now and then.
         metrics: what is counted.
+        keeping: its sessions' checkpoint.
         pieces: the texts of its tokens.
         created: seconds since 1970 when it began.
         largest_state: bytes of a full session's state.
@@ -38,6 +40,7 @@ class Service:
     front: AsyncSessions
     health: Health
     metrics: Metrics
+    keeping: Keeping
     pieces: TokenTexts
     created: int
     largest_state: int

@@ -85,15 +85,14 @@ def load_adapted(
         CheckpointError: the file is not read, or its tensors are not the module's.
     """
     adapter = _module(name)
-    if isinstance(config, str | Path):
-        config = read_config(Path(config))
+    config = _read(config)
     named = "the state dict" if isinstance(weights, Mapping) else str(weights)
     if isinstance(weights, Mapping):
         stored: Any = weights
     else:
         _refuse_folder(Path(weights))
         stored = read_stored(weights)
-    split = getattr(adapter, "split", _split)
+    split = getattr(adapter, "split", usual_split)
     try:
         state, beside = split(stored, config)
     except CheckpointError as error:
@@ -112,11 +111,17 @@ def unwrapped(stored: Any) -> Any:
     return stored
 
 
-def package_of(name: str) -> str:
-    """The package whose code an adapter runs, with its version: "x-transformers 2.31.10"; "" where it runs none."""
+def package_of(name: str, config: str | Path | Mapping[str, Any] | None = None) -> str:
+    """The package whose code an adapter runs, with its version: "x-transformers 2.31.10"; "" where it runs none.
+
+    Of an adapter of several packages the config says which.
+
+    Raises:
+        UsageError: the config is a file that cannot be read.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
-    adapter = ADAPTERS.get(name)
+    adapter = ADAPTERS[name].of(_read(config) or {}) if name in ADAPTERS else None
     if adapter is None or not adapter.imports:
         return ""
     if adapter.advice:  # a repository, without a version
@@ -127,6 +132,10 @@ def package_of(name: str) -> str:
         return f"{adapter.package} {version(adapter.package)}"
     except PackageNotFoundError:  # a checkout on the path
         return adapter.package
+
+
+def _read(config: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return read_config(Path(config)) if isinstance(config, str | Path) else config
 
 
 def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: str) -> StepSpec:
@@ -162,7 +171,7 @@ def _module(name: str) -> AdapterModule:
 
 def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config) -> Any:
     """The module; what is not installed, and what the constructor refuses, in one line."""
-    adapter = ADAPTERS[name]
+    adapter = ADAPTERS[name].of(config)
     try:
         with own_code(f"{name}: the package refuses the config"):
             return build(config)
@@ -183,7 +192,7 @@ def _refuse_folder(path: Path) -> None:
         raise CheckpointError(f"{path}: is a folder, expected a file of weights, and {found}; give that file")
 
 
-def _split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """The state dict of the usual checkpoints: the file itself, under one of `WRAPPERS`, or in a pair with a config."""
     config = None
     if isinstance(stored, tuple | list) and len(stored) == 2 and all(isinstance(part, Mapping) for part in stored):

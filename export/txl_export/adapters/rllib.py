@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from txl_runtime.errors import UsageError
 
+from txl_export.adapters.registry import usual_split
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 
@@ -33,6 +35,33 @@ def build(config: Mapping[str, Any]) -> Any:
         return ModelCatalog.get_model_v2(space, actions, outputs, {**MODEL_DEFAULTS, **given}, framework="torch")
     longest = {**MODEL_DEFAULTS, "max_seq_len": given.pop("max_seq_len", MODEL_DEFAULTS["max_seq_len"])}
     return GTrXLNet(space, actions, outputs, longest, "gtrxl", **given)
+
+
+def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """The weights, and of a `policy_state.pkl` of a policy with `use_attention` the whole config.
+
+    Whether the value has layers of its own the weights tell, since algorithms such as PPO change `vf_share_layers`.
+    """
+    weights, _ = usual_split(stored, config)
+    spec = stored.get("policy_spec") if isinstance(stored, Mapping) else None
+    algorithm = _entries(_entries(spec).get("config"))
+    model = _entries(algorithm.get("model"))
+    found = dict(model) if model.get("use_attention") else {}
+    if not found and not (config or {}).get("use_attention"):
+        return weights, None
+    found["vf_share_layers"] = not any("_value_branch_separate" in name for name in weights)
+    space = _entries(_entries(_entries(spec).get("observation_space")).get("space"))
+    if space.get("space") == "box":
+        found["observation"] = space.get("shape")
+    if (head := weights.get("_logits_branch._model.0.weight")) is not None:
+        found["num_outputs"] = len(head)
+    return weights, found
+
+
+def _entries(value: Any) -> Mapping[str, Any]:
+    """Those of a dictionary, or the attributes of an object, which is a stand-in here; none of anything else."""
+    value = value.state if isinstance(value, Stub) else value
+    return value if isinstance(value, Mapping) else {}
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:

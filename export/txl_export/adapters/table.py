@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Adapter:
         imports: the same, as Python imports it.
         extra: what pip has to install of the package.
         advice: how to get it, where pip does not have it.
+        by_key: of an adapter of several packages, the line of each by a key that only its configs have.
     """
 
     module: str
@@ -23,6 +25,11 @@ class Adapter:
     imports: str = ""
     extra: str = ""
     advice: str = ""
+    by_key: Mapping[str, Adapter] = field(default_factory=dict)
+
+    def of(self, config: Mapping[str, Any]) -> Adapter:
+        """The line of the package that builds a model of this config."""
+        return next((line for key, line in self.by_key.items() if key in config), self)
 
     @property
     def install(self) -> str:
@@ -34,6 +41,12 @@ class Adapter:
 
 _MEMORY_TOKENS = "recurrent-memory-transformer-pytorch"
 _FOLDER = 'name its folder as "repository" in the config'
+_RL_GAMES = Adapter("recurrent_policy", "rl_games", "rl_games")
+_POLICIES = {
+    "obs_groups": Adapter("recurrent_policy", "rsl-rl-lib", "rsl_rl"),
+    "params": _RL_GAMES,
+    "network": _RL_GAMES,
+}
 
 ADAPTERS: Mapping[str, Adapter] = {
     "x-transformers": Adapter("x_transformers", "x-transformers", "x_transformers"),
@@ -41,7 +54,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     "rllib": Adapter("rllib", "ray", "ray", extra="rllib"),
     "episodic": Adapter("episodic", "episodic-transformer-memory-ppo", "transformer", advice=_FOLDER),
     "recurrent-memory": Adapter("recurrent_memory", _MEMORY_TOKENS, _MEMORY_TOKENS.replace("-", "_")),
-    "recurrent-policy": Adapter("recurrent_policy"),
+    "recurrent-policy": Adapter("recurrent_policy", by_key=_POLICIES),
     "emformer": Adapter("emformer", "torchaudio", "torchaudio"),
     "mamba": Adapter("mamba", "mambapy", "mambapy"),
 }

@@ -9,9 +9,9 @@ from typing import Any
 from txl_runtime.errors import CheckpointError, UsageError, some
 
 from txl_export.checkpoints.files.loading import load_file, module_state
-from txl_export.checkpoints.files.numpy_data import without_numpy
 from txl_export.checkpoints.files.pickle_names import KNOWN, Stub, shown
-from txl_export.checkpoints.files.unpickling import PYTHON_2
+from txl_export.checkpoints.files.plain_data import plain_data
+from txl_export.checkpoints.files.unpickling import children
 
 _UNKNOWN = "not known here (nothing was imported or run)"
 _EXPECTED = "expected a state dict or a dictionary with one in it; save model.state_dict()"
@@ -53,11 +53,10 @@ def described(value: Any) -> str:
 
 
 def _stored(path: Path) -> tuple[Any, list[str]]:
-    """What a file holds, and the classes in it that are not known; none for a whole module, which is its state dict."""
+    """What a file holds, and the unknown classes of what it holds; none for a whole module, which is its state dict."""
     loaded = load_file(path, others=True)
-    named = [name.rpartition(".") for name in loaded.global_names]
-    unknown = [f"{home}.{name}" for home, _, name in named if f"{PYTHON_2.get(home, home)}.{name}" not in KNOWN]
-    content = without_numpy(loaded.content, loaded.budget)
+    content = plain_data(loaded.content, loaded.budget)
+    unknown = sorted(_classes(content) - KNOWN)
     if not isinstance(content, Stub):
         return content, unknown
     if "_modules" not in content.state:
@@ -66,6 +65,19 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
         return dict(module_state(content)[0]), []
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _classes(content: Any) -> set[str]:
+    """The classes and functions that stand-ins in this are of."""
+    found, seen, waiting = set(), set(), [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list | tuple | Stub) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += children(value)
+            if isinstance(value, Stub):
+                found.add(value.class_name)
+    return found
 
 
 def _refers_to(names: Sequence[str]) -> str:

@@ -30,6 +30,10 @@ _RANDOM = frozenset(
 )
 
 
+_WITHOUT_OTHER_FORM = frozenset({"DFT", "STFT", "Det", "Unique"})
+"""Operators that a step becomes however it is captured: no second attempt helps."""
+
+
 class UnsettledError(Exception):
     """A graph that no bundle can hold; the message says why.
 
@@ -116,7 +120,11 @@ def _check_kinds(graph: ir.Graph) -> None:
             )
         form = FORMS[""].get(node.op_type)
         if form is None:
-            raise UnsettledError(f"it becomes the operator {node.op_type}, which no graph of a bundle may have", trace)
+            raise UnsettledError(
+                f"it becomes the operator {node.op_type}, which no graph of a bundle may have",
+                trace,
+                final=node.op_type in _WITHOUT_OTHER_FORM,
+            )
         said = {name: entry.value for name, entry in node.attributes.items()}
         if problem := form.problem([value is not None for value in node.inputs], len(node.outputs), said):
             found, expected = problem

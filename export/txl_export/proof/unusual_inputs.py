@@ -32,7 +32,7 @@ TIMES = 3
 """Large inputs and zeros come so many times, each after a segment as usual."""
 
 TOLD = {FACTOR: f"{FACTOR} times as large as usual", 0: "all zero", 1: "as usual after such a segment"}
-ADVICE = "docs/own-models.md#large-numbers has a table of functions and what to write in their place"
+ADVICE = "docs/own-models-reference.md#large-numbers has a table of functions and what to write in their place"
 
 Samples: TypeAlias = Mapping[str, Any] | None
 Found: TypeAlias = tuple[str, bool, Array, Array, Array]

@@ -32,7 +32,7 @@ from txl_export.proof.threads import engine_threads, few_threads
 from txl_export.proof.unused_states import idle_states
 from txl_export.proof.unusual_inputs import far_gates, nan_gates
 
-NAN_ADVICE = "docs/own-models.md has a row on hidden NaN in its table of failures, with what to write in the module"
+NAN_ADVICE = "docs/own-models-reference.md has a row on hidden NaN in its table of failures, and what to write instead"
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
 KINDS = {OUTPUTS: "output", STATES: "state"}
 """Gates on what rounding changes, and what they judge."""

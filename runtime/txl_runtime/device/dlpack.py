@@ -14,7 +14,7 @@ import numpy as np
 
 from txl_runtime.device.cuda import Queue
 from txl_runtime.device.interface import host_address
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, one_line
 from txl_runtime.types import Ids
 
 
@@ -87,7 +87,7 @@ def device_tokens(tokens: Any, queue: int) -> DeviceTokens:
         capsule = tokens.__dlpack__(stream=queue)
         tensor = _Tensor.from_address(get(capsule, b"dltensor"))
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
+        said = one_line(error)
         raise UsageError(
             f"tokens on the device are not handed over ({said}), expected a DLPack capsule; copy them"
         ) from error

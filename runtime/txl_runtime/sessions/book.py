@@ -155,6 +155,8 @@ class Book:
         """End a session with all of its requests."""
         for job in list(session.jobs):
             self.end(job, reason, error)
+        if reason == "error" and session.name and session.row is not None:  # one without a row was lost by the store
+            self._counters.broken += 1
         self._forget(session)
         self.recent.forget(session.name)
         self.named.pop(session.name, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -68,9 +68,10 @@ class Sessions:
         self._rows = SessionRows(stream, self._manifest, model.update, self._store, self.counters)
         self._segments = Segments(stream.loop, self._manifest, self.rows)
         self._cuts = Cuts(self._manifest)
-        self._turns = Turns(self._cuts, any(entry.axes.batch is None for entry in self._manifest.interface))
-        self._newcomer = True  # whether the next row is for one that was never served
         self._leading = stream.loop.leading
+        alone = any(entry.axes.batch is None for entry in self._manifest.interface)
+        self._turns = Turns(self._cuts, alone, self._leading)
+        self._newcomer = True  # whether the next row is for one that was never served
         self._book = Book(self._rows, self._store, self._limits, self.counters, clock)
 
     def __enter__(self) -> Sessions:
@@ -125,9 +126,14 @@ class Sessions:
         self._give_rows(ready)
         self._close_up(ready)
         self._mend()
-        jobs = [session.jobs[0] for session in ready if session.row is not None and session.jobs]
+        jobs = self._turns.together(_on_rows(ready))
+        if jobs and self._cuts.size(jobs[0].left) > self._cuts.shortest:
+            served = [job.session for job in jobs]
+            self._close_up(served)
+            self._mend()
+            jobs = _on_rows(served)
         if jobs:
-            self._serve([Part.of(job, self._cuts.size(job.left)) for job in self._turns.together(jobs)])
+            self._serve([Part.of(job, self._cuts.size(job.left)) for job in jobs])
         return bool(jobs) or self._book.unfinished < unfinished
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -268,6 +274,16 @@ class Sessions:
         return self._book.unfinished
 
     @property
+    def waiting(self) -> int:
+        """Requests that are on no row now: they wait for one, or behind another request of their session."""
+        return self._book.unfinished - sum(session.row is not None for session in self._book.active)
+
+    @property
+    def lost(self) -> int:
+        """Sessions whose memory was lost so far: by a disk, by the engine, or by computing no numbers."""
+        return self._store.lost + self.counters.broken
+
+    @property
     def host_bytes(self) -> int:
         """Bytes of parked states in host memory."""
         return self._store.host_bytes
@@ -338,14 +354,15 @@ class Sessions:
                 else:
                     self._book.drop(session, "error", error)
 
-    def _close_up(self, ready: list[Session]) -> None:
-        """Let the sessions that have something to do stand on the first rows, where others are not computed then.
+    def _close_up(self, some: Sequence[Session]) -> None:
+        """Let some sessions stand on the first rows, where others are not computed while these run.
 
-        One that has a single segment to run is exchanged with nobody who ran lately: that costs more than the segment.
+        One that has a single short segment to run is exchanged with nobody who ran lately: that costs more than the
+        segment.
         """
         if not self._leading:
             return
-        for session, row in closing_up(self._rows.owners, set(ready)):
+        for session, row in closing_up(self._rows.owners, set(some)):
             if self._rows.torn:
                 return
             owner = self._rows.owners[row]
@@ -358,8 +375,8 @@ class Sessions:
                 self._book.end(session.jobs[0], "error", error)
 
     def _ends_now(self, job: Job) -> bool:
-        """Whether the next segment is the last one that a request needs."""
-        return job.left == self._cuts.size(job.left) and job.drawn + 1 >= job.work.max_new_tokens
+        """Whether one more segment, one of the shortest, is all that a request needs."""
+        return job.left <= self._cuts.shortest and job.drawn + 1 >= job.work.max_new_tokens
 
     def _serve(self, parts: list[Part]) -> None:
         """Run a segment and end the requests that are done with it."""
@@ -425,3 +442,8 @@ class Sessions:
             raise UsageError(
                 "the request has no tokens and its session none that was drawn, expected at least one token"
             )
+
+
+def _on_rows(sessions: Sequence[Session]) -> list[Job]:
+    """The first request of each session that has one, and a row."""
+    return [session.jobs[0] for session in sessions if session.row is not None and session.jobs]

@@ -237,6 +237,7 @@ class Counters:
         busy: requests and sessions that were refused for want of room.
         parked, resumed: states that were moved from a row, and onto one.
         expired: sessions that were closed because nobody used them.
+        broken: named sessions that ended because what they computed is no number.
         finished: requests that ended, by their reason.
     """
 
@@ -248,6 +249,7 @@ class Counters:
     parked: int = 0
     resumed: int = 0
     expired: int = 0
+    broken: int = 0
     finished: dict[Reason, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "timeout", "closed", "error"), 0)
     )

@@ -9,10 +9,16 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.sessions.jobs import Job, Session
 from txl_runtime.streaming.inputs import segment_size
 
-SLICE = 16
-"""Rounds that serve a session before its row is given to one that waits."""
+SLICE = 64
+"""Rounds that serve a session before its row is given, in the middle of a request, to one that waits. Whoever reads an
+answer would wait as well, so most answers should fit into one slice."""
+SHORT_SLICE = 16
+"""The same between two requests. Moving two states costs as much as some rounds."""
 LATELY = 16
 """Rounds within which a session that was served is likely to come again."""
+
+LONG = 256
+"""Positions that are fed together in a round of long segments, where others wait to decode."""
 
 
 class Cuts:
@@ -42,20 +48,27 @@ class Turns:
     not depend on its neighbours. Every other round is of the shortest segments, so that long prompts never keep others
     from decoding. Beside that the session that was served least recently comes first.
 
+    A long segment takes the longer the more sessions it has, where sequences that do not run are not computed. So only
+    some of those with long prompts are served while others decode, who would wait for all of them; which ones stays the
+    same until their prompts are read or their turns are over.
+
     Args:
         cuts: of the model.
         alone: whether each session needs a segment of its own, because the model reads something that all share.
+        leading: whether sequences behind the last one that runs are not computed.
     """
 
-    def __init__(self, cuts: Cuts, alone: bool) -> None:
-        self._cuts, self._alone, self._short = cuts, alone, False
+    def __init__(self, cuts: Cuts, alone: bool, leading: bool) -> None:
+        self._cuts, self._alone, self._leading, self._short = cuts, alone, leading, False
 
     def together(self, jobs: Sequence[Job]) -> list[Job]:
         """Which of the jobs on rows are served now: those of one program.
 
         Args:
-            jobs: at least one.
+            jobs: in the order in which their sessions came; where there are none, none are served.
         """
+        if not jobs:
+            return []
         groups: dict[tuple[int, bool, bool, int], list[Job]] = {}
         for job in jobs:
             arrays = job.work.arrays is not None
@@ -65,7 +78,10 @@ class Turns:
         short = {key for key in groups if key[0] == self._cuts.shortest}
         turn = short if short and (not self._short or len(short) == len(groups)) else groups.keys() - short
         self._short = turn is short
-        return min((groups[key] for key in turn), key=lambda group: min(job.session.served for job in group))
+        key = min(turn, key=lambda key: min(job.session.served for job in groups[key]))
+        if self._leading and short and not self._short:
+            return sorted(groups[key], key=lambda job: job.session.turns // SLICE)[: max(1, LONG // key[0])]
+        return groups[key]
 
 
 def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
@@ -102,7 +118,7 @@ def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> i
     """The row to give to a session that waits; None if it has to wait on.
 
     A free row, the lowest; else that of a session that has nothing to do, the one served least recently; else of one
-    that has had its turns.
+    that has had its slice.
 
     Args:
         owners: of the rows.
@@ -113,6 +129,6 @@ def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> i
             return row
     known = [owner for owner in owners if owner is not None]
     idle = [owner for owner in known if owner not in runnable]
-    served: Iterable[Session] = idle or [owner for owner in known if owner.turns >= SLICE]
+    served = idle or [owner for owner in known if owner.turns >= (SLICE if owner.jobs[0].at else SHORT_SLICE)]
     found = min(served, key=lambda owner: owner.served, default=None)
     return None if found is None else found.row

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from txl_runtime.errors import UsageError, brief
+from txl_runtime.errors import UsageError, brief, one_line
 
 MOST_NAMED = 2**16
 """Sequences that a list may name, and ids that may end one, however often it names each."""
@@ -134,7 +134,7 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
     except ValueError:
         raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
     except Exception as error:  # an array of a device, say, or an object with an opinion of its own
-        said = " ".join(str(error).split())[:300]
+        said = one_line(error)
         raise UsageError(f"{what} cannot be read by NumPy ({said}), expected an array in the host's memory") from None
 
 

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.numpy import load, save
+from serving import Served
+from txl_runtime.sessions import Request, Sessions
+from txl_runtime.sessions.checkpoint import Checkpoint
+from txl_runtime.sessions.requests import Counters
+
+from txl_deploy.serve.keeping import Keeping
+from txl_deploy.serve.logs import Log
+from txl_deploy.serve.metrics import COUNTED
 
 
 def test_the_model_is_listed_with_its_shapes(served):
@@ -109,9 +125,113 @@ def test_metrics_count_requests_tokens_and_sessions(serve):
     assert found["txl_requests_running"] == 1
 
 
-def test_health_tells_when_the_sessions_are_gone(letters):
-    from serving import Served
+def test_every_metric_says_what_it_is_in_a_sentence_of_its_own(served):
+    helps = {}
+    for line in served.get("/metrics").text.splitlines():
+        if line.startswith("# HELP txl_"):
+            name, _, said = line.removeprefix("# HELP ").partition(" ")
+            assert len(said.split()) >= 5, line
+            assert (said[0].isupper(), said[-1]) == (True, "."), line
+            helps[name] = said
+    assert len(set(helps.values())) == len(helps) > 20
+    counted = {entry.name for entry in fields(Counters) if entry.name != "finished"}
+    assert set(COUNTED) == counted, "each counter of the sessions is a metric, with its sentence"
 
+
+def test_the_reference_lists_every_metric(served):
+    page = (Path(__file__).parents[3] / "docs" / "serving-reference.md").read_text()
+    listed = set(re.findall(r"`(txl_\w+)`", page.partition("### Metrics")[2].partition("\n## ")[0]))
+    found = set(re.findall(r"^# TYPE (txl_\w+)", served.get("/metrics").text, re.MULTILINE))
+    assert listed == found | {"txl_checkpoints_total", "txl_checkpoint_age_seconds"}, "these two only with a folder"
+
+
+def test_metrics_tell_what_waits_and_what_sessions_take(serve):
+    server = serve(rows=1)
+    for name in ("a", "b", "c"):
+        server.complete(prompt="abc", session=name, max_tokens=1)
+    found = metrics(server)
+    assert found["txl_sessions_held row"] == 1
+    assert found["txl_sessions_held host"] == 2
+    assert found["txl_sessions_bytes host"] == server.sessions.host_bytes > 0
+    assert found["txl_sessions_bytes disk"] == 0
+    assert found["txl_requests_waiting"] == 0
+    asked = Request([1] * 3, max_new_tokens=100, seconds=60)
+
+    async def three():
+
+        def look(sessions: Sessions) -> int:
+            tickets = [sessions.submit(asked, "a"), sessions.submit(asked, "a"), sessions.submit(asked)]
+            sessions.round()
+            waiting = sessions.waiting
+            for ticket in tickets:
+                ticket.cancel()
+            return waiting
+
+        return await server.service.front.call(look)
+
+    assert server.wait(three()) == 2, "one is on the row, one behind it, one without a row"
+
+
+def test_metrics_tell_of_checkpoints_where_there_are_any(serve, tmp_path):
+    server = serve()
+    found = metrics(server)
+    assert not [name for name in found if name.startswith("txl_checkpoint")]
+    with Checkpoint(tmp_path / "kept", server.model.manifest.model_id) as checkpoint:
+        keeping = server.service.keeping = Keeping(Log(True), checkpoint)
+        keeping.restored, keeping.lost, keeping.failed = 4, 3, 2
+        server.wait(keeping.end(server.sessions))
+        found = metrics(server)
+    assert 0 <= found["txl_checkpoint_age_seconds"] < 60
+    assert (found["txl_checkpoints_total written"], found["txl_checkpoints_total failed"]) == (1, 2)
+    assert (found["txl_sessions_restored"], found["txl_sessions_lost_total"]) == (4, 3)
+
+
+def test_sessions_that_are_lost_while_the_server_runs_are_counted(serve, tmp_path):
+    """One whose memory is no number, and one that its disk did not give back."""
+    server = serve(rows=1, session_bytes=0, disk_bytes=1 << 20, park_dir=tmp_path / "parked")
+    server.complete(prompt="abc", session="a", max_tokens=1)
+    tensors = load(server.get("/v1/sessions/a/state").content)
+    facts = {"format": "txl-deploy.state/1", "model_id": server.model.manifest.model_id}
+    poisoned = {
+        name: np.full_like(each, np.nan) if each.dtype == np.float32 else each for name, each in tensors.items()
+    }
+    assert server.request("PUT", "/v1/sessions/a/state", content=save(poisoned, facts)).status_code == 200
+    server.refused(500, json={"prompt": "a", "session": "a"})
+    found = metrics(server)
+    assert (found["txl_sessions_broken_total"], found["txl_sessions_lost_total"]) == (1, 1)
+    for name in ("b", "c"):
+        server.complete(prompt="abc", session=name, max_tokens=1)
+    found = metrics(server)
+    assert (found["txl_sessions_held disk"], found["txl_sessions_bytes disk"]) == (1, server.sessions.disk_bytes)
+    assert server.sessions.disk_bytes > 0
+    (file,) = (tmp_path / "parked").glob("*.parked")
+    file.unlink()
+    server.refused(500, json={"prompt": "a", "session": "b"})
+    found = metrics(server)
+    assert (found["txl_sessions_broken_total"], found["txl_sessions_lost_total"]) == (1, 2)
+
+
+def test_metrics_tell_what_runs_and_what_it_takes(served):
+    text = served.get("/metrics").text
+    (build,) = (line for line in text.splitlines() if line.startswith("txl_build_info"))
+    assert f'model_id="{served.model.manifest.model_id}"' in build
+    assert f'version="{version("txl-deploy")}"' in build
+    if sys.platform == "linux":
+        assert metrics(served)["process_resident_memory_bytes"] > 1 << 20
+
+
+def test_a_checkout_that_is_not_installed_is_served_too(letters, monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("txl_deploy.extras.version", missing)
+    server = Served(letters)
+    assert 'version="not installed as a package"' in server.get("/metrics").text
+    assert server.get("/", headers={"accept": "application/json"}).json()["version"] == "not installed as a package"
+    server.close()
+
+
+def test_health_tells_when_the_sessions_are_gone(letters):
     server = Served(letters)
     server.wait(server._front.__aexit__(None, None, None))
     answer = server.get("/health")

@@ -66,7 +66,7 @@ def test_the_page_is_shown_to_nobody_without_its_token(local, query):
     assert TOKEN not in error["message"]
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path not in ("/playground", "/health")])
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in ("/", "/playground", "/health")])
 def test_a_token_in_the_address_opens_the_page_alone(local, path):
     if path == "/playground/page.js":
         return
@@ -104,7 +104,7 @@ def test_what_a_foreign_page_embeds_is_refused_on_every_path(local, served, path
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_link_of_a_foreign_page_opens_what_only_shows_something(served, path):
-    shows = path in ("/playground", "/health", "/metrics")
+    shows = path in ("/", "/playground", "/health", "/metrics")
     assert served.get(path, headers=LINK).status_code == (200 if shows else 403)
     assert served.get(path, headers={**LINK, "origin": "http://example.com"}).status_code == 403
 

@@ -139,12 +139,23 @@ def test_large_bodies_are_refused(serve):
 
 
 def test_paths_and_methods_that_are_none(served):
-    assert served.refused(404, "GET", "/v1/chat/completions")["code"] == "path"
+    error = served.refused(404, "GET", "/v1/embeddings")
+    assert (error["code"], error["message"].endswith("open / to see which there are")) == ("path", True)
     assert served.refused(404, "GET", "/v1/models/gpt")["code"] == "model_not_found"
     assert served.refused(404, "GET", "/v1/sessions/")["code"] == "path"
     error = served.refused(405, "GET", "/v1/completions")
     assert "this path takes POST" in error["message"]
     assert served.refused(405, "OPTIONS", "/v1/completions")["code"] == "method"
+
+
+def test_whoever_wants_to_chat_is_told_what_there_is(served):
+    """As the clients of OpenAI read it, whatever the body holds."""
+    body = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
+    for options in ({"json": body}, {"content": b"no JSON"}):
+        error = served.refused(404, path="/v1/chat/completions", **options)
+        assert (error["type"], error["code"]) == ("invalid_request_error", "no_chat_template")
+        assert "has no chat template" in error["message"]
+        assert "use POST /v1/completions" in error["message"]
 
 
 def test_headers_are_bounded_though_they_come_in_one_piece(served):

@@ -76,7 +76,7 @@ def test_the_probe_of_the_package_answers_and_a_process_that_died_is_seen_by_it_
         }
         assert probe("one") != 200
         assert probe("other") == 200
-        time.sleep(2)  # until the answer is taken: a kill before that may leave a process (docs/serving.md)
+        time.sleep(2)  # until the answer is taken: a kill before that may leave a process (docs/serving-reference.md)
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
         exercise("unreachable", server, bundle=bundles["other"], model="other")

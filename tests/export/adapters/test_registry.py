@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import pickle  # noqa: TID251 - the tests write what others wrote with it
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -21,9 +22,11 @@ import txl_export
 import txl_runtime
 from stand_ins import small_adapter
 from stand_ins.small_adapter import CONFIG, NAME, state_dict
+from txl_export.adapters import registry
 from txl_export.adapters.registry import WRAPPERS, adapt, load_adapted, package_of
 from txl_export.adapters.table import ADAPTERS
 from txl_export.families.own_module.own_code import OwnCodeError
+from txl_export.families.own_module.sources import Adapted, whose_code
 from txl_export.families.own_module.spec import StepSpec
 from txl_runtime.errors import CheckpointError, TxlError, UsageError
 
@@ -272,6 +275,26 @@ def test_names_are_checked():
     assert package_of("episodic") == "episodic-transformer-memory-ppo"
 
 
+def test_whose_code_runs_is_known_of_every_adapter_before_it_runs(tmp_path, monkeypatch):
+    """A plain policy is this project's own; of the others one package each."""
+    told = (("rsl-rl-lib", "obs_groups"), ("rl_games", "params"), ("rl_games", "network"), ("", "kind"))
+    monkeypatch.setattr(registry, "find_spec", lambda name: object())
+    for package, key in told:
+        config = {key: {}}
+        (tmp_path / "c.json").write_text(json.dumps(config))
+        for given in (config, tmp_path / "c.json"):
+            assert package_of("recurrent-policy", given).split(" ")[0] == package
+    assert all(package_of(name) for name in ADAPTERS if name != "recurrent-policy")
+    assert whose_code(Adapted("recurrent-policy", {}, {"obs_groups": {}})).startswith("rsl-rl-lib")
+
+
+def test_of_an_adapter_of_several_packages_the_missing_one_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rsl_rl", None)
+    config = {"obs": {"policy": 6}, "num_actions": 3, "obs_groups": {}, "actor": {}}
+    with pytest.raises(UsageError, match=r"^rsl-rl-lib is not installed; pip install rsl-rl-lib$"):
+        load_adapted("recurrent-policy", config, {"a": torch.ones(1)})
+
+
 def test_what_to_do_about_a_missing_package_is_said():
     advice = {name: ADAPTERS[name].install for name in ("mamba", "rllib", "episodic")}
     assert advice == {
@@ -300,6 +323,9 @@ def test_it_is_exported_from_memory_and_from_files(package, tmp_path):
     files = txl_export.export(path, tmp_path / "b.txl", adapter=NAME, config=tmp_path / "c.json", batch_size=2)
     assert files.parity is not None
     assert files.parity.passed
+    assert len(repr(files)) < 300, repr(files)
+    assert re.search(r"b\.txl': fp32, B 2, step-1; [1-9]\d* gates passed\)$", repr(files))
+    assert repr(ours).endswith("step-1; not verified)")
     assert files.manifest.model_id == ours.manifest.model_id
     assert files.manifest.family["module"] == "Net (adapter small, small-memory 1.2.3)"
     assert files.manifest.provenance["source"] == {"name": files.manifest.family["module"], "weights": "w.pt"}

@@ -17,10 +17,11 @@ from own_loops import LIMIT, Stepped, apart, randomised
 from support import package
 from torch import nn
 from txl_export.adapters.registry import adapt, load_adapted
-from txl_export.adapters.rllib import build, step_spec
+from txl_export.adapters.rllib import build, split, step_spec
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import make_plan
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import CheckpointError, UsageError
 from txl_runtime.listener import Silent
 
 NET: dict[str, Any] = {
@@ -171,6 +172,37 @@ def test_a_policys_checkpoint_has_its_weights_under_weights() -> None:
     stored = {"weights": trained.state_dict(), "global_timestep": 3, "policy_spec": None}
     loaded = load_adapted("rllib", NET, stored).module
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in trained.state_dict().items())
+
+
+def stored_policy(**model: Any) -> dict[str, Any]:
+    """What a policy's file holds, of weights as PPO has them."""
+    weights = {
+        "_value_branch_separate.0._model.0.weight": torch.ones(8, 7),
+        "_logits_branch._model.0.weight": torch.ones(3, 8),
+    }
+    space = {"space": {"space": "box", "shape": (7,)}}
+    return {"weights": weights, "policy_spec": {"observation_space": space, "config": {"model": model}}}
+
+
+def test_a_policys_checkpoint_has_the_whole_config_where_it_uses_attention() -> None:
+    stored = stored_policy(use_attention=True, vf_share_layers=True, attention_dim=8)
+    told = {"use_attention": True, "attention_dim": 8}
+    weights, found = split(stored, None)
+    assert weights is stored["weights"]
+    assert found == {**told, "vf_share_layers": False, "observation": (7,), "num_outputs": 3}
+    stored["policy_spec"]["config"] = Stub("ray.rllib.algorithms.ppo.ppo.PPOConfig", {"model": told})
+    assert split(stored, None)[1] == found
+    assert split(stored_policy(), told)[1] == {"vf_share_layers": False, "observation": (7,), "num_outputs": 3}
+    assert split(stored_policy(), NET)[1] is None
+
+
+def test_weights_say_whether_the_value_has_layers_of_its_own() -> None:
+    for shared in (True, False):
+        trained = model(WRAPPED | {"vf_share_layers": shared})
+        loaded = load_adapted("rllib", WRAPPED, trained.state_dict()).module
+        assert loaded.state_dict().keys() == trained.state_dict().keys()
+    with pytest.raises(CheckpointError, match=r"missing: .*_value_branch_separate"):
+        load_adapted("rllib", WRAPPED | {"vf_share_layers": False}, model(WRAPPED).state_dict())
 
 
 def test_earlier_actions_and_rewards_are_refused_by_name() -> None:

@@ -9,9 +9,11 @@ import pickle  # noqa: TID251 - the tests write what others wrote with it
 import pickletools
 import random
 import sys
+import warnings
 import zipfile
 from collections import OrderedDict
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +121,61 @@ def test_a_config_that_ruamel_read_from_yaml_is_plain_data(tmp_path, monkeypatch
     assert [type(config["transformer"][name]) for name in ("rows", "rate")] == [list, float]
 
 
+class Node:
+    """What OmegaConf's nodes keep: where they stand, and what they hold."""
+
+    def __init__(self, parent, held, name="_val"):
+        self._metadata, self._parent = {"ref_type": Any, "object_type": str}, parent
+        setattr(self, name, held)
+
+
+@pytest.mark.parametrize("write", [pickle.dump, torch.save])
+def test_a_config_of_omegaconf_is_plain_data_though_its_nodes_know_what_they_stand_in(tmp_path, monkeypatch, write):
+    """As Lightning stores what `save_hyperparameters` was given."""
+    made = {}
+    for name in ("dictconfig.DictConfig", "listconfig.ListConfig", "nodes.AnyNode"):
+        home, own = f"omegaconf.{name.partition('.')[0]}", name.partition(".")[2]
+        made[own] = type(own, (Node,), {"__module__": home})
+        for package in ("omegaconf", home):
+            monkeypatch.setitem(sys.modules, package, sys.modules.get(package, ModuleType(package)))
+        setattr(sys.modules[home], own, made[own])
+    config = made["DictConfig"](None, {}, "_content")
+    sizes = made["ListConfig"](config, [], "_content")
+    sizes._content += [made["AnyNode"](sizes, 4), made["AnyNode"](sizes, "${dim}")]
+    config._content |= {"dim": made["AnyNode"](config, 8), "sizes": sizes, "none": made["DictConfig"](config, None)}
+    stored = {"state_dict": Policy().state_dict(), "hyper_parameters": config, "hparams_type": made["DictConfig"]}
+    with (tmp_path / "last.ckpt").open("wb") as file:
+        write(stored, file)
+    for read in (read_weights, read_stored):
+        found = read(tmp_path / "last.ckpt")
+        assert found["hyper_parameters"] == {"dim": 8, "sizes": [4, "${dim}"], "none": None}
+        assert list(found["state_dict"]) == list(stored["state_dict"])
+
+
+class Outer:
+    """A class with one inside, whose name has a dot."""
+
+    class Inner(dict):
+        """It is filled like a dictionary."""
+
+
+@pytest.mark.parametrize("write", [lambda content, file: pickle.dump(content, file, 4), torch.save])
+def test_objects_of_classes_inside_of_classes_are_stand_ins_beside_weights(tmp_path, write):
+    canary, path = tmp_path / "canary", tmp_path / "a.pkl"
+    content = {"weights": {"a": torch.ones(2)}, "config": Outer.Inner(a=1), "runs": Runs(f"touch {canary}")}
+    with path.open("wb") as file:
+        write(content, file)
+    found = read_stored(path)
+    assert torch.equal(found["weights"]["a"], torch.ones(2))
+    assert isinstance(found["config"], Stub)
+    with pytest.raises(CheckpointError, match=r"refers to .*(Outer\.Inner|getattr).* not known here"):
+        read_weights(path)
+    path.write_bytes(b"\x80\x04\x8c\x05torch\x8c\x17serialization.os.system\x93\x8c\x04true\x85R.")
+    with pytest.raises(CheckpointError, match=r"refers to torch\.serialization\.os\.system, not known here"):
+        read_stored(path)
+    assert not canary.exists()
+
+
 @pytest.mark.parametrize("write", [pickle.dump, torch.save])
 def test_an_object_that_is_no_module_is_named_and_not_run(tmp_path, write):
     canary, path = tmp_path / "canary", tmp_path / "runs.pkl"
@@ -150,6 +207,31 @@ def test_a_whole_module_is_read_beside_attributes_of_any_kind(tmp_path):
         CheckpointError, match=r"whole\.pt: .*test_plain_weights\.Own has no _buffers, .*state_dict\(\)"
     ):
         read_stored(path)
+
+
+def test_layers_of_einops_in_a_whole_module_hold_no_tensors(tmp_path, monkeypatch):
+    """They pickle what they were made of, and nothing that a module has."""
+    rearrange = type("Rearrange", (Own,), {"__module__": "einops.layers.torch"})
+    for name in ("einops", "einops.layers", "einops.layers.torch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["einops.layers.torch"].Rearrange = rearrange
+    module = nn.Sequential(nn.Linear(2, 2), rearrange())
+    torch.save(module, tmp_path / "whole.pt")
+    assert list(read_weights(tmp_path / "whole.pt")) == ["0.weight", "0.bias"]
+
+
+@pytest.mark.parametrize("kind", ["a TorchScript archive", r"a program of torch\.export"])
+def test_what_else_torch_writes_as_a_zip_archive_is_named(tmp_path, kind):
+    """Some of its entries are compressed, as no checkpoint's are."""
+    path, module = tmp_path / "model.pt2", nn.Linear(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "Script" in kind:
+            torch.jit.save(torch.jit.script(module), path)
+        else:
+            torch.export.save(torch.export.export(module, (torch.zeros(2),)), path)
+    with pytest.raises(CheckpointError, match=rf"this is {kind}, expected a checkpoint; save it again"):
+        read_weights(path)
 
 
 def test_a_plain_pickle_of_a_state_dict_is_read(tmp_path):

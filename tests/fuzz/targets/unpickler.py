@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from txl_export.checkpoints.files.budget import Budget
 from txl_export.checkpoints.files.loading import module_state
-from txl_export.checkpoints.files.numpy_data import without_numpy
 from txl_export.checkpoints.files.pickle_names import Name, Storage, Stub
+from txl_export.checkpoints.files.plain_data import plain_data
 from txl_export.checkpoints.files.unpickling import Unpickler, names_in
 from txl_runtime.errors import CheckpointError
 
@@ -33,7 +33,7 @@ def one_input(data: bytes) -> None:
         assert count <= AMPLIFIED + 64 * len(program), f"{count} objects of {len(program)} bytes"
         again = _run(way, program)
         assert _equal(content, again), "a program made two things"
-        without_numpy(content, Budget(len(program)))
+        plain_data(content, Budget(len(program)))
         if isinstance(content, Stub):
             module_state(content)
 
@@ -82,9 +82,9 @@ def _run(way: int, program: bytes) -> Any:
         return Storage(torch.zeros(len(inner) % 64))
 
     read = None if way % 6 == 0 else storage
-    options: dict[str, Any] = {"legacy": way % 6 in (2, 5), "strangers": way % 6 in (3, 4)}
+    options: dict[str, Any] = {"legacy": way % 6 in (2, 5), "lenient": way % 6 in (3, 4)}
     if way % 6 == 3:
-        options |= {"nested": nested, "lenient": True}
+        options |= {"nested": nested}
     if way % 6 == 5:
         options |= {"bare": True}
     return Unpickler(Budget(len(program)), read, **options).load(io.BytesIO(program))

@@ -10,6 +10,7 @@ from random_sessions import bits
 from sessions_alone import alone, assert_same, drawn, given, run
 from txl_runtime import UsageError
 from txl_runtime.sessions import Prompt, Request, Sampling, Sessions, SessionState, Token
+from txl_runtime.sessions.turns import SLICE
 
 M = 7
 RULES = pytest.mark.parametrize("kind", ["ring", "rolled"])
@@ -54,7 +55,7 @@ def test_neighbours_have_the_bits_that_they_have_beside_requests_without_a_limit
 @RULES
 def test_whoever_comes_to_the_row_next_has_all_of_the_memory(model_of, kind):
     """On one row, sessions take turns while one of them is limited."""
-    requests = {f"s{seed}": asked(seed, 2 if seed % 2 else None, 40) for seed in range(4)}
+    requests = {f"s{seed}": asked(seed, 2 if seed % 2 else None, SLICE + 20) for seed in range(4)}
     with Sessions(model_of(kind), rows=1) as sessions:
         tickets = {name: sessions.submit(request, name) for name, request in requests.items()}
         run(sessions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from sessions_alone import alone, assert_same, drawn, run
 from sessions_alone import given as gathered
 from step_models import VOCABULARY
 from txl_runtime import UsageError
-from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions
+from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions, turns
 from txl_runtime.sessions.jobs import Session
-from txl_runtime.sessions.turns import LATELY, SLICE, closing_up, leaver
+from txl_runtime.sessions.turns import LATELY, SHORT_SLICE, SLICE, closing_up, leaver
 
 # --- whose turn it is ---------------------------------------------------------------------------------------------
 
@@ -44,14 +45,14 @@ def test_prompts_that_are_cut_differently_run_their_own_cuts(model_of):
 
 def test_more_requests_than_rows_take_turns(model_of):
     with Sessions(model_of("counting"), rows=2) as sessions:
-        tickets = [sessions.submit(Request([1], 100, Sampling(seed=number)), f"s{number}") for number in range(7)]
+        tickets = [sessions.submit(Request([1], 400, Sampling(seed=number)), f"s{number}") for number in range(7)]
         most = [0] * 7
         while any(not ticket.done for ticket in tickets):
             sessions.round()
             most = [count + len(drawn(ticket)) for count, ticket in zip(most, tickets, strict=True)]
             if not any(ticket.done for ticket in tickets):
-                assert max(most) - min(most) <= 3 * 16, "nobody is ahead by more than some slices"
-        assert most == [100] * 7
+                assert max(most) - min(most) <= 3 * SLICE, "nobody is ahead by more than some slices"
+        assert most == [400] * 7
         assert sessions.counters.parked >= 7 * 5
 
 
@@ -91,19 +92,19 @@ def test_sessions_are_on_the_lowest_rows(model_of):
 
 def test_a_newcomer_does_not_stand_behind_all_who_were_there_before(model_of):
     with Sessions(model_of("counting"), rows=1) as sessions:
-        first = [sessions.submit(Request([1], 400), f"s{number}") for number in range(6)]
-        for _ in range(16 * 12):
+        first = [sessions.submit(Request([1], 1600), f"s{number}") for number in range(6)]
+        for _ in range(SLICE * 12):
             sessions.round()
         assert all(ticket.unread for ticket in first)
         late = sessions.submit(Request([1], 10))
         rounds = sessions.counters.rounds
         while not late.done:
             sessions.round()
-        assert sessions.counters.rounds - rounds <= 2 * 16 + 11
+        assert sessions.counters.rounds - rounds <= 2 * SLICE + 11
         waited = [ticket.unread for ticket in first]
         for number in range(40):
             sessions.submit(Request([1], 9), f"new {number}")
-        for _ in range(16 * 12):
+        for _ in range(SLICE * 12):
             sessions.round()
         assert all(ticket.unread > before for ticket, before in zip(first, waited, strict=True)), (
             "nor keeps them waiting"
@@ -134,35 +135,80 @@ def test_sessions_that_run_come_to_the_first_rows(rows, runnable, moves):
 
 
 @pytest.mark.parametrize(
-    ("rows", "runnable", "turned", "row"),
+    ("rows", "runnable", "turns", "between", "row"),
     [
-        ("a.c.", "ac", "", 1),
-        ("abc", "ac", "", 1),
-        ("bac", "c", "", 1),
-        ("abc", "abc", "", None),
-        ("cba", "abc", "ab", 2),
-        ("cba", "abc", "b", 1),
+        ("a.c.", "ac", {}, "", 1),
+        ("abc", "ac", {}, "", 1),
+        ("bac", "c", {}, "", 1),
+        ("abc", "abc", {}, "abc", None),
+        ("cba", "abc", {"a": SLICE, "b": SLICE}, "", 2),
+        ("cba", "abc", {"a": SLICE - 1, "b": SLICE}, "", 1),
+        ("cba", "abc", {"a": SHORT_SLICE - 1, "b": SHORT_SLICE}, "abc", 1),
+        ("cba", "abc", {"a": SLICE - 1, "c": SHORT_SLICE}, "c", 0),
     ],
 )
-def test_which_row_is_given_to_one_that_waits(rows, runnable, turned, row):
+def test_which_row_is_given_to_one_that_waits(rows, runnable, turns, between, row):
+    """Of sessions that have something to do, those between two requests give theirs earlier than those within one."""
     found = owners(rows)
     for owner in found:
-        if owner is not None and owner.name in turned:
-            owner.turns = SLICE
+        if owner is not None:
+            owner.turns = turns.get(owner.name, 0)
+            owner.jobs.append(SimpleNamespace(at=0 if owner.name in between else 3))
     live = {owner for owner in found if owner is not None and owner.name in runnable}
     assert leaver(found, live) == row
+
+
+def watched(sessions: Sessions) -> list[np.ndarray]:
+    """The positions that count in each segment of sessions, by row."""
+    counted: list[np.ndarray] = []
+    loop = sessions._segments._loop
+    ran = loop.run
+    loop.run = lambda inputs, counts, want: (  # type: ignore[method-assign]
+        counted.append(counts.copy()) or ran(inputs, counts, want)
+    )
+    return counted
+
+
+def test_prompts_stand_on_the_first_rows(model_of):
+    """A prompt that comes to a row behind sessions that decode is exchanged with one of them, once."""
+    model, prompt = model_of("ring"), [2, 3, 4, 1] * 5
+    with Sessions(model) as sessions:
+        tickets = [sessions.submit(Request([1], 60, Sampling(0.0)), name) for name in "ab"]
+        sessions.round()
+        counted = watched(sessions)
+        tickets.append(sessions.submit(Request(prompt, 3, Sampling(0.0)), "late"))
+        run(sessions)
+        long = [counts.tolist() for counts in counted if counts.max() > 1]
+        assert long == [[4, 0, 0]] * 5
+        for ticket in tickets[:2]:
+            assert_same(gathered(ticket.events()), alone(model, [Request([1], 60, Sampling(0.0))])[0])
+        assert_same(gathered(tickets[2].events()), alone(model, [Request(prompt, 3, Sampling(0.0))])[0])
+
+
+def test_prompts_are_read_some_at_a_time_while_others_decode(model_of, monkeypatch):
+    """Those that began go on; nobody is left out, and without anyone who decodes all are read together."""
+    monkeypatch.setattr(turns, "LONG", 4)
+    with Sessions(model_of("ring")) as sessions:
+        counted = watched(sessions)
+        decoding = sessions.submit(Request([1], 40), "a")
+        sessions.round()
+        prompts = [sessions.submit(Request([2] * 12), name) for name in "bc"]
+        run(sessions)
+        assert [counts.tolist() for counts in counted if counts.max() > 1] == [[4, 0, 0]] * 6
+        assert decoding.done
+        assert all(ticket.done for ticket in prompts)
+        counted.clear()
+        for name in "abc":
+            sessions.submit(Request([2] * 4), name)
+        sessions.round()
+        assert [sorted(counts.tolist()) for counts in counted] == [[4, 4, 4]]
 
 
 def test_rows_that_nobody_needs_are_not_computed(model_of):
     model = model_of("ring")
     assert all(program.open_batch for program in model.manifest.programs if program.kind != "head")
     with Sessions(model) as sessions:
-        counted: list[int] = []
-        loop = sessions._segments._loop
-        ran, request = loop.run, Request([1, 2, 3], 2, Sampling(0.0))
-        loop.run = lambda inputs, counts, want: (  # type: ignore[method-assign]
-            counted.append(int(np.flatnonzero(counts)[-1]) + 1) or ran(inputs, counts, want)
-        )
+        request, counted = Request([1, 2, 3], 2, Sampling(0.0)), watched(sessions)
         for name in "abc":
             sessions.submit(request, name)
         run(sessions)
@@ -170,7 +216,8 @@ def test_rows_that_nobody_needs_are_not_computed(model_of):
             counted.clear()
             ticket = sessions.submit(request, name)
             run(sessions)
-            assert set(counted) == {1}
+            assert all(counts[0] and not counts[1:].any() for counts in counted)
+            assert counted
             assert_same(gathered(ticket.events()), alone(model, [request, request])[1])
 
 
@@ -361,8 +408,8 @@ def test_shutting_ends_everything(model_of, tmp_path):
     limits = Limits(host_bytes=0, disk_bytes=1 << 20)
     sessions = Sessions(model_of("counting"), rows=1, limits=limits, folder=tmp_path)
     with sessions:
-        tickets = [sessions.submit(Request([1], 100), f"s{number}") for number in range(3)]
-        for _ in range(90):
+        tickets = [sessions.submit(Request([1], 400), f"s{number}") for number in range(3)]
+        for _ in range(3 * SLICE + 1):
             sessions.round()
         assert list(tmp_path.glob("*.parked"))
         assert {sessions.info(f"s{number}").place for number in range(3)} == {"row", "disk"}

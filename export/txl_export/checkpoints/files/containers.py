@@ -27,6 +27,11 @@ PROTOCOL = 1001
 File: TypeAlias = io.BufferedReader | io.BytesIO
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, …, lengths of the name and of the extra field
 SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
+_OTHERS = {
+    "a TorchScript archive": r"[^/]+/(code/|constants\.pkl)",
+    "a program of torch.export": r"[^/]+/models/.*\.json|serialized_exported_program",
+}
+"""What else torch writes as a zip archive, and how the name of one of its entries begins."""
 DAMAGED = "cut short or damaged; copy the file again"
 
 
@@ -39,10 +44,6 @@ class ZipFile:
         self._file = file
         self._entries = _zip_entries(file, size)
         programs = [name for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
-        if any(re.match(r"[^/]+/(code/|constants\.pkl)", name) for name in self._entries):
-            raise CheckpointError(
-                f"this is a TorchScript archive, expected a checkpoint; {SAVE_AGAIN} where it was trained"
-            )
         if not programs and "policy.pth" in self._entries:
             raise CheckpointError(
                 "this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, "
@@ -124,6 +125,9 @@ def _zip_entries(file: File, size: int) -> dict[str, _Entry]:
             infos, directory = archive.infolist(), archive.start_dir
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, struct.error):
         raise CheckpointError(f"the zip archive has no directory; the file is {DAMAGED}") from None
+    for kind, mark in _OTHERS.items():  # before the rest: they compress some of their entries
+        if any(re.match(mark, info.filename) for info in infos):
+            raise CheckpointError(f"this is {kind}, expected a checkpoint; {SAVE_AGAIN} where it was trained")
     entries: dict[str, _Entry] = {}
     end = 0
     for info in sorted(infos, key=lambda info: info.header_offset):

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_s
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
 
 READ_SIZE = 1 << 20
+_WITHOUT_TENSORS = ("einops.layers.torch.Rearrange", "einops.layers.torch.Reduce")
+"""Layers that pickle their patterns and nothing of a module."""
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
 
 
@@ -84,17 +87,18 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
         if is_safetensors(head, size):
             tensors, sha256 = read_safetensors(file, size)
             return Loaded("safetensors", tensors, (), sha256, budget=budget)
+        interpreter = partial(Unpickler, budget, aliases=aliases, lenient=others)
         unpickler: Unpickler
         container: ZipFile | LegacyFile | PlainPickle
         if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
             container = PlainPickle(file)
-            unpickler = Unpickler(budget, aliases=aliases, nested=container.nested, lenient=True, strangers=True)
+            unpickler = interpreter(nested=container.nested)
         elif head.startswith(b"PK\x03\x04"):
             container = ZipFile(file, size)
-            unpickler = Unpickler(budget, container.storage, aliases=aliases, strangers=others)
+            unpickler = interpreter(container.storage)
         elif MAGIC_BYTES in head[:40]:
             container = LegacyFile(file, size)
-            unpickler = Unpickler(budget, container.storage, legacy=True, aliases=aliases, strangers=others)
+            unpickler = interpreter(container.storage, legacy=True)
         else:
             raise CheckpointError(_what_else(path, head, file, size))
         content = container.load(unpickler)
@@ -193,6 +197,8 @@ def _collect(module: Stub, prefix: str, state: dict[str, Tensor], budget: Budget
             raise CheckpointError(f"{shown(prefix + name)} is not a tensor; {SAVE_AGAIN}")
     for name, child in modules.items():
         budget.charge((len(prefix) + len(name)) // TEXT)
+        if isinstance(child, Stub) and child.class_name in _WITHOUT_TENSORS:
+            continue
         if isinstance(child, Stub):
             _collect(_unwrapped(child), f"{prefix}{name}.", state, budget)
         elif child is not None:

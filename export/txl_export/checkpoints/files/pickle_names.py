@@ -99,14 +99,19 @@ _STUB_NAMES = {
     "apex.fp16_utils.loss_scaler deepspeed.pt.loss_scaler deepspeed.runtime.fp16.loss_scaler": "DynamicLossScaler "
     "LossScaler",
     "argparse": "Namespace",
-    "builtins": "dict float int list",
-    "pathlib": "PosixPath WindowsPath",
+    "builtins": "bool dict float int list long str tuple unicode",
+    "typing": "Any",
+    "pathlib": "Path PosixPath WindowsPath",
     "data_utils": "Corpus LMOrderedIterator LMShuffledIterator",
     "utils.vocabulary": "OpenAIVocab Vocab",
     "vocabulary": "Vocab",
     "pytorch_transformers.tokenization_gpt2": "GPT2Tokenizer",
     "_regex regex._regex": "compile",
     "fastai.text.models.transformer": "Activation TransformerXL init_transformer",
+    "omegaconf.base": "ContainerMetadata Metadata UnionNode",
+    "omegaconf.dictconfig": "DictConfig",
+    "omegaconf.listconfig": "ListConfig",
+    "omegaconf.nodes": "AnyNode BooleanNode BytesNode EnumNode FloatNode IntegerNode PathNode StringNode",
     "numpy": "dtype ndarray",
     "numpy.core.multiarray numpy._core.multiarray": "_reconstruct scalar",
     "numpy.core.numeric numpy._core.numeric": "_frombuffer",
@@ -115,8 +120,11 @@ STUBS = frozenset(
     f"{module}.{name}" for modules, names in _STUB_NAMES.items() for module in modules.split() for name in names.split()
 )
 
-# Arrays have a state that is no dictionary: `numpy_data` makes something of it.
+# Arrays have a state that is no dictionary: `plain_data` makes something of it.
 OPAQUE = frozenset(name for name in STUBS if name.startswith("numpy."))
+
+# Of their objects only the content is kept: the rest says where each stands, and leads back to what it stands in.
+CONFIGS = frozenset(name for name in STUBS if name.startswith("omegaconf."))
 
 
 def shown(name: str) -> str:

@@ -20,6 +20,7 @@ from txl_runtime.errors import CheckpointError, some
 
 from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
 from txl_export.checkpoints.files.pickle_names import (
+    CONFIGS,
     FUNCTIONS,
     KNOWN,
     NESTED,
@@ -67,9 +68,9 @@ class Unpickler:
         legacy: whether classes may be persistent ids too and storages parts of others, as torch ≤ 1.5 wrote.
         aliases: further names, and the known names to read them as.
         nested: reads the files that a plain pickle has in place of storages. None where a program may have none.
-        lenient: whether objects may be made, called and filled in any way: they stay stand-ins for nothing.
+        lenient: whether objects of any class may be made, called and filled in any way: they are stand-ins of that
+            name, with which nothing can be done. Without, a name that is not known is refused.
         bare: whether the program may be one storage and nothing else, as such a file is.
-        strangers: whether classes and functions that are not known are stand-ins of that name, rather than refused.
 
     Attributes:
         budget: as given.
@@ -88,10 +89,9 @@ class Unpickler:
         nested: NestedReader | None = None,
         lenient: bool = False,
         bare: bool = False,
-        strangers: bool = False,
     ) -> None:
         self.budget = budget
-        self._nested, self._lenient, self._bare, self._strangers = nested, lenient, bare, strangers
+        self._nested, self._lenient, self._bare = nested, lenient, bare
         self._actions = _ACTIONS | _LENIENT_ACTIONS if lenient else _ACTIONS
         self._read_storage, self._legacy, self._aliases = storage, legacy, dict(aliases or {})
         if wrong := sorted(shown(target) for target in self._aliases.values() if target not in STUBS):
@@ -222,8 +222,8 @@ class Unpickler:
         name = f"{module}.{attribute}"
         self.names.add(name)
         canonical = self._canonical(name)
-        # A dot in the second part would reach through attributes (module torch, name serialization.os.system).
-        if "." in attribute or (canonical not in KNOWN and not self._strangers):
+        # A dot in the second part reaches through attributes (module torch, name serialization.os.system): never known.
+        if not self._lenient and ("." in attribute or canonical not in KNOWN):
             raise _UnknownNameError(name)
         self._stack.append(self._classes.setdefault(canonical, Name(canonical)))
 
@@ -253,6 +253,8 @@ class Unpickler:
             return
         if (self._lenient or target.class_name not in KNOWN) and type(state) is not dict:
             return
+        if target.class_name in CONFIGS and type(state) is dict:
+            state = {name: state[name] for name in ("_content", "_val") if name in state}
         parts = state if type(state) is tuple else (state,)  # a tuple holds __dict__ and slots
         self.budget.charge(len(parts) + sum(len(part) for part in parts if type(part) is dict))
         for part in parts:
@@ -368,7 +370,7 @@ def _check_plain(content: Any, budget: Budget) -> None:
             if parent is not None:
                 sizes[id(parent)] = total = 1 + sum(
                     1 + len(child) // TEXT if type(child) in (str, bytes) else sizes.get(id(child), 1)
-                    for child in _children(parent)
+                    for child in children(parent)
                 )
                 if total > budget.left:
                     raise CheckpointError(
@@ -389,10 +391,11 @@ def _check_plain(content: Any, budget: Budget) -> None:
             if len(path) > DEPTH_LIMIT:
                 raise CheckpointError(TOO_DEEP)
             sizes[id(value)] = 0
-            path.append((value, _children(value)))
+            path.append((value, children(value)))
 
 
-def _children(value: Any) -> list[Any]:
+def children(value: Any) -> list[Any]:
+    """What lies in a container or a stand-in."""
     if isinstance(value, Stub):
         return [value.state, *value.args, value.built]
     if type(value) is dict:

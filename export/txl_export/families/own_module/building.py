@@ -21,7 +21,7 @@ from txl_export.families.own_module.identity import model_id, own_tensors, param
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.spec import VALID
-from txl_export.families.own_module.stages import Transition
+from txl_export.families.own_module.stages import MOST_GRAPHS, Transition
 from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
@@ -36,6 +36,8 @@ each number. "auto": the first where it computes what the module computes, else 
 OPEN_ROUTES: tuple[Route, ...] = ("export", "decomposed")
 """The tracer would take the number of rows for fixed."""
 PRECISIONS = ("fp32", "fp16", "bf16")
+_SPREAD = 32
+"""At so many stages a graph with open rows is tried, where there are more than anyone wants graphs."""
 
 
 class Written:
@@ -147,17 +149,12 @@ def _symbolic(plan: Plan, heard: Listener) -> Written:
     for length in plan.segment_lengths:
         name = f"step-{length}"
         heard.stage(f"capture and check {name}")
-        networks = {
-            one.stage.number: StepNetwork(plan, one, open_rows=True) for one in plan.transitions if one.length == length
-        }
-        examples = {
-            one.stage.number: examples_for(plan, one, networks[one.stage.number])
-            for one in plan.transitions
-            if one.length == length
-        }
+        tried = _to_try(plan, length)
+        networks = {one.stage.number: StepNetwork(plan, one, open_rows=True) for one in tried}
+        examples = {one.stage.number: examples_for(plan, one, networks[one.stage.number]) for one in tried}
         everywhere = [example for found in examples.values() for example in found]
         errors: list[CaptureError] = []
-        for number in _to_trace_at(plan, length):
+        for number in _to_trace_at(plan, tried):
             try:
                 traced = [examples[number][0], *everywhere]
                 graphs.add(capture(networks[number], name, traced, OPEN_ROUTES))
@@ -172,15 +169,26 @@ def _symbolic(plan: Plan, heard: Listener) -> Written:
     return graphs
 
 
-def _to_trace_at(plan: Plan, length: int) -> list[int]:
+def _to_try(plan: Plan, length: int) -> list[Transition]:
+    """Where a graph with open rows is compared with the module: at every stage, or at some from the first to the last.
+
+    The way to a stage is run for each example: at all of them that would take time that grows with their square.
+    """
+    every = [one for one in plan.transitions if one.length == length]
+    if len(every) <= MOST_GRAPHS:
+        return every
+    return [every[round(number * (len(every) - 1) / (_SPREAD - 1))] for number in range(_SPREAD)]
+
+
+def _to_trace_at(plan: Plan, tried: Sequence[Transition]) -> list[int]:
     """Stages to capture open rows at: the one with most of them, and one between. Sizes of 0 and 1 would be fixed."""
-    ordered = sorted((one for one in plan.transitions if one.length == length), key=_fewest_rows, reverse=True)
+    growing = [(entry.name, entry.grows) for entry in plan.spec.states if entry.grows is not None]
+
+    def fewest(one: Transition) -> int:
+        return min((one.stage.shapes[name] or ())[axis] for name, axis in growing)
+
+    ordered = sorted(tried, key=fewest, reverse=True)
     return list(dict.fromkeys(one.stage.number for one in (ordered[0], ordered[len(ordered) // 2])))
-
-
-def _fewest_rows(transition: Transition) -> int:
-    """How small the smallest size of any state is."""
-    return min((size for shape in transition.stage.shapes.values() for size in shape or ()), default=0)
 
 
 def _staged(plan: Plan, heard: Listener) -> Written:

@@ -95,7 +95,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
     tried = ", ".join(reason.route for reason in reasons)
     raise CaptureError(
         f"{name} cannot be captured as a graph (tried {tried}): {best.text}; expected a step whose "
-        "operators do not depend on values and that ONNX has; see docs/own-models.md",
+        "operators do not depend on values and that ONNX has; see docs/own-models-reference.md",
         final=tuple(best.in_vain) == ROUTES,
     )
 

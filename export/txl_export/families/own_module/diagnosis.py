@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx, nn
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, one_line
 
 from txl_export.families.own_module.own_code import place_in, users_frames
 from txl_export.families.own_module.tracer_worker import TracerError
@@ -19,8 +19,6 @@ from txl_export.graphs.settling import UnsettledError
 
 Route = Literal["export", "decomposed", "tracer"]
 ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
-_FIRST, _LAST = 200, 100
-"""So many characters of another library's longer error are shown: its cause stands first, a place often last."""
 _LACKS = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'[^>]*>(.*for the (real|complex)-valued)?")
 _TRACER_LACKS = re.compile(r"Exporting the operator '([^']+)'")
 
@@ -114,10 +112,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _brief(error: BaseException, at: str = "") -> str:
-    text = " ".join(str(error).split())
-    if len(text) > _FIRST + _LAST:
-        text = f"{text[:_FIRST]} … {text[-_LAST:]}"
-    return f"{type(error).__name__}{at}: {text}"
+    return f"{type(error).__name__}{at}: {one_line(error)}"
 
 
 def _at(chain: Sequence[BaseException]) -> str:

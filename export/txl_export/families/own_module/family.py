@@ -18,7 +18,7 @@ from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import decode_vocabulary
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, one_line
 from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
@@ -198,7 +198,7 @@ def _samples(path: Path) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
-        said = " ".join(str(error).split())
+        said = one_line(error)
         raise UsageError(f"{path}: {said}; expected arrays by input name, as numpy.savez writes them") from None
 
 

@@ -57,7 +57,7 @@ def whose_code(source: object) -> str:
     if isinstance(source, Adapted):
         from txl_export.adapters.registry import package_of
 
-        return package_of(source.name)
+        return package_of(source.name, source.config)
     file = str(source).rpartition(":")[0] if isinstance(source, str | Path) else ""
     return file if Path(file).is_file() else ""
 
@@ -75,7 +75,7 @@ def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]
         from txl_export.adapters.registry import load_adapted, package_of
 
         spec = load_adapted(source.name, source.config, source.weights)
-        known = ", ".join(filter(None, (f"adapter {source.name}", package_of(source.name))))
+        known = ", ".join(filter(None, (f"adapter {source.name}", package_of(source.name, source.config))))
         name = f"{type(spec.module).__name__} ({known})"
     elif isinstance(source, StepSpec):
         if weights is not None:

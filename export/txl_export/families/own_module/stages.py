@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +17,9 @@ from txl_export.families.own_module.sizes import States, fresh_states, random_in
 StateShapes = dict[str, tuple[int, ...] | None]
 """Sizes by name; None where a state is absent."""
 
-MOST_GRAPHS, MOST_TRANSITIONS = 64, 256
+MOST_GRAPHS, MOST_TRANSITIONS = 64, 1 << 14
 """So many graphs a bundle has at most where each set of shapes has its own, and so many sets of shapes and lengths are
-looked at where one graph may take them all."""
+looked at where one graph may take them all: each costs a call of the module here, and a segment of the verification."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +66,26 @@ def reached(
     """
     spec, generator = eager.spec, np.random.default_rng(1)
     states = fresh_states(spec, batch_size)
-    stages: list[tuple[Stage, States]] = [(Stage(0, shapes_of(states)), states)]
+    known = {_key(states): Stage(0, shapes_of(states))}
+    waiting = deque([(known[_key(states)], states)])  # what was looked at is let go: a stage may hold many rows
     found: list[Transition] = []
-    for stage, held in stages:  # grows as stages are found
+    while waiting:
+        stage, held = waiting.popleft()
         for length in segment_lengths:
             valid = torch.full((batch_size,), length, dtype=torch.int32)
             inputs = random_inputs(spec, batch_size, length, generator, spec.samples)
             after: States = dict(eager(inputs, held, valid)[1])
-            shapes = shapes_of(after)
-            known = next((known for known, _ in stages if known.shapes == shapes), None)
-            if known is None:
-                known = Stage(len(stages), shapes)
-                stages.append((known, after))
-            found.append(Transition(stage, length, known))
+            if (key := _key(after)) not in known:
+                known[key] = Stage(len(known), shapes_of(after))
+                waiting.append((known[key], after))
+            found.append(Transition(stage, length, known[key]))
             if len(found) > most:
                 raise UsageError(too_many(found, most))
     return tuple(found)
+
+
+def _key(states: States) -> tuple[tuple[str, tuple[int, ...] | None], ...]:
+    return tuple(sorted(shapes_of(states).items()))
 
 
 def too_many(transitions: Sequence[Transition], most: int) -> str:

@@ -189,12 +189,15 @@ def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generato
 
 def _way(plan: Plan, stage: Stage) -> list[Transition]:
     """The fewest segments from the start to a stage, and some that stay there."""
-    ways: dict[int, list[Transition]] = {0: []}
-    waiting = [0]
-    for number in waiting:
-        for one in plan.transitions:
-            if one.stage.number == number and one.after.number not in ways:
-                ways[one.after.number] = [*ways[number], one]
-                waiting.append(one.after.number)
+    came: dict[int, Transition] = {}
+    for (
+        one
+    ) in plan.transitions:  # in the order in which they were found: the first that leads to a stage is the nearest
+        came.setdefault(one.after.number, one)
+    way: list[Transition] = []
+    number = stage.number
+    while number:
+        way.append(came[number])
+        number = came[number].stage.number
     staying = [one for one in plan.transitions if one.stage.number == one.after.number == stage.number]
-    return ways[stage.number] + staying[:1] * FURTHER
+    return way[::-1] + staying[:1] * FURTHER

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from safetensors.torch import load_file
+from stand_ins import small_steps
 from torch import nn
 from torch.nn import functional as F
 from txl_export.families.own_module import capture
@@ -281,6 +282,15 @@ def test_rows_are_left_open_where_one_graph_serves_every_number_of_them(tmp_path
     files = [program.file]
     assert not [*contradictions(manifest_of(plan, written), files, files)]
     every_value_has_a_shape(tmp_path, written)
+
+
+def test_one_graph_serves_more_numbers_of_rows_than_there_may_be_graphs_whatever_b_is(tmp_path):
+    """It is captured with most rows, also where another axis is shorter: with fewer, the cut would not be in it."""
+    plan = plan_of(small_steps.window(70), 1, lengths=(1,))
+    assert plan.too_many
+    written = write_step(tmp_path, plan, "fp32", "symbolic", Silent())
+    assert (written.growth, len(written.programs)) == ("symbolic", 1)
+    assert chain(tmp_path, plan, written, 75) < 1e-5
 
 
 class Cutting(nn.Module):

@@ -151,10 +151,13 @@ class Transforms(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "operator"), [("fft", "DFT"), ("det", "Det")])
-def test_an_operator_that_no_bundle_may_have_is_refused_at_export_with_its_line(kind, operator, tmp_path):
+def test_an_operator_that_no_bundle_may_have_is_refused_after_one_attempt_with_its_line(
+    kind, operator, tmp_path, attempts
+):
     said = refused(Transforms(kind), tmp_path)
     assert f"it becomes the operator {operator}, which no graph of a bundle may have (test_diagnosis.py:" in said
     assert f"torch.{'fft' if kind == 'fft' else 'linalg'}." in said
+    assert attempts == ["export"]
 
 
 class Asserts(nn.Module):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 from stand_ins import small_steps
 from torch import nn
+from txl_export.families.own_module import plan as planning
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.plan import make_plan
@@ -54,13 +56,30 @@ def test_more_graphs_than_anyone_wants_are_refused():
         reached(Eager(small_steps.window(100)), 1, (1,))
 
 
-def test_one_graph_for_any_number_of_rows_may_take_more():
+def test_one_graph_for_any_number_of_rows_may_take_more(monkeypatch):
     plan = make_plan(small_steps.window(100), 1, (1,), Silent())
     assert len(plan.transitions) == 101
     assert "more than 64 sizes" in plan.too_many
     assert make_plan(small_steps.window(), 1, (1,), Silent()).too_many == ""
-    with pytest.raises(UsageError, match="more than 256 sizes"):
-        make_plan(small_steps.window(300), 1, (1,), Silent())
+    monkeypatch.setattr(planning, "MOST_TRANSITIONS", 100)
+    with pytest.raises(UsageError, match="more than 100 sizes"):
+        make_plan(small_steps.window(100), 1, (1,), Silent())
+
+
+def test_states_that_were_looked_at_are_let_go():
+    """A stage may hold many rows, and there may be thousands of stages."""
+    alive = weakref.WeakSet()
+
+    def noted(*given):
+        outputs, after = Eager.__call__(*given)
+        alive.update(after.values())
+        assert len(alive) <= 4
+        return outputs, after
+
+    class Noted(Eager):
+        __call__ = noted
+
+    assert len(reached(Noted(small_steps.window(40)), 1, (1,))) == 41
 
 
 def test_a_length_that_the_module_cannot_take_is_named_with_the_line():

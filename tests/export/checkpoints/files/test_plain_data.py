@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from txl_export.checkpoints.files.budget import Budget
-from txl_export.checkpoints.files.numpy_data import without_numpy
 from txl_export.checkpoints.files.pickle_names import Stub
+from txl_export.checkpoints.files.plain_data import plain_data
 from txl_export.checkpoints.plain_weights import read_stored
 from txl_runtime.errors import CheckpointError
 
@@ -60,7 +60,7 @@ def test_what_has_no_tensor_stays_a_stand_in(tmp_path, array):
 def test_one_array_stays_one_tensor():
     kind = Stub("numpy.dtype", args=("f4", False, True), built=(3, "<", None, None, None, -1, -1, 0))
     array = Stub("numpy._core.multiarray._reconstruct", built=(1, (1,), kind, False, bytes(4)))
-    found = without_numpy([array, {"again": array}], Budget(1 << 20))
+    found = plain_data([array, {"again": array}], Budget(1 << 20))
     assert found[0] is found[1]["again"]
 
 
@@ -72,4 +72,4 @@ def test_a_shape_that_does_not_fit_its_bytes_is_refused(shape):
         Stub("numpy._core.numeric._frombuffer", args=(bytes(8), kind, shape, "C")),
     ):
         with pytest.raises(CheckpointError, match=re.compile("damaged")):
-            without_numpy(stub, Budget(1 << 20))
+            plain_data(stub, Budget(1 << 20))

@@ -1,4 +1,4 @@
-"""NumPy's numbers and arrays in a pickle, as plain numbers and tensors: made here of their bytes."""
+"""NumPy's and OmegaConf's objects in a pickle as plain data: arrays are made of their bytes, configs of their nodes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.budget import OBJECT, VIEW, Budget
-from txl_export.checkpoints.files.pickle_names import Stub, integers
+from txl_export.checkpoints.files.pickle_names import CONFIGS, Name, Stub, integers
 
 TYPES = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool}
 TYPES |= {"i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
 """Those that both have, by NumPy's names."""
 
 
-def without_numpy(content: Any, budget: Budget) -> Any:
-    """Content as an `Unpickler` gives it, with numbers and tensors in place of NumPy's; other objects stay as they are.
+def plain_data(content: Any, budget: Budget) -> Any:
+    """Content as an `Unpickler` gives it, without NumPy's and OmegaConf's objects; others stay as they are.
 
-    Each array is a copy of its bytes, which several may share: these are charged to the budget.
+    An interpolation of OmegaConf's, such as "${model.dim}", stays the text that it is. Each array is a copy of its
+    bytes, which several may share: these are charged to the budget.
 
     Raises:
         CheckpointError: an array is not as large as its shape.
@@ -31,7 +32,9 @@ def without_numpy(content: Any, budget: Budget) -> Any:
         if not isinstance(value, dict | list | tuple | Stub):
             return value
         if id(value) not in done:
-            if isinstance(value, Stub):
+            if isinstance(value, Stub) and value.class_name in CONFIGS and not isinstance(value, Name):
+                done[id(value)] = walk(value.state.get("_content", value.state.get("_val")))
+            elif isinstance(value, Stub):
                 done[id(value)] = _number_or_array(value, budget)
             elif isinstance(value, dict):
                 done[id(value)] = {key: walk(item) for key, item in value.items()}

@@ -1,0 +1,76 @@
+"""The page at / of a server without a token, in Chromium, and what a page of another server can do to that server."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from browsing import SCHEMES, WIDTHS, accessibility, opened, reached_by_tab, to_reach, too_wide
+from serving import Server, serving
+from support import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def server(make_bundle: Callable[..., Path]) -> Iterator[Server]:
+    """It asks for no token, so pages of others must not reach it."""
+    with serving(make_bundle(config={"vocab_size": 256}, vocabulary=True)) as started:
+        yield started
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_page_in_every_width(chrome, server, scheme):
+    with opened(chrome, server.url, scheme=scheme) as window:
+        for width in WIDTHS:
+            window.page.set_viewport_size({"width": width, "height": 900})
+            assert too_wide(window.page) == [], width
+        assert accessibility(window.page) == []
+        assert set(to_reach(window.page)) <= set(reached_by_tab(window.page))
+        assert window.faults() == []
+        window.page.get_by_role("link", name="/playground").click()
+        window.page.locator("#status:not(:empty)").wait_for()
+        assert window.faults() == []
+
+
+def test_a_page_of_another_server_embeds_nothing_and_may_link_to_the_page(chrome, server, tmp_path):
+    """A picture and a frame are asked for without an Origin; what gives them away is Sec-Fetch-Site."""
+    embedded = "/playground/tab", "/v1/sessions", "/metrics", "/"
+    (tmp_path / "index.html").write_text(
+        "<!doctype html><title>elsewhere</title>"
+        + "".join(f'<img src="{server.url}{path}"><iframe src="{server.url}{path}"></iframe>' for path in embedded)
+        + f'<a href="{server.url}/">there</a>'
+    )
+
+    tabs = answered(server, "/playground/tab", 200)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=tmp_path)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        origin = f"http://127.0.0.1:{elsewhere.server_port}"
+        with opened(chrome, f"{origin}/index.html", allowed=[server.url]) as window:
+            until(lambda: answered(server, "other", 403) == 2 * len(embedded))
+            window.page.get_by_text("there").click()
+            window.page.get_by_role("heading", name="small").wait_for()
+        elsewhere.shutdown()
+    assert answered(server, "other", 403) == 2 * len(embedded), "the link is followed"
+    assert answered(server, "/playground/tab", 200) == tabs, "no tab was taken"
+
+
+def answered(server: Server, path: str, status: int) -> int:
+    """Requests of a route that were answered so, as the server counts them; "other" where none was looked for."""
+    text = httpx2.get(f"{server.url}/metrics").text
+    found = re.findall(rf'^txl_requests_total{{path="{path}",status="{status}"}} (\S+)$', text, re.MULTILINE)
+    return int(float(found[0])) if found else 0

@@ -1,0 +1,36 @@
+"""GET /: what this server is, and where to go from here."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from string import Template
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from txl_deploy.extras import version_of
+from txl_deploy.serve.errors import json_response
+from txl_deploy.serve.playground import pages
+from txl_deploy.serve.service import service_of
+
+PATH = "/"
+LINKS = {name: f"/v1/{name}" for name in ("models", "completions", "sessions")}
+LINKS |= {name: f"/{name}" for name in ("playground", "health", "metrics")}
+"""Where a program that asks for JSON may go from here."""
+_PAGE = Template((Path(__file__).parent / "front_page.html").read_text("utf-8"))
+
+
+async def page(request: Request) -> Response:
+    """GET /: a page without scripts, or JSON for a client that accepts that and no page.
+
+    It needs no token. Where the server has one, the page names no model, and says how the token is shown.
+    """
+    settings, headers = service_of(request).settings, pages.HEADERS | {"vary": "accept"}
+    model = settings.served_name if settings.token is None else None
+    accepted = request.headers.get("accept", "")
+    if "application/json" in accepted and "text/html" not in accepted:
+        about = {"object": "server", "name": "txl-deploy", "version": version_of("txl-deploy"), "model": model}
+        return json_response({**about, "links": LINKS}, 200, headers)
+    hidden = {"open": "hidden", "closed": ""} if model is None else {"open": "", "closed": "hidden"}
+    return Response(_PAGE.substitute(hidden, model=escape(model or "")), 200, headers, "text/html; charset=utf-8")

@@ -1,0 +1,118 @@
+"""Sessions that outlive the server: brought back at its start, saved now and then and at its end, and told of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from txl_runtime.errors import TxlError, one_line
+from txl_runtime.sessions import AsyncSessions, Sessions
+from txl_runtime.sessions.checkpoint import Checkpoint
+from txl_runtime.sessions.saving import save_beside
+
+from txl_deploy.serve.logs import Log
+from txl_deploy.serve.playground.tabs import of_tab
+from txl_deploy.serve.settings import ServerSettings
+
+TOLD = 10
+"""Lost sessions that are named at the start."""
+
+
+class Keeping:
+    """The checkpoint of one server, and what became of it.
+
+    Args:
+        log: is told of every checkpoint.
+        checkpoint: where all sessions are kept; None where they end with the server.
+
+    Attributes:
+        restored, lost: sessions that came back at the start, and those whose saved files could not be used.
+        written, failed: checkpoints that were made, and those that the disk did not take.
+    """
+
+    def __init__(self, log: Log, checkpoint: Checkpoint | None = None) -> None:
+        self._log, self._checkpoint = log, checkpoint
+        self.restored = self.lost = self.written = self.failed = 0
+        self._last, self._failing = time.monotonic(), False
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since sessions were as the folder has them: the last checkpoint, or the start; None without one."""
+        return None if self._checkpoint is None else time.monotonic() - self._last
+
+    @property
+    def standing(self) -> str:
+        """What the line at the start says of it; nothing where sessions end with the server."""
+        if self._checkpoint is None:
+            return ""
+        lost = f", {self.lost} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
+        return f"{_sessions(self.restored)} came back{lost}; "
+
+    def restore(self, sessions: Sessions) -> None:
+        """Begin the sessions of the last checkpoint; what was lost is told, and the others go on.
+
+        Raises:
+            TxlError: the checkpoint cannot be read, or does not fit the bundle or the limits.
+        """
+        if self._checkpoint is None:
+            return
+        lost = list(self._checkpoint.restore(sessions).values())
+        for error in lost[:TOLD]:
+            self._log.say("session_lost", f"note: {error}", problem=str(error))
+        if len(lost) > TOLD:
+            self._log.say("sessions_lost", f"note: {len(lost)} sessions are lost in all", sessions=len(lost))
+        for name in filter(of_tab, sessions.names()):  # their pages are gone
+            sessions.close(name)
+        self.restored, self.lost, self._last = len(sessions.names()), len(lost), time.monotonic()
+
+    async def go_on(self, settings: ServerSettings, front: AsyncSessions) -> None:
+        """End idle sessions, and save all of them, now and then, until this is cancelled."""
+        look = min(settings.idle_seconds / 4, settings.checkpoint_every, 10.0)
+        tried = time.monotonic()
+        while True:
+            await asyncio.sleep(look)
+            try:
+                await front.call(lambda sessions: sessions.expire())
+                if self._checkpoint is not None and time.monotonic() - tried >= settings.checkpoint_every:
+                    tried = time.monotonic()
+                    self._made(await save_beside(front, self._checkpoint), self._checkpoint, tried)
+            except TxlError as error:  # a full disk: the last checkpoint is whole, and the next one may succeed
+                self.failed, self._failing = self.failed + 1, True
+                self._log.say("checkpoint_failed", f"note: no checkpoint: {error}", problem=str(error))
+            except Exception as error:  # a defect, which must not end all checkpoints to come
+                said = f"{type(error).__name__}: {one_line(error)}"
+                self._log.say(
+                    "upkeep_failed", f"error: upkeep of the sessions: {said}; report it, please", problem=said
+                )
+
+    async def end(self, sessions: Sessions) -> None:
+        """Save all sessions for the last time.
+
+        Raises:
+            TxlError: the disk does not take them; what is there is the last checkpoint, whole.
+        """
+        if self._checkpoint is not None:
+            began = time.monotonic()
+            try:
+                self._made(await asyncio.to_thread(self._checkpoint.save, sessions), self._checkpoint, began, last=True)
+            except TxlError as error:
+                raise TxlError(f"{error}; sessions come back as they were {self.age:.0f} s ago") from None
+
+    def _made(self, changed: int, checkpoint: Checkpoint, began: float, last: bool = False) -> None:
+        """Tell of a checkpoint.
+
+        Programs are told of each. People are told of the last one and of the first that succeeds after one that failed:
+        a line every minute would hide the others.
+        """
+        held = len(checkpoint.names)
+        facts = {"sessions": changed, "held": held, "seconds": round(time.monotonic() - began, 3)}
+        if last or self._failing:
+            line = f"checkpoint: {_sessions(held)}, {changed} of them written anew"
+            self._log.say("checkpoint", line, **facts)
+        else:
+            self._log.detail("checkpoint", **facts)
+        self.written, self._failing, self._last = self.written + 1, False, began
+
+
+def _sessions(count: int) -> str:
+    return f"{count} {'session' if count == 1 else 'sessions'}"
