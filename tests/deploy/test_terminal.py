@@ -111,7 +111,7 @@ CHAINS = [("segments of 64, ring", 1, 200, "2.67e-05", "2e-06"), ("all operation
 def test_a_long_first_column_is_not_folded_again_and_again(
     columns: int, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(console.stdout, "_width", columns)  # COLUMNS counts at its making alone
     console.stdout.print(rows_table(("chain", "sequences", "segments", "outputs max", "states"), CHAINS))
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len(shown) == lines
