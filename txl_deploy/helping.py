@@ -35,8 +35,6 @@ _NAMES = 20
 _CHOICES = re.compile(r"[<\[]([\w-]+(?:\|[\w-]+)+)[>\]]")
 """How typer writes the values that an option takes, in all its versions."""
 
-Rows = list[tuple[str, str]]
-
 
 class Command(TyperCommand):
     """A verb, whose help has a section for every group of options."""
@@ -59,11 +57,11 @@ class Group(TyperGroup):
         _write(formatter, _groups(self, ctx))
 
 
-def _groups(command: Any, ctx: Any) -> dict[str, Rows]:
+def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     """Names and descriptions of what a command takes, by group: arguments, options without a group, then the others."""
     named = GROUPS.get(command.name, {})
     titles = {f"--{name}": title for title, names in named.items() for name in names.split()}
-    groups: dict[str, Rows] = {title: [] for title in ("Arguments", "Options", *named)}
+    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *named)}
     for parameter in command.get_params(ctx):
         if (record := parameter.get_help_record(ctx)) is None:  # a hidden one
             continue
@@ -80,7 +78,7 @@ def _groups(command: Any, ctx: Any) -> dict[str, Rows]:
     return groups
 
 
-def _write(formatter: Any, groups: dict[str, Rows]) -> None:
+def _write(formatter: Any, groups: dict[str, list[tuple[str, str]]]) -> None:
     """Write sections, in columns as wide as in the others."""
     most = min(_NAMES, formatter.width // 3)
     room = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= most), default=most)

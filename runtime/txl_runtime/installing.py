@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-PROJECT = "txl-deploy"
-
 
 def pip_line(extra: str) -> str:
     """The line that adds an extra: from where this environment's package came, else from a checkout.
@@ -19,7 +17,7 @@ def pip_line(extra: str) -> str:
     from urllib.request import url2pathname
 
     try:
-        came = json.loads(distribution(PROJECT).read_text("direct_url.json") or "{}")
+        came = json.loads(distribution("txl-deploy").read_text("direct_url.json") or "{}")
         url = urlsplit(came.get("url", ""))
         place = Path(url2pathname(url.path))
         if url.scheme == "file" and place.exists():
@@ -27,4 +25,4 @@ def pip_line(extra: str) -> str:
             return f"pip install {editable}{shlex.quote(f'{place}[{extra}]')}"
     except (PackageNotFoundError, ValueError, AttributeError, OSError):  # not installed, or noted by something else
         pass
-    return f"pip install '.[{extra}]' in a checkout of {PROJECT}"
+    return f"pip install '.[{extra}]' in a checkout of txl-deploy"

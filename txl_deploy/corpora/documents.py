@@ -12,8 +12,6 @@ from msgspec import Struct
 from numpy.typing import ArrayLike
 from txl_runtime.types import Ids
 
-Told = Callable[[float], None]
-"""Told now and then which share of what is being computed is done, 0 … 1."""
 Done = Callable[[int, int], bool]
 """Asked with a document's index and weight; says whether it needs no reading."""
 

@@ -60,10 +60,7 @@ class Machine:
         return found
 
     def score(self, manifest: Manifest, work: Iterator[list[Unit]], told: Partly) -> Generator[Scored]:
-        """Batches with their outcomes; `told` hears meanwhile how far each is.
-
-        Several processes have a thread each, unless another number was asked for.
-        """
+        """Batches with their outcomes; of several processes each has a thread; `told` hears how far each is."""
         if self.workers > 1:
             threads = 1 if self.threads is None else self.threads
             place = os.fsencode(self.bundle.absolute())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
@@ -11,7 +11,7 @@ from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
 from txl_runtime.streaming.inputs import require_tokens
 
-from txl_deploy.corpora.documents import Outcome, Told, Unit
+from txl_deploy.corpora.documents import Outcome, Unit
 
 SEGMENTS_PER_CALL = 16
 """Of the longest, per call: what is held does not depend on a document's length."""
@@ -39,8 +39,8 @@ class Scorer:
         self._stream = model.stream(self.rows)
         self._chunk = model.segment_lengths[0] * SEGMENTS_PER_CALL
 
-    def score(self, units: Sequence[Unit], told: Told = lambda share: None) -> list[Outcome]:
-        """Score at most `rows` units beside each other; `told` hears how far that is.
+    def score(self, units: Sequence[Unit], told: Callable[[float], None] = lambda share: None) -> list[Outcome]:
+        """Score at most `rows` units beside each other; `told` hears which share is done.
 
         Returns:
             An outcome for each: what cannot be computed says why, and the others are not touched by it: where the
@@ -54,7 +54,7 @@ class Scorer:
             return [Outcome(None, str(error)) for _ in units]
         return [Outcome(total) if math.isfinite(total) else Outcome(None, _no_number(total)) for total in totals]
 
-    def _totals(self, units: Sequence[Unit], told: Told) -> list[float]:
+    def _totals(self, units: Sequence[Unit], told: Callable[[float], None]) -> list[float]:
         """The sum of every unit's results that count, in float64."""
         stream, ids = self._stream, [unit.ids for unit in units]
         stream.reset()

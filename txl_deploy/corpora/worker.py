@@ -1,7 +1,6 @@
 """What a process that scores does: it loads the bundle, then answers batches until its parent is gone.
 
-Messages are msgpack: a `Ready` first, then for every list of `Unit` shares of it that are done, as floats, and at last
-its list of `Outcome`.
+Messages are msgpack: a `Ready` first; for every list of `Unit` the shares of it that are done, then its `Outcome`s.
 """
 
 from __future__ import annotations
@@ -70,12 +69,10 @@ def _answer(connection: Connection, settings: Settings) -> None:
         connection.send_bytes(encoder.encode(Ready(error=f"{error}" or type(error).__name__)))
         return
     connection.send_bytes(encoder.encode(Ready(model=identity(model.manifest))))
-
-    def told(share: float) -> None:
-        connection.send_bytes(encoder.encode(share))
-
     while True:
-        connection.send_bytes(encoder.encode(scorer.score(decoder.decode(connection.recv_bytes()), told)))
+        units = decoder.decode(connection.recv_bytes())
+        outcomes = scorer.score(units, lambda share: connection.send_bytes(encoder.encode(share)))
+        connection.send_bytes(encoder.encode(outcomes))
 
 
 def _end_with_parent() -> None:
