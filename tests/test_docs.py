@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / name / "README.md" for name in ("tests", "benchmarks")),
+    *(ROOT / name / "README.md" for name in ("tests", "benchmarks", "samples")),
 ]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -50,6 +50,18 @@ def test_links_lead_to_files_that_exist(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_no_page_message_or_sample_asks_an_index_for_the_project() -> None:
+    """It is on none, and anyone may register its name there."""
+    named = re.compile(r"""pip install(?!.*--no-index)[^\n`]*['"= ]txl-deploy(?![\w-])(?!\[\w+\] @)""")
+    assert named.search("pip install 'txl-deploy[serve]'")
+    assert named.search("/opt/x/bin/pip install -U txl-deploy")
+    folders = ("txl_deploy", "export", "runtime", "samples", "docs")
+    written = [ROOT / "README.md", *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
+    texts = {path: path.read_bytes().decode(errors="replace") for path in written if path.is_file()}
+    assert len(texts) > 300
+    assert [path for path, text in texts.items() if path.suffix != ".pyc" and named.search(text)] == []
 
 
 def anchors(document: Path) -> set[str]:

@@ -39,12 +39,13 @@ ARROWS: dict[str, set[str]] = {
 }
 """Which package may import which."""
 
-ANYWHERE = {"errors", "types", "listener", "files"}
+ANYWHERE = {"errors", "types", "listener", "files", "installing"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "listener": set(),
     "files": set(),
+    "installing": set(),
     "update_rules": ANYWHERE,
     "ladder": ANYWHERE,
     "starting": set(),
@@ -67,7 +68,7 @@ THIRD_PARTIES = {
 }
 """What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""
 
-CARRIED = {"bundle", "errors", "files", "guard", "host", "model", "streaming", "types", "update_rules"}
+CARRIED = {"bundle", "errors", "files", "guard", "host", "installing", "model", "streaming", "types", "update_rules"}
 """The rooms that an application enters which loads any bundle on the CPU and streams: whoever embeds the runtime reads
 these. `guard` stands apart from the rest: only the engine's module enters it, to have a graph checked."""
 DOORS = {
@@ -83,7 +84,7 @@ format 1, vocabularies, a device, states in files, where a model looks, drawing 
 function imports."""
 
 MODELS = re.compile(
-    r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|rllib"
+    r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|\brllib"
     r"|di.engine|\bding\b|torchaudio|episodic|recurrent.(memory|policy)|\blstm|\bgru\b|\brmt|adaptive.span|universal|lucid",
     re.IGNORECASE,
 )
@@ -340,7 +341,7 @@ sys.modules["onnxruntime"] = None
 try:
     txl_runtime.load(bundle)
 except txl_runtime.BackendError as error:
-    assert "onnxruntime is not installed" in str(error) and "pip install 'txl-deploy[cpu]'" in str(error), error
+    assert "onnxruntime is not installed" in str(error) and "[cpu]'" in str(error), error
 else:
     raise AssertionError("loaded without an engine")
 del sys.modules["onnxruntime"]

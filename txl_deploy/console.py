@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from rich import progress
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -180,11 +181,21 @@ def facts_table(facts: Mapping[str, object]) -> Table:
     return table
 
 
-def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
-    """A plain table; columns of numbers are aligned to the right. Where all do not fit, every row is a table."""
+def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table | Text:
+    """A plain table; columns of numbers are aligned to the right. Where all do not fit, every row is a table.
+
+    Where only the first column lacks room, so that its cells would take three lines, each of them stands on a line
+    of its own, and the other cells beneath.
+    """
     texts = [[cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row] for row in rows]
+    cells = [[row[index].plain for row in texts] for index in range(len(columns))]
+    numbers = [all(cell[:1].isdigit() or cell == "–" for cell in column) for column in cells]
+    widths = [max(map(cell_len, (name.strip(), *column))) for name, column in zip(columns, cells, strict=True)]
+    room = stdout.width - sum(widths[1:]) - 2 * len(widths[1:])
+    if title is None and len(columns) > 1 and room >= 0 and widths[0] > 2 * room:
+        return _beneath(columns, texts, numbers, widths)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    if stdout.width < _NARROW * len(columns):
+    if stdout.width < _NARROW * len(columns) or (room < 0 and all(numbers[1:])):
         table.show_header = False
         for _ in range(2):
             table.add_column(overflow="fold")
@@ -194,11 +205,23 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
             table.add_row("", "")
         return table
     for index, column in enumerate(columns):
-        numbers = all(row[index].plain[:1].isdigit() or row[index].plain == "–" for row in texts)
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
+        table.add_column(column, justify="right" if numbers[index] else "left", overflow="fold")
     for row in texts:
         table.add_row(*row)
     return table
+
+
+def _beneath(
+    columns: Sequence[str], texts: Sequence[Sequence[Text]], numbers: Sequence[bool], widths: Sequence[int]
+) -> Text:
+    """The first cell of every row on its line, the others in columns beneath, as wide as is given."""
+    headings = [Text(heading.strip(), style="bold") for heading in columns]
+    lines = [Text("")] if columns[0].startswith("\n") else []
+    for name, *others in (headings, *texts):
+        for cell, width, is_number in zip(others, widths[1:], numbers[1:], strict=True):
+            cell.align("right" if is_number else "left", width)
+        lines += [name, Text("  ").join([Text(""), *others])]
+    return Text("\n").join(lines)
 
 
 def number(value: object) -> str:

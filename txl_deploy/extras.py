@@ -8,33 +8,27 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from txl_runtime.errors import BackendError
+from txl_runtime.installing import pip_line
+
+
+def require(verb: str, extra: str, *needed: str) -> None:
+    """Refuse what needs packages of an extra where one is missing.
+
+    Raises:
+        BackendError: with how to install them.
+    """
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; {pip_line(extra)}")
 
 
 def require_export(verb: str) -> None:
-    """Refuse a verb that needs PyTorch where it is not installed.
-
-    Raises:
-        BackendError: torch or another package of the extra is missing.
-    """
-    needed = ("torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "filelock")
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[export]'")
+    """Refuse a verb that needs PyTorch where it is not installed; raises BackendError."""
+    require(verb, "export", "torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "filelock")
 
 
 def require_packaging(verb: str, *more: str) -> None:
-    """Refuse a verb that needs what the extra `build` installs, where that is missing.
-
-    Args:
-        verb: for the message.
-        more: packages besides the one that puts folders into place.
-
-    Raises:
-        BackendError: one is not installed.
-    """
-    missing = [name for name in ("filelock", *more) if find_spec(name) is None]
-    if missing:
-        raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[build]'")
+    """Refuse a verb that puts folders into place where what that takes, or one of more packages, is missing."""
+    require(verb, "build", "filelock", *more)
 
 
 def lean_heap() -> None:

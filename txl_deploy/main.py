@@ -20,6 +20,9 @@ from txl_deploy import stopping, terminal
 
 TRACEBACK = "TXL_DEPLOY_TRACEBACK"
 """The environment variable that shows where an error of this program itself arose."""
+COMMAND = "txl-deploy"
+COMPLETION = "_TXL_DEPLOY_COMPLETE"
+"""The environment variable by which a shell asks for the rest of a word, and a person for what teaches it to."""
 COMMAND_LINE = ("typer", "rich")
 """What the command line needs beside the runtime: the extra `cli`, which an embedding application does not install."""
 
@@ -37,9 +40,11 @@ def main() -> NoReturn:
 
 def _lacks(missing: list[str]) -> int:
     """Say how to install the command line; written without the modules that are missing."""
+    from txl_runtime.installing import pip_line
+
     line = (
-        f"the command line needs {' and '.join(missing)}, not installed here; pip install 'txl-deploy[cli]', "
-        "or 'txl-deploy[export]' to export models too"
+        f"the command line needs {' and '.join(missing)}, not installed here; {pip_line('cli')}, with export in place "
+        "of cli to export models too"
     )
     sys.stderr.write(f"error: {line}\n")
     if "--json" in sys.argv:
@@ -53,12 +58,14 @@ def _run() -> int:
     try:
         from txl_deploy.verbs import app
 
-        code = app(standalone_mode=False)
+        code = app(prog_name=COMMAND, complete_var=COMPLETION, standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         if _has_lost_its_reader(error):
             terminal.silence(sys.stdout)
             return 141  # as a shell counts a program that a closed pipe ended
+        if isinstance(error, SystemExit) and (COMPLETION in os.environ or "-completion" in "".join(sys.argv[1:2])):
+            return int(error.code or 0)
         return _stopped() or _explain(error)
     # typer makes an exit code of some interrupts
     return (_stopped() or code) if isinstance(code, int) and code else 0
@@ -85,7 +92,9 @@ def _explain(error: BaseException) -> int:
         return _fail(f"{said}; expected the machine to have room and rights for this", 2)
     # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
     if hasattr(error, "format_message"):
-        return _fail(f"{error.format_message().rstrip('.')}; see txl-deploy --help", 2)
+        said = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+        see = " See" if said.endswith("?") else "; see"
+        return _fail(f"{said}{see} {getattr(getattr(error, 'ctx', None), 'command_path', COMMAND)} --help", 2)
     if os.environ.get(TRACEBACK):
         raise error
     last = traceback.extract_tb(error.__traceback__)[-1]

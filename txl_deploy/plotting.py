@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.writing import plain_place, write_named
-from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.errors import UsageError
+
+from txl_deploy.extras import require
 
 FORMATS = (".png", ".svg")
 
@@ -27,8 +28,7 @@ def check_plot(path: Path) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"--plot is {path}, expected a folder that exists; make {path.parent} first")
     plain_place(path)
-    if find_spec("matplotlib") is None:
-        raise BackendError("--plot needs matplotlib, not installed here; pip install 'txl-deploy[plot]'")
+    require("--plot", "plot", "matplotlib")
 
 
 def draw(path: Path, panels: list[Callable[[Any], None]]) -> None:

@@ -5,12 +5,12 @@ To add a verb, write `txl_deploy/commands/VERB.py` with a function `run` and add
 
 from __future__ import annotations
 
-import shutil
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import typer
-from typer.core import TyperGroup
+
+from txl_deploy.helping import SETTINGS, Command, Group
 
 VERBS = {
     "inspect": "Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds.",
@@ -29,11 +29,7 @@ VERBS = {
 """Every verb and what `txl-deploy --help` says about it: the first line of its function's docstring."""
 
 
-_STYLE: Literal["rich"] | None = "rich" if shutil.get_terminal_size().columns >= 60 else None
-"""How help is laid out: rich's boxes cut the names of options where they do not fit, plain text never does."""
-
-
-class _Verbs(TyperGroup):
+class _Verbs(Group):
     """Lists every verb from the table; only the one that is called is imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
@@ -46,16 +42,17 @@ app = typer.Typer(
     name="txl-deploy",
     help="From a trained model with state to a verified bundle, and streaming from it.",
     cls=_Verbs,
-    add_completion=False,
+    context_settings=SETTINGS,
     pretty_exceptions_enable=False,
-    rich_markup_mode=_STYLE,
+    rich_markup_mode=None,
 )
 
 
 def command(verb: str) -> Any:
     """A verb's command with its arguments, as typer makes it from the verb's function."""
-    alone = typer.Typer(add_completion=False, rich_markup_mode=_STYLE)
-    alone.command(name=verb)(import_module(f"txl_deploy.commands.{verb}").run)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    made = alone.command(name=verb, cls=Command, context_settings=SETTINGS)
+    made(import_module(f"txl_deploy.commands.{verb}").run)
     return typer.main.get_command(alone)
 
 
@@ -64,7 +61,7 @@ def _listed() -> None:
 
 
 for _name, _help in VERBS.items():
-    app.command(name=_name, help=_help)(_listed)
+    app.command(name=_name, help=_help, short_help=_help)(_listed)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from txl_runtime.errors import BackendError
+from txl_runtime.installing import pip_line
 
 from txl_report.blocks import Page
 from txl_report.visible import MOST, as_one_line, pieces
@@ -29,7 +30,7 @@ def require_jinja() -> None:
         BackendError: with how to install it.
     """
     if find_spec("jinja2") is None:
-        raise BackendError("a report needs jinja2, not installed here; pip install 'txl-deploy[report]'")
+        raise BackendError(f"a report needs jinja2, not installed here; {pip_line('report')}")
 
 
 def render(page: Page) -> str:

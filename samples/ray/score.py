@@ -5,8 +5,8 @@
 
 DOCUMENTS is a folder of texts, a .jsonl or a .parquet file, on this machine or wherever Ray Data reads from. In files
 every document has an `id` of its own; texts are called by their paths in the folder. OUT gets a line of JSON per
-document; started again, documents in it are left out. Needs `pip install 'txl-deploy[cpu]' 'ray[data]'` on every
-machine, and the bundle under the same path.
+document; started again, documents in it are left out. Needs the extra `cpu` of txl-deploy and `ray[data]` on
+every machine, and the bundle under the same path.
 """
 
 from __future__ import annotations

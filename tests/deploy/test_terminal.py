@@ -104,6 +104,24 @@ def test_a_table_of_many_columns_loses_nothing_where_it_does_not_fit(
     assert all(word in out for at in range(9) for word in (f"head{at}", f"cell{at}"))
 
 
+CHAINS = [("segments of 64, ring", 1, 200, "2.67e-05", "2e-06"), ("all operations, lengths mixed", 1, 13, "–", "0.01")]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(100, 3), (60, 5), (46, 6), (40, 13)])
+def test_a_long_first_column_is_not_folded_again_and_again(
+    columns: int, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console.stdout, "_width", columns)  # COLUMNS counts at its making alone
+    console.stdout.print(rows_table(("chain", "sequences", "segments", "outputs max", "states"), CHAINS))
+    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert len(shown) == lines
+    assert max(map(len, shown)) <= columns
+    for chain in CHAINS:
+        for cell in chain[1:]:
+            assert any(str(cell) in line.split() for line in shown), "no number is cut"
+        assert columns == 60 or chain[0] in " ".join(" ".join(shown).split())
+
+
 class _Screen(io.TextIOWrapper):
     def isatty(self) -> bool:
         return True

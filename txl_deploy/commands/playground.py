@@ -7,15 +7,14 @@ import secrets
 import tempfile
 import threading
 import webbrowser
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from txl_runtime.errors import BackendError
 
 from txl_deploy.commands.options import Backend, Bundle
 from txl_deploy.commands.serve import NEEDED
+from txl_deploy.extras import require
 
 if TYPE_CHECKING:
     from txl_deploy.serve.logs import Log
@@ -42,10 +41,7 @@ def run(
     rows: Annotated[int | None, typer.Option(help="Sequences computed together. (default the bundle's B)")] = None,
 ) -> None:
     """Try a bundle on a page in the browser, on this machine alone: generate, see probabilities, go back."""
-    if missing := [package for package in NEEDED if find_spec(package) is None]:
-        raise BackendError(
-            f"playground needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[serve]'"
-        )
+    require("playground", "serve", *NEEDED)
     from txl_deploy.serve.logs import Log
     from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS
     from txl_deploy.serve.settings import ServerSettings

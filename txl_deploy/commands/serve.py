@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Backend, Bundle
+from txl_deploy.extras import require
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 TOKEN = "TXL_DEPLOY_TOKEN"  # noqa: S105 - the variable's name
@@ -49,8 +49,7 @@ def run(
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Every line is JSON, one per request too.")] = False,
 ) -> None:
     """Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory."""
-    if missing := [package for package in NEEDED if find_spec(package) is None]:
-        raise BackendError(f"serve needs {', '.join(missing)}, not installed here; pip install 'txl-deploy[serve]'")
+    require("serve", "serve", *NEEDED)
     from txl_deploy.serve.settings import ServerSettings
 
     settings = ServerSettings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -22,6 +22,7 @@ REPEATS = 2
 SECONDS_TO_END = 5.0
 
 Scored = tuple[list[Unit], list[Outcome]]
+Partly = Callable[[list[Unit], float], None]
 
 
 @dataclass(eq=False)
@@ -49,11 +50,13 @@ class Processes:
         settings: what each loads.
         many: how many processes.
         model: the `identity` of the one that they have to load.
+        told: hears of each batch which share of it is done, now and then.
     """
 
-    def __init__(self, settings: Settings, many: int, model: tuple[str, str]) -> None:
+    def __init__(self, settings: Settings, many: int, model: tuple[str, str], told: Partly = lambda *_: None) -> None:
         self._settings, self._many, self._model = settings, many, model
         self._context = get_context("spawn")
+        self._told = told
         self._workers: list[_Worker] = []
         self._repeats: list[_Job] = []
         self._failed_starts = 0
@@ -133,8 +136,12 @@ class Processes:
                 raise BackendError(f"{self._settings.bundle}: was replaced while it was read; start again")
             worker.loaded, self._failed_starts = True, 0
         elif worker.job is not None:
-            job, worker.job = worker.job, None
-            yield job.units, msgspec.msgpack.decode(said, type=list[Outcome])
+            found = msgspec.msgpack.decode(said, type=list[Outcome] | float)
+            if isinstance(found, float):
+                self._told(worker.job.units, found)
+            else:
+                job, worker.job = worker.job, None
+                yield job.units, found
 
     def _buried(self, worker: _Worker) -> Iterator[Scored]:
         """A process that has died leaves; what it was at is repeated, or named."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from txl_deploy.corpora.batching import batches, windows
 from txl_deploy.corpora.documents import Bad, Unit, spelled
 from txl_deploy.corpora.encoding import Encoder
 from txl_deploy.corpora.parts import cut, warm_up
-from txl_deploy.corpora.processes import Processes, Scored
+from txl_deploy.corpora.processes import Partly, Processes, Scored
 from txl_deploy.corpora.progress import Advance
 from txl_deploy.corpora.results import Header, Results
 from txl_deploy.corpora.scoring import Scorer, rows_of
@@ -58,13 +59,13 @@ class Machine:
         require_tokens(found.manifest, "score")
         return found
 
-    def score(self, manifest: Manifest, work: Iterator[list[Unit]]) -> Generator[Scored]:
-        """Batches with their outcomes. Several processes have a thread each, unless another number was asked for."""
+    def score(self, manifest: Manifest, work: Iterator[list[Unit]], told: Partly) -> Generator[Scored]:
+        """Batches with their outcomes; of several processes each has a thread; `told` hears how far each is."""
         if self.workers > 1:
             threads = 1 if self.threads is None else self.threads
             place = os.fsencode(self.bundle.absolute())
             settings = Settings(bundle=spelled(self.bundle), place=place, backend=self.backend, threads=threads)
-            with Processes(settings, self.workers, identity(manifest)) as processes:
+            with Processes(settings, self.workers, identity(manifest), told) as processes:
                 yield from processes.score(work)
             return
         model = load(self.bundle, self.backend, self.threads)
@@ -72,7 +73,7 @@ class Machine:
             raise BackendError(f"{self.bundle}: was replaced while it was read, expected one bundle; start again")
         scorer = Scorer(model)
         for batch in work:
-            yield batch, scorer.score(batch)
+            yield batch, scorer.score(batch, partial(told, batch))
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def score_corpus(machine: Machine, corpus: Corpus, keeping: Keeping) -> dict[str
         sink = _Sink(results, totals, shown, keeping.skip_bad)
         units = _good(Encoder(manifest, bundle.vocabulary()).units(corpus.documents(sink.done)), sink)
         work = _in_batches(units, rows_of(manifest), machine.workers)
-        for batch, outcomes in opened.enter_context(closing(machine.score(manifest, work))):
+        for batch, outcomes in opened.enter_context(closing(machine.score(manifest, work, shown.partly))):
             sink.take(batch, outcomes)
         if results is not None and corpus.count is not None:
             results.check_count(corpus.count)
@@ -150,6 +151,7 @@ class _Sink:
 
     def take(self, batch: list[Unit], outcomes: list[Any]) -> None:
         """Keep the results of a batch; then stop at what has none."""
+        self._shown.partly(batch, 0)
         pairs = list(zip(batch, outcomes, strict=True))
         self._keep([scores_of(unit, each.total) for unit, each in pairs if each.total is not None])
         good = [unit for unit, each in pairs if each.total is not None]
@@ -208,10 +210,10 @@ def score_parts(machine: Machine, ids: Ids, parts: int, name: str) -> tuple[floa
     )
     if rows * machine.workers == 1 and plan.count > 1:
         stderr.print("note: the bundle has one row, so parts run one after the other; --workers gives them processes")
-    total = 0.0
-    scored = machine.score(manifest, _in_batches(plan.units(ids), rows, machine.workers))
-    with Advance(f"score {name}", plan.total) as shown, closing(scored):
+    total, work = 0.0, _in_batches(plan.units(ids), rows, machine.workers)
+    with Advance(f"score {name}", plan.total) as shown, closing(machine.score(manifest, work, shown.partly)) as scored:
         for batch, outcomes in scored:
+            shown.partly(batch, 0)
             for unit, outcome in zip(batch, outcomes, strict=True):
                 if outcome.total is None:
                     raise BackendError(f"{name}, {unit.place}: {outcome.why}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
@@ -39,22 +39,22 @@ class Scorer:
         self._stream = model.stream(self.rows)
         self._chunk = model.segment_lengths[0] * SEGMENTS_PER_CALL
 
-    def score(self, units: Sequence[Unit]) -> list[Outcome]:
-        """Score at most `rows` units beside each other.
+    def score(self, units: Sequence[Unit], told: Callable[[float], None] = lambda share: None) -> list[Outcome]:
+        """Score at most `rows` units beside each other; `told` hears which share is done.
 
         Returns:
             An outcome for each: what cannot be computed says why, and the others are not touched by it: where the
             engine fails, the units are repeated one by one.
         """
         try:
-            totals = self._totals(units)
+            totals = self._totals(units, told)
         except TxlError as error:
             if len(units) > 1:
                 return [outcome for unit in units for outcome in self.score([unit])]
             return [Outcome(None, str(error)) for _ in units]
         return [Outcome(total) if math.isfinite(total) else Outcome(None, _no_number(total)) for total in totals]
 
-    def _totals(self, units: Sequence[Unit]) -> list[float]:
+    def _totals(self, units: Sequence[Unit], told: Callable[[float], None]) -> list[float]:
         """The sum of every unit's results that count, in float64."""
         stream, ids = self._stream, [unit.ids for unit in units]
         stream.reset()
@@ -70,6 +70,7 @@ class Scorer:
             for row, unit in enumerate(units):
                 ahead = min(max(unit.skipped - first, 0), columns - 1)
                 totals[row] += float(nll[row, ahead : max(int(lengths[row]) - 1, 0)].sum(dtype=np.float64))
+            told(min((first + columns) / most, 1))
         return totals
 
 

@@ -1,6 +1,6 @@
 """What a process that scores does: it loads the bundle, then answers batches until its parent is gone.
 
-Messages are msgpack: a `Ready` first, then one list of `Outcome` for every list of `Unit`.
+Messages are msgpack: a `Ready` first; for every list of `Unit` the shares of it that are done, then its `Outcome`s.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _answer(connection: Connection, settings: Settings) -> None:
         return
     connection.send_bytes(encoder.encode(Ready(model=identity(model.manifest))))
     while True:
-        connection.send_bytes(encoder.encode(scorer.score(decoder.decode(connection.recv_bytes()))))
+        units = decoder.decode(connection.recv_bytes())
+        outcomes = scorer.score(units, lambda share: connection.send_bytes(encoder.encode(share)))
+        connection.send_bytes(encoder.encode(outcomes))
 
 
 def _end_with_parent() -> None:

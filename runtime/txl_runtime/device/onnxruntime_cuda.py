@@ -27,6 +27,7 @@ from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import values_read
 from txl_runtime.guard.graph_check import Budget, check_graph
+from txl_runtime.installing import pip_line
 from txl_runtime.update_rules import usable_updates
 
 PROVIDER = "CUDAExecutionProvider"
@@ -124,7 +125,7 @@ class OrtSessions:
         if not hasattr(session, "get_input_memory_infos"):
             raise BackendError(
                 f"onnxruntime {self.version} does not tell where a program reads its inputs, expected 1.23.2 or newer; "
-                "pip install -U 'txl-deploy[cuda]'"
+                "pip install -U 'onnxruntime-gpu[cuda,cudnn]'"
             )
         inputs = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
         outputs = zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
@@ -266,13 +267,11 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ImportError:
-        raise BackendError(
-            "onnxruntime is not installed, backend cuda needs it; pip install 'txl-deploy[cuda]'"
-        ) from None
+        raise BackendError(f"onnxruntime is not installed, backend cuda needs it; {pip_line('cuda')}") from None
     if PROVIDER not in onnxruntime.get_available_providers():
         raise BackendError(
             f"onnxruntime {onnxruntime.__version__} was built without CUDA, expected onnxruntime-gpu; "
-            "pip uninstall onnxruntime, then pip install 'txl-deploy[cuda]' (the two replace each other's files)"
+            f"pip uninstall onnxruntime, then {pip_line('cuda')} (the two replace each other's files)"
         )
     return onnxruntime
 

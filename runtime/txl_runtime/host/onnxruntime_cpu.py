@@ -19,6 +19,7 @@ from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import external_tensors
 from txl_runtime.guard.graph_check import Budget, check_graph
 from txl_runtime.host.engine import Engine
+from txl_runtime.installing import pip_line
 from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
@@ -45,9 +46,7 @@ class OnnxRuntimeCpu(Engine):
         try:
             import onnxruntime
         except ImportError:
-            raise BackendError(
-                "onnxruntime is not installed, backend cpu needs it; pip install 'txl-deploy[cpu]'"
-            ) from None
+            raise BackendError(f"onnxruntime is not installed, backend cpu needs it; {pip_line('cpu')}") from None
         if bundle.manifest.precision == "bf16" and programs[0].kind != "attention":  # that one is float32
             raise BackendError(
                 f"{bundle.path}: its precision is bf16, which backend cpu (ONNX Runtime) cannot run, expected fp32, "

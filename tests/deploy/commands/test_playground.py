@@ -22,8 +22,8 @@ import httpx2
 import pytest
 from step_models import recurrent
 from support import call_main, until
+from txl_runtime.installing import pip_line
 
-from txl_deploy.commands import playground
 from txl_deploy.commands import serve as serve_command
 
 CLIENT = """
@@ -190,7 +190,7 @@ def test_a_model_that_continues_no_tokens_is_refused(tmp_path, monkeypatch, capf
 
 
 def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
-    monkeypatch.setattr(playground, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr("txl_deploy.extras.find_spec", lambda name: None if name == "uvicorn" else object())
     assert "uvicorn" in serve_command.NEEDED
     code, _, err = call_main(("playground", letters), monkeypatch, capfd)
-    assert (code, err) == (2, "error: playground needs uvicorn, not installed here; pip install 'txl-deploy[serve]'\n")
+    assert (code, err) == (2, f"error: playground needs uvicorn, not installed here; {pip_line('serve')}\n")

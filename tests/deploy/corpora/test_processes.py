@@ -43,6 +43,17 @@ def pairs(units: list[Unit]) -> Iterator[list[Unit]]:
     return (units[first : first + 2] for first in range(0, len(units), 2))
 
 
+def test_processes_tell_how_far_a_batch_is(bundle: Path) -> None:
+    told: list[tuple[int, float]] = []
+    units, model = [unit(20), unit(3)], identity(open_bundle(bundle).manifest)
+    with Processes(
+        Settings(bundle=str(bundle)), 2, model, lambda batch, share: told.append((batch[0].index, share))
+    ) as opened:
+        found = [[each.index for each in batch] for batch, _ in opened.score(iter([[each] for each in units]))]
+    assert sorted(found) == [[3], [20]]
+    assert sorted(told) == [(3, 1.0), (20, 1.0)]
+
+
 def scored(bundle: Path, units: list[Unit], many: int = 2) -> dict[int, Outcome]:
     """Outcomes by document, each of them once."""
     found: dict[int, Outcome] = {}

@@ -8,6 +8,7 @@ import pytest
 
 from txl_deploy import terminal
 from txl_deploy.corpora import progress
+from txl_deploy.corpora.documents import Unit
 from txl_deploy.corpora.progress import Advance, lasting
 
 
@@ -59,3 +60,53 @@ def test_lines_come_less_and_less_often_where_there_is_no_terminal(
 )
 def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
     assert lasting(seconds) == said
+
+
+def unit(index: int, weight: int, tokens: int) -> Unit:
+    return Unit(index, "", "", weight, bytes(4 * tokens), tokens)
+
+
+def test_what_is_done_of_a_long_document_counts_before_it_is_finished(clock: list[float]) -> None:
+    shown, batch = Advance("score", 1000), [unit(0, 300, 301), unit(1, 100, 101)]
+    clock[0] += 10
+    shown.partly(batch, 0.25)
+    assert shown.rest() == pytest.approx(90), "100 of 1000 in 10 seconds"
+    shown.partly(batch, 0.5)
+    assert shown.rest() == pytest.approx(40)
+    shown.partly(batch, 0)
+    shown.advance(400, 2, 400)
+    assert shown.rest() == pytest.approx(15), "and once it is, it counts once"
+
+
+def test_the_rest_follows_the_speed_of_late(clock: list[float]) -> None:
+    shown = Advance("score", 1000)
+    for _ in range(10):
+        clock[0] += 1
+        shown.advance(50, 1, 50)
+    for _ in range(100):
+        clock[0] += 1
+        shown.advance(1, 1, 1)
+    assert shown.rest() == pytest.approx(400), "1 a second, not the mean of 600 in 110 seconds"
+
+
+def test_documents_of_an_earlier_run_are_counted_and_named(
+    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal.Messages, "stream", sys.stderr)
+    with Advance("score corpus", 2000) as shown:
+        for _ in range(144):
+            shown.skip(1)
+        clock[0] += 8
+        shown.advance(1856, 1856, 4000)
+    said = capsys.readouterr().err
+    assert said == "score corpus: 2,000 documents, 144 of them earlier, 500 tokens/s, 8.0 s\n"
+
+
+def test_one_document_is_no_documents(
+    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal.Messages, "stream", sys.stderr)
+    with Advance("score corpus", 1) as shown:
+        clock[0] += 2
+        shown.advance(1, 1, 50)
+    assert capsys.readouterr().err == "score corpus: 1 document, 25 tokens/s, 2.0 s\n"

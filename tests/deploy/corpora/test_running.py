@@ -28,7 +28,7 @@ from support import FIXTURES, call_main, cli, until
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.tables import FileRecord
 
-from txl_deploy.corpora import json_lines
+from txl_deploy.corpora import json_lines, progress, running
 
 KILLS = int(os.environ.get("TXL_KILLS", "1"))
 """How often a run is killed at a random moment; the figures are of more."""
@@ -129,6 +129,28 @@ def test_with_a_boundary_token_every_token_is_scored(run: Callable[..., Result],
             nll = model.stream(1).score(ids[None]).mean(dtype=np.float64)
             assert row["nll"] == pytest.approx(float(nll), abs=1e-4)
             assert row["bits_per_byte"] == pytest.approx(row["nll"] / math.log(2))
+
+
+@pytest.mark.parametrize("arguments", [("texts",), ("texts/d.txt", "--parallel", 3)], ids=["documents", "parts"])
+def test_all_work_is_counted_once_when_it_is_done(
+    arguments: tuple[object, ...],
+    run: Callable[..., Result],
+    spelling: Path,
+    texts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[progress.Advance] = []
+
+    class Kept(progress.Advance):
+        def __init__(self, title: str, total: int) -> None:
+            super().__init__(title, total)
+            self.total = total
+            made.append(self)
+
+    monkeypatch.setattr(running, "Advance", Kept)
+    assert texts.name == "texts"
+    assert run("score", spelling, *arguments).code == 0
+    assert [shown.work() for shown in made] == [shown.total for shown in made] != []
 
 
 def test_a_bad_document_stops_with_nothing_lost(run: Callable[..., Result], ids: Path) -> None:

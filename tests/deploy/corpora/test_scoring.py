@@ -51,6 +51,16 @@ def test_documents_beside_each_other_score_as_alone(
             assert outcome.total == pytest.approx(float(expected), abs=1e-4 * max(len(ids), 1))
 
 
+def test_how_far_a_long_document_is_is_told(model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "SEGMENTS_PER_CALL", 1)
+    shares: list[float] = []
+    Scorer(model).score([unit(np.arange(41) % 60), unit(np.arange(9) % 60)], shares.append)
+    assert len(shares) == -(-40 // model.segment_lengths[0])
+    assert shares == sorted(set(shares))
+    assert 0 < shares[0] < 0.5
+    assert shares[-1] == 1
+
+
 def test_a_document_without_numbers_is_named_and_its_neighbour_has_a_result(
     model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import txl_runtime
 from safetensors.numpy import load
 from serving import Server, events_of, serving
 from support import call_main, until
+from txl_runtime.installing import pip_line
 from txl_runtime.sessions import Request, Sessions
 
 PROMPT = {"prompt": "once upon a time", "max_tokens": 5, "temperature": 0}
@@ -72,10 +73,10 @@ def test_a_bundle_that_is_none_and_a_port_that_is_taken(letters, tmp_path, monke
 
 def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
     real = importlib.util.find_spec
-    monkeypatch.setattr("txl_deploy.commands.serve.find_spec", lambda name: None if name == "uvicorn" else real(name))
+    monkeypatch.setattr("txl_deploy.extras.find_spec", lambda name: None if name == "uvicorn" else real(name))
     code, _, err = call_main(("serve", letters), monkeypatch, capfd)
     assert code == 2
-    assert err == "error: serve needs uvicorn, not installed here; pip install 'txl-deploy[serve]'\n"
+    assert err == f"error: serve needs uvicorn, not installed here; {pip_line('serve')}\n"
 
 
 def test_a_bundle_that_fails_its_self_test_is_not_served(letters, monkeypatch, capfd):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from txl_runtime.errors import BackendError
+from txl_runtime.installing import pip_line
 
 Compiled = Literal["rtx", "tensorrt"]
 """The targets whose engines a library compiles."""
@@ -120,7 +121,7 @@ NEEDS: dict[str, str] = {
 
 def how_to_install(name: str) -> str:
     """What to do where the package of a backend is missing."""
-    return f"pip install 'txl-deploy[{name}]'" + (JETPACK if name == "tensorrt" else "")
+    return pip_line(name) + (JETPACK if name == "tensorrt" else "")
 
 
 def find_facts(target: Compiled, version: str) -> LibraryFeatures:

@@ -21,6 +21,7 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, one_line
 from txl_runtime.host.placements import open_placements
+from txl_runtime.installing import pip_line
 from txl_runtime.ladder import BISECT
 from txl_runtime.streaming.state import SequenceCounters, initial_values
 from txl_runtime.types import Array
@@ -104,7 +105,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     module = {"rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}[target]
     for name, extra in (("polygraphy", "debug"), (module, target)):
         if find_spec(name) is None:
-            raise BackendError(f"{name} is not installed, verify --bisect needs it; pip install 'txl-deploy[{extra}]'")
+            raise BackendError(f"{name} is not installed, verify --bisect needs it; {pip_line(extra)}")
     if target == "rtx":
         os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # read when it is imported
     program = segment_of(bundle)

@@ -1,0 +1,59 @@
+"""The trained bundle of the samples: it can be loaded, is what it was, writes what looks like code, and stays small."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import txl_runtime
+from txl_runtime.selftest import run_selftest
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+TINY = SAMPLES / "tiny.txl"
+MOST_BYTES = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def model() -> txl_runtime.Model:
+    return txl_runtime.load(TINY, threads=1)
+
+
+def test_its_self_test_passes(model: txl_runtime.Model) -> None:
+    assert run_selftest(model).passed
+
+
+def test_it_has_learnt_what_code_looks_like_and_its_memory_helps(model: txl_runtime.Model) -> None:
+    assert model.vocabulary is not None
+    ids = model.vocabulary.encode((SAMPLES / "embed.py").read_bytes())[None]
+    stream = model.stream(1)
+    with_memory = float(stream.score(ids).mean()) / np.log(2)
+    parts = []
+    for first in range(0, ids.shape[1] - 1, 16):
+        stream.reset()
+        parts.append(stream.score(ids[:, first : first + 17]))
+    without = float(np.concatenate(parts, axis=1).mean()) / np.log(2)
+    assert with_memory < 3 < 8, "bits per byte; whoever knows nothing needs 8"
+    assert with_memory < without - 0.3
+
+
+def test_it_writes_lines_of_code(model: txl_runtime.Model) -> None:
+    assert model.vocabulary is not None
+    prompt = model.vocabulary.encode(b"def main(")
+    drawn = model.stream(1).generate(prompt, 300, temperature=0.9, top_p=0.95, seed=1)
+    text = model.vocabulary.decode(np.concatenate(list(drawn))).decode("ascii")
+    assert text.count("\n") >= 5
+    assert {"self", "def", "if"} & set(text.replace(".", " ").split())
+
+
+def test_it_is_small_and_git_leaves_its_bytes_alone() -> None:
+    files = [path for path in TINY.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MOST_BYTES
+    if shutil.which("git") is None or not (SAMPLES.parent / ".git").exists():
+        pytest.skip("no git, or no checkout of it")
+    command = ["git", "check-attr", "text", "--", *map(str, files)]
+    said = subprocess.run(command, cwd=TINY, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(said) == len(files)
+    assert [line for line in said if not line.endswith(": text: unset")] == []

@@ -1,0 +1,90 @@
+"""How `--help` is laid out: options by group, every name whole however narrow the terminal is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from functools import partial
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+GROUPS = {
+    "export": {
+        "What a checkpoint may lack": "family config vocabulary boundary-token alias initial-memory cluster-order "
+        "embedding-scale",
+        "Lengths and memory": "segment-length batch-size memory memory-length clamp-length same-length",
+        "Precision": "precision keep",
+        "Proof": "verify text tokens inputs",
+        "Models of your own and of packages": "adapter weights growth",
+    },
+    "serve": {
+        "Where it listens": "host port token token-file name",
+        "Sessions": "max-sessions session-bytes park-dir disk-bytes idle-seconds checkpoint-dir checkpoint-every",
+        "Limits of requests": "max-waiting max-connections body-bytes prompt-tokens max-tokens request-seconds "
+        "header-seconds drain-seconds",
+    },
+}
+"""Which options stand together, of verbs with many; what is not named here stands under Options."""
+SETTINGS = {"help_option_names": ["-h", "--help"], "terminal_width": min(shutil.get_terminal_size().columns, 100)}
+"""What every command is told: how help is asked for, and how wide it is."""
+_NAMES = 20
+"""Characters of the column of names at most; what stands beside a longer name begins in the next line."""
+_CHOICES = re.compile(r"[<\[]([\w-]+(?:\|[\w-]+)+)[>\]]")
+"""How typer writes the values that an option takes, in all its versions."""
+
+
+class Command(TyperCommand):
+    """A verb, whose help has a section for every group of options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options."""
+        _write(formatter, _groups(self, ctx))
+
+
+class Group(TyperGroup):
+    """All verbs; `help VERB` is `VERB --help`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the options before a verb."""
+        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs, then the options."""
+        _write(formatter, {"Commands": [(name, str(verb.help)) for name, verb in self.commands.items()]})
+        _write(formatter, _groups(self, ctx))
+
+
+def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Names and descriptions of what a command takes, by group: arguments, options without a group, then the others."""
+    named = GROUPS.get(command.name, {})
+    titles = {f"--{name}": title for title, names in named.items() for name in names.split()}
+    groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *named)}
+    for parameter in command.get_params(ctx):
+        if (record := parameter.get_help_record(ctx)) is None:  # a hidden one
+            continue
+        said, told = record[1].replace("\\[", "["), parameter.help or ""  # older versions of typer escape it for rich
+        if parameter.param_type_name == "argument":
+            groups["Arguments"].append((parameter.metavar, said))
+            continue
+        short_first = sorted(parameter.opts, key=len)
+        names = " / ".join([", ".join(short_first), *parameter.secondary_opts])
+        if choices := _CHOICES.search(record[0]):
+            said = f"{told} <{choices[1].replace('|', ' | ')}>{said.removeprefix(told)}"
+        row = (f"{names} {parameter.metavar or ''}".rstrip(), said)
+        groups[titles.get(short_first[-1], "Options")].append(row)
+    return groups
+
+
+def _write(formatter: Any, groups: dict[str, list[tuple[str, str]]]) -> None:
+    """Write sections, in columns as wide as in the others."""
+    most = min(_NAMES, formatter.width // 3)
+    room = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= most), default=most)
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"  # elsewhere typer looks for a terminal
+    shown = str if plain else partial(typer.style, bold=True)
+    for title, rows in groups.items():
+        if rows:
+            with formatter.section(shown(title)):
+                formatter.write_dl([(shown(name.ljust(room)), said) for name, said in rows], room)
