@@ -56,7 +56,9 @@ def answers_of(sessions: int, varied: bool) -> np.ndarray:
 
 def by_hand(model: Any, sessions: int) -> dict[str, Any]:
     """The turns on a stream, as many sessions at once as it has rows."""
-    prompts, rows, states, pending = prompts_of(sessions), model.batch_size, {}, {}
+    prompts, rows = prompts_of(sessions), model.batch_size
+    states: dict[int, Any] = {}
+    pending: dict[int, list[int]] = {}
     streams = {size: model.stream(size) for size in {min(rows, sessions), sessions % rows or rows}}
     wall, processor = time.perf_counter(), time.process_time()
     for turn in range(TURNS):
