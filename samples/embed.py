@@ -9,6 +9,7 @@ Needs numpy, msgspec, safetensors and onnxruntime: `pip install '.[cpu]'` in a c
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def main() -> int:
         stream = model.stream(1)
         if arguments.state and arguments.state.exists():
             stream.restore(txl_runtime.StreamState.load(arguments.state))
-        sys.stdout.reconfigure(errors="replace")  # a model may write what this terminal has no letters for
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a model may write what this terminal has no letters for
         drawn = stream.generate(arguments.text, arguments.tokens, temperature=0.7, top_p=0.95, feed_last=True)
         for (text,) in drawn.texts():
             print(text, end="", flush=True)

@@ -19,7 +19,7 @@ B, V = 3, 60
 FORMS = ("ring", "rolled", "clusters", "recurrent", "growing", "counting")
 CLUSTERED = {"vocab_size": 90, "cutoffs": (30, 60), "div_val": 2}
 NAMES = ("run", "try", "feed arrays", "reset", "select", "snapshot", "state", "restore")
-TOKENS = ("step", "feed", "last", "score", "generate")
+TOKENS = ("step", "feed", "last", "score", "generate", "generate, fed")
 CASES = [(form, name) for form in FORMS for name in (*NAMES, *(TOKENS if form not in ("recurrent", "growing") else ()))]
 CASES += [(form, name) for form in FORMS if form != "growing" for name in ALONE]
 FAST, SLOW = 97, 79
