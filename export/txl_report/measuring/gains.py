@@ -19,6 +19,8 @@ TOLD = 8
 """How many tokens that stand out are told, at each end."""
 BEFORE, AFTER = 24, 8
 """Tokens of context around them."""
+MOST_GAIN = 20.0
+"""Nats that one token adds at most, where the passage is chosen."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,15 @@ class Gains:
     vocabulary: Vocabulary | None
 
     def passage(self, most: int) -> tuple[TokenGain, ...]:
-        """The first tokens that count of the first piece, `most` of them at most, each with its losses."""
-        return tuple(map(self._token, range(min(most, self.with_memory[0].size))))
+        """The tokens in a row that gained most together, `most` of one piece at most, each with its losses."""
+        gains = (self.without - self.with_memory).reshape(len(self.without), -1)
+        # Held within bounds: one token that is impossible on one side alone would decide where the passage is.
+        gains = np.clip(np.nan_to_num(gains, nan=0.0), -MOST_GAIN, MOST_GAIN)
+        size = min(most, gains.shape[1])
+        sums = np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
+        sequence, first = divmod(int(np.argmax(sums[:, size:] - sums[:, :-size])), gains.shape[1] - size + 1)
+        start = sequence * gains.shape[1] + first
+        return tuple(map(self._token, range(start, start + size)))
 
     def whole(self) -> MemoryGain:
         """What the memory did for all tokens."""
