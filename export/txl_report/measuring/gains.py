@@ -19,8 +19,6 @@ TOLD = 8
 """How many tokens that stand out are told, at each end."""
 BEFORE, AFTER = 24, 8
 """Tokens of context around them."""
-MOST_GAIN = 20.0
-"""Nats that one token adds at most, where the passage is chosen."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,8 @@ class Gains:
 
     def passage(self, most: int) -> tuple[TokenGain, ...]:
         """The tokens in a row that gained most together, `most` of one piece at most, each with its losses."""
-        gains = (self.without - self.with_memory).reshape(len(self.without), -1)
-        # Held within bounds: one token that is impossible on one side alone would decide where the passage is.
-        gains = np.clip(np.nan_to_num(gains, nan=0.0), -MOST_GAIN, MOST_GAIN)
+        found = np.nan_to_num(self.without - self.with_memory, nan=0.0).reshape(len(self.without), -1)
+        gains = found.clip(-20, 20)  # one token that is impossible on one side alone does not decide where it is
         size = min(most, gains.shape[1])
         sums = np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
         sequence, first = divmod(int(np.argmax(sums[:, size:] - sums[:, :-size])), gains.shape[1] - size + 1)

@@ -19,10 +19,8 @@ LARGE = 2
 """Heads that are shown as large maps: the one that looks furthest and the one that looks nearest."""
 SHADES = 5
 FINE = 8
-ROWS = 12
-"""Rows of a large map that have their token beside them."""
-LONGEST = 5
-"""Characters of such a token."""
+ROWS, LONGEST = 12, 5
+"""Rows of a large map that have their token beside them, and characters of it."""
 
 
 def attention_section(

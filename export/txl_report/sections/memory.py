@@ -29,10 +29,7 @@ POSITIONS = (
     "With no memory the first tokens of a segment have hardly anything before them. If the memory works, the curve "
     "with it lies below the other one, most of all at the left, and stays level."
 )
-ABOVE = (
-    "The picture at the top of the page shows the loss by position in the segment, and the passage that the memory "
-    "helped most, token by token."
-)
+ABOVE = "The picture at the top of the page shows the loss by position, and the passage that the memory helped most."
 SURE = 2
 """Standard errors by which an effect has to differ from none to be told as one."""
 ALONE = "There is no second curve without memory to hold this one against, so a level line proves little."

@@ -13,9 +13,8 @@ import { counted, percent, quoted, running, shade } from "./words.js";
  * @param {AbortController} leave ends both; it is used where one of them fails, too
  */
 export async function generateBoth(server, ids, { count, ...drawing }, rows, leave) {
-  const after = ids.length ? `the same ${counted(ids.length, "token")}` : "no text";
   byId("both-hint").textContent =
-    `${counted(count, "token")} after ${after}, with the same seed ${drawing.seed}. Without memory the model sees one token alone, the last one. Neither goes into the text.`;
+    `${counted(count, "token")} after the same ${counted(ids.length, "token")}, with the same seed ${drawing.seed}. Without memory the model sees one token alone, the last one. Neither goes into the text.`;
   const sides = [rows, 0].map((length) => {
     const title = length ? `With memory, ${counted(length, "row")}` : "Without memory";
     const text = element("p", { class: "tokens", role: "region", "aria-label": title, tabindex: 0 });

@@ -1,14 +1,13 @@
 // @ts-check
 /** The loss of a text with all of its memory, with a part of it, and with none. */
 
-import { byId, drawn, element, table } from "./dom.js";
+import { byId, element, table } from "./dom.js";
 import { counted, percent, quoted, running } from "./words.js";
 
 const SHOWN = 1000; // tokens that are coloured, and in the table
 const SURE = 2; // standard errors from which a difference is told without a caution
 const [BLOCK, FEWEST] = [64, 8]; // tokens of a block at most, and blocks of a standard error at least
 const LEVELS = [1.1, 2, 5].map(Math.log); // gains from which a token is marked, more strongly and most
-/** @type {[number, string][]} */
 const LEGEND = [
   [3, "memory makes it at least 5 times as likely"], [2, "2 to 5 times"], [1, "1.1 to 2 times"],
   [-1, "1.1 to 2 times less likely"], [-2, "2 to 5 times less"], [-3, "at least 5 times less"],
@@ -81,13 +80,6 @@ function named(rows, all) {
   return rows === 0 ? "none" : `${rows === all ? "all " : ""}${counted(rows, "row")}`;
 }
 
-/** A bar of a mean loss, and the number behind it. @param {number} value @param {number} most */
-function barred(value, most) {
-  const bar = drawn("svg", { class: "bar", viewBox: "0 0 100 4", preserveAspectRatio: "none", "aria-hidden": "true" });
-  bar.append(drawn("rect", { width: (100 * value) / (most || 1), height: 4 }));
-  return element("span", { class: "barred" }, value.toFixed(4), bar);
-}
-
 /**
  * @param {Loss[]} losses the last is with all of the memory, the first without any
  * @param {string[]} names of the tokens; the first one has no loss
@@ -98,7 +90,7 @@ export function showLosses(losses, names, segment) {
   const all = losses[losses.length - 1];
   const rows = losses.map((loss, at) => [
     named(loss.rows, all.rows),
-    barred(means[at], Math.max(...means)),
+    means[at].toFixed(4),
     Math.exp(means[at]).toFixed(3),
     loss === all ? "" : `${signed(means[at] - means[means.length - 1])}${difference(loss, all).said}`,
   ]);

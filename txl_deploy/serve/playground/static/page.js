@@ -3,7 +3,6 @@
 
 import { generateBoth } from "./both.js";
 import { showChoices, showNoChoices } from "./choices.js";
-import { checkSize } from "./asking.js";
 import { showCommand } from "./commands.js";
 import { measure, showLosses } from "./compare.js";
 import { copyText, Desk } from "./desk.js";
@@ -84,10 +83,6 @@ function occupy(now, stop) {
   document.body.classList.toggle("busy", now);
   for (const id of ["generate", "read", "twice", "keep", "anew", "measure", "cut"]) byId(id).setAttribute("aria-disabled", String(now));
   byId("stop").setAttribute("aria-disabled", String(stop === null));
-}
-
-function showNumbers() {
-  byId("text").classList.toggle("numbers", byId("numbers").checked);
 }
 
 /** How full the memory is, as the end of a sentence. */
@@ -255,7 +250,6 @@ function twice() {
     async () => {
       const { taken } = await wholeText();
       const settings = desk.settings();
-      checkSize(model.limits, [], { ids: [], text: null }, settings.count);
       say(`Generating ${counted(settings.count, "token")} twice.`);
       await generateBoth(server, taken, settings, model.memory_length, leave);
       return `Generated ${counted(settings.count, "token")} with memory and without.`;
@@ -319,15 +313,13 @@ function showLost(title, why, token = false, kept = ANEW) {
  * @param {() => void} ended
  */
 async function placed(ended) {
-  const [loaded] = /** @type {PerformanceNavigationTiming[]} */ (performance.getEntriesByType("navigation"));
-  for (let left = begun || loaded.type === "navigate" ? 0 : 20; ; left -= 1) {
-    try {
-      return await server.open(ended);
-    } catch (error) {
-      if (!(error instanceof Refused && error.status === 429 && left)) throw error;
-      await new Promise((done) => setTimeout(done, 250));
-    }
+  const again = /** @type {any} */ (performance.getEntriesByType("navigation")[0]).type !== "navigate";
+  for (let left = again && !begun ? 20 : 0; left; left -= 1) {
+    const place = await server.open(ended).catch((error) => (error instanceof Refused && error.status === 429 ? null : Promise.reject(error)));
+    if (place) return place;
+    await new Promise((done) => setTimeout(done, 250));
   }
+  return server.open(ended);
 }
 
 async function connect() {
@@ -345,7 +337,7 @@ async function connect() {
     story.enter(place, begun ? undefined : before);
     begun = true;
     desk.hint();
-    showNumbers();
+    byId("numbers").dispatchEvent(new Event("change"));
     if (document.activeElement === document.body) byId("draft").focus({ preventScroll: true });
     say(before.length ? "Ready. The text from before is here; its memory is read anew with what comes next. Its states are gone." : "Ready.");
   } catch (error) {
@@ -397,7 +389,7 @@ byId("ask").addEventListener("submit", (/** @type {Event} */ event) => {
   if (story) generate();
 });
 byId("state-name").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => event.key === "Enter" && byId("keep").click());
-byId("numbers").addEventListener("change", showNumbers);
+byId("numbers").addEventListener("change", () => byId("text").classList.toggle("numbers", byId("numbers").checked));
 addEventListener("pagehide", () => begun && store(model.model_id, story.tokens));
 byId("again").addEventListener("submit", (/** @type {Event} */ event) => {
   event.preventDefault();
