@@ -227,6 +227,7 @@ def test_a_page_that_is_loaded_again_has_its_text_and_its_settings(chrome, serve
         write(window, "def ", Tokens_to_generate=9, Seed=5)
         press(window, "Generate", "Generated 9 tokens")
         write(window, "and then ", Temperature=0.25)
+        window.page.get_by_role("checkbox", name="Show every probability").check()
         text = tokens(window)
         for slip in (False, True):
             if slip:
@@ -243,6 +244,8 @@ def test_a_page_that_is_loaded_again_has_its_text_and_its_settings(chrome, serve
             assert window.page.get_by_role("textbox", name="Text to add").input_value() == "and then "
             assert window.page.locator("#count").input_value() == "9"
             assert window.page.locator("#temperature").input_value() == "0.25"
+            assert window.page.get_by_role("checkbox", name="Show every probability").is_checked()
+            assert window.page.locator("#text.numbers").count() == 1
             assert window.page.get_by_role("list", name="States").locator("li").count() == 0
         press(window, "Generate", "Generated 9 tokens")
         assert [said.split(",")[0] for said in tokens(window)][: len(text)] == [said.split(",")[0] for said in text]
