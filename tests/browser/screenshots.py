@@ -48,7 +48,7 @@ def report(chrome: Any, page: Path, out: Path) -> None:
             with opened(chrome, page.as_uri(), width=width, scheme=scheme) as window:
                 save(window.page, out / f"report-{width}-{scheme}.png", full_page=True)
                 if (width, scheme) == (1400, "light"):
-                    save(window.page, out / "docs" / "report.png", full_page=True, clip=clip(1400, 1120))
+                    save(window.page, out / "docs" / "report.png", full_page=True, clip=clip(1400, 1150))
                     if window.page.locator("#attention figure").count() > 1:
                         top = window.page.get_by_text("Attention by distance", exact=True).bounding_box()["y"]
                         end = window.page.locator("#attention").bounding_box()
@@ -66,10 +66,10 @@ def playground(chrome: Any, address: str, out: Path) -> None:
         page.get_by_role("textbox", name="Text to add").fill(PROMPT)
         page.get_by_role("spinbutton", name="Tokens to generate").fill("160")
         page.get_by_role("spinbutton", name="Temperature").fill("0.7")
-        page.get_by_role("button", name="Generate", exact=True).click()
-        page.get_by_role("status").filter(has_text="Generated").wait_for(timeout=60_000)
         page.get_by_role("button", name="With and without memory").click()
         page.get_by_role("status").filter(has_text="with memory and without").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Generate", exact=True).click()
+        page.get_by_role("status").filter(has_text="Generated").wait_for(timeout=60_000)
         page.get_by_role("button", name="Compare losses").click()
         page.get_by_role("status").filter(has_text="Compared").wait_for(timeout=60_000)
         page.locator("#text [role=option]").nth(len(PROMPT) + 12).click()

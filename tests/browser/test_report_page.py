@@ -180,6 +180,8 @@ def test_tables_are_printed_where_they_were_unfolded_and_else_not(chrome, writte
         assert folded.count() > 10
         assert not any(table.is_visible() for table in folded.all())
         assert told.is_visible()
+        fits = "element => element.scrollHeight <= element.clientHeight + 1"
+        assert window.page.locator(".opening .passage").evaluate(fits), "nothing runs over what stands below"
         short = len(re.findall(rb"/Type\s*/Page\b", window.page.pdf()))
         window.page.emulate_media(media="screen")
         assert not told.is_visible()
