@@ -337,7 +337,9 @@ def test_tokens_come_one_after_the_other_and_stop_when_told(chrome, server):
         shown.nth(5).wait_for()
         early = shown.count()
         window.page.keyboard.press("Tab")
-        press(window, "Stop")
+        window.page.keyboard.press("Tab")
+        assert window.page.evaluate("document.activeElement.id") == "stop"
+        window.page.keyboard.press("Enter")
         told = window.page.get_by_role("status").filter(has_text=re.compile("Stopped|Generated"))
         assert told.inner_text().startswith("Stopped after")
         assert early < shown.count() < 4004
