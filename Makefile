@@ -120,7 +120,7 @@ cuda: .cuda/ready
 	@touch $@
 
 screenshots: .browser/ready
-	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots
+	$(BIN)/python tests/browser/screenshots.py $(BUNDLE) --out screenshots $(patsubst %,--text %,$(wildcard $(dir $(BUNDLE))heldout.txt))
 
 # SITE=FOLDER of carried packages, or PYTHON=python3: no pip, no network. OPTIONS: see benchmarks/gpu/gpu_check.py --help
 CHECKED_BY := $(if $(SITE)$(filter command,$(origin PYTHON)),$(PYTHON))

@@ -147,9 +147,10 @@ class Coloured:
 
 @dataclass(frozen=True)
 class Passage:
-    """Running text whose pieces are marked by what they gained, and the numbers of each token."""
+    """Running text whose pieces are marked by what they gained: which text it is, and the numbers of each token."""
 
     label: str
+    note: str
     pieces: Sequence[Coloured]
     legend: Sequence[tuple[int, str]]
     table: Table
@@ -189,6 +190,15 @@ class KeyFigure:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """The picture that a page opens with: what can be seen in it as a sentence, a figure, and a passage beside it."""
+
+    title: str
+    figure: Figure
+    passage: Passage
+
+
+@dataclass(frozen=True)
 class Page:
     """Everything that a page shows.
 
@@ -200,6 +210,7 @@ class Page:
         figures: the numbers of the first screen.
         sections: in the order in which they stand.
         made: by what, and when if that was given.
+        opening: the picture of the first screen; None where nothing was measured that it could show.
     """
 
     title: str
@@ -209,3 +220,9 @@ class Page:
     figures: Sequence[KeyFigure]
     sections: Sequence[Section]
     made: str
+    opening: Opening | None = None
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What none of the sections has."""
+        return tuple(gap for section in self.sections for gap in section.gaps)

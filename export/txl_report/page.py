@@ -9,13 +9,13 @@ from txl_report.facts.gathering import Facts
 from txl_report.facts.model import Context, family_of, memory_rows, size_of_files
 from txl_report.facts.plain import Missing, quoted
 from txl_report.measuring.results import ContextMeasure, HeadsLook, TextMeasures
-from txl_report.numbers import counted, number, quantity, share, size
+from txl_report.numbers import counted, number, quantity, size
 from txl_report.rendering import render
 from txl_report.schema.measurement import Measurement
 from txl_report.sections.attention import attention_section
 from txl_report.sections.context_length import context_section, length_of, plain_length_of
 from txl_report.sections.making import commands_section, files_section, versions_section
-from txl_report.sections.memory import bits_of, memory_section
+from txl_report.sections.memory import bits_of, memory_section, opening_of
 from txl_report.sections.model import model_section
 from txl_report.sections.sameness import sameness_section, verdict_by, verdict_of
 from txl_report.sections.speed import engines_section, rate, speed_section, title_of
@@ -64,6 +64,7 @@ def page_values(facts: Facts, measures: Measures | None = None, when: str = "") 
         figures=_figures(facts, measured),
         sections=_sections(facts, measured),
         made=f"Made by txl-deploy {_version()}{f', {when}' if when else ''}. This file loads and runs nothing.",
+        opening=opening_of(measured.text),
     )
 
 
@@ -102,7 +103,7 @@ def _figures(facts: Facts, measured: Measures) -> list[KeyFigure]:
     return [
         KeyFigure("Size", size(size_of_files(manifest)), parameters),
         _looks_back(facts, measured.context),
-        _perplexity(facts, measured.text),
+        _loss(facts, measured.text),
         _speed(facts.speed),
     ]
 
@@ -114,18 +115,17 @@ def _looks_back(facts: Facts, found: ContextMeasure | Missing | None) -> KeyFigu
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
     each = found.lengths[0]
     of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
-    hardest = "" if each.share == 1 else f", for the hardest {share(each.share)} of the text"
-    return KeyFigure("Looks back", length_of(each), f"{of}{hardest}; {plain_length_of(each)} by plain losses")
+    return KeyFigure("Looks back", length_of(each), f"{of}, {plain_length_of(each)} by plain losses")
 
 
-def _perplexity(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:
+def _loss(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:
     if isinstance(found, TextMeasures):
-        loss, sure = found.loss, ""
-        if loss.error is not None:
-            sure = f" ± {number(loss.perplexity * loss.error, 2)}"
-        bits = f"{bits_of(loss)} bits per byte; " if found.of_bytes else ""
-        below = f"{bits}on {counted(loss.count, 'token')} of the text{', ± one standard error' if sure else ''}"
-        return KeyFigure("Perplexity", number(loss.perplexity, 4) + sure, below)
+        loss, perplexity = found.loss, number(found.loss.perplexity, 4)
+        error = "" if loss.error is None else f" ± {number(loss.perplexity * loss.error, 2)}"
+        below = f"on {counted(loss.count, 'token')} of the text{', ± one standard error' if error else ''}"
+        if found.of_bytes:
+            return KeyFigure("Bits per byte", bits_of(loss), f"perplexity {perplexity}, {below}")
+        return KeyFigure("Perplexity", perplexity + error, below)
     rows = memory_rows(facts.manifest)
     if rows is not None:
         return KeyFigure("Memory", counted(rows, "row"), f"per layer, {size(facts.manifest.state_bytes)} per sequence")
@@ -134,7 +134,7 @@ def _perplexity(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure
 
 def _speed(found: Measurement | Missing) -> KeyFigure:
     if isinstance(found, Missing):
-        return KeyFigure("Speed", "not measured", "see the section on speed for the command")
+        return KeyFigure("Speed", "not measured", "the end of the page has the command")
     ours = found.works[0][0]
     return KeyFigure("Speed", f"{rate(ours)} {ours.unit}/s", f"{title_of(ours)}, {number(ours.ms.p50)} ms")
 

@@ -2,8 +2,8 @@
 
     python tests/browser/screenshots.py BUNDLE --out FOLDER [--text FILE] [--bench FILE.json] [--only report|playground]
 
-The playground is pictured after a generation, with the alternatives of a token and the losses compared. Pictures have
-at most 128 colours, so that those that are kept in docs/ are small.
+The playground is pictured after a generation, with the alternatives of a token, a generation with and without memory,
+and the losses compared. Pictures have at most 128 colours, so that they are small. FOLDER/docs has those of docs/.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PROMPT = "class Stream:\n    def __init__(self, model, batch_size):\n        sel
 def save(page: Any, path: Path, **options: Any) -> None:
     """A picture, with few colours where Pillow is installed."""
     data = page.screenshot(**options)
+    path.parent.mkdir(exist_ok=True)
     try:
         from PIL import Image
     except ImportError:
@@ -35,12 +36,26 @@ def save(page: Any, path: Path, **options: Any) -> None:
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
+def clip(width: float, height: float, x: float = 0, y: float = 0) -> dict[str, float]:
+    """A part of a page, in its pixels."""
+    return {"x": x, "y": y, "width": width, "height": height}
+
+
 def report(chrome: Any, page: Path, out: Path) -> None:
     """A report in every width and theme, whole."""
     for width in WIDTHS:
         for scheme in SCHEMES:
             with opened(chrome, page.as_uri(), width=width, scheme=scheme) as window:
                 save(window.page, out / f"report-{width}-{scheme}.png", full_page=True)
+                if (width, scheme) == (1400, "light"):
+                    save(window.page, out / "docs" / "report.png", full_page=True, clip=clip(1400, 1150))
+                    if window.page.locator("#attention figure").count() > 1:
+                        top = window.page.get_by_text("Attention by distance", exact=True).bounding_box()["y"]
+                        end = window.page.locator("#attention").bounding_box()
+                        box = clip(end["width"] + 40, end["y"] + end["height"] - top, end["x"] - 20, top - 10)
+                        save(window.page, out / "docs" / "report-attention.png", full_page=True, clip=box)
+                if (width, scheme) == (380, "dark"):
+                    save(window.page, out / "docs" / "report-380-dark.png", full_page=True, clip=clip(380, 1400))
 
 
 def playground(chrome: Any, address: str, out: Path) -> None:
@@ -51,7 +66,9 @@ def playground(chrome: Any, address: str, out: Path) -> None:
         page.get_by_role("textbox", name="Text to add").fill(PROMPT)
         page.get_by_role("spinbutton", name="Tokens to generate").fill("160")
         page.get_by_role("spinbutton", name="Temperature").fill("0.7")
-        page.get_by_role("button", name="Generate").click()
+        page.get_by_role("button", name="With and without memory").click()
+        page.get_by_role("status").filter(has_text="with memory and without").wait_for(timeout=60_000)
+        page.get_by_role("button", name="Generate", exact=True).click()
         page.get_by_role("status").filter(has_text="Generated").wait_for(timeout=60_000)
         page.get_by_role("button", name="Compare losses").click()
         page.get_by_role("status").filter(has_text="Compared").wait_for(timeout=60_000)
@@ -61,6 +78,10 @@ def playground(chrome: Any, address: str, out: Path) -> None:
                 page.set_viewport_size({"width": width, "height": 900})
                 page.emulate_media(color_scheme=scheme)
                 save(page, out / f"playground-{width}-{scheme}.png", full_page=True)
+                if (width, scheme) == (1400, "light"):
+                    save(page, out / "docs" / "playground.png", full_page=True)
+                if (width, scheme) == (380, "dark"):
+                    save(page, out / "docs" / "playground-380-dark.png", full_page=True, clip=clip(380, 1500))
 
 
 def main() -> None:

@@ -73,6 +73,8 @@ def write(window: Window, text: str, **settings: object) -> None:
     reach(window, "textbox", "Text to add")
     window.page.keyboard.press("Control+A")
     window.page.keyboard.insert_text(text)
+    if settings and window.page.locator("#settings:not([open])").count():
+        window.page.locator("#settings > summary").press("Enter")
     for name, value in settings.items():
         reach(window, "spinbutton", name.replace("_", " ").replace("Top ", "Top-"))
         window.page.keyboard.press("Control+A")
@@ -99,6 +101,17 @@ def tokens(window: Window) -> list[str]:
     """The tokens on the page, each with its probability."""
     drawn(window)
     return window.page.locator("#text [role=option]").evaluate_all("all => all.map((e) => e.ariaLabel)")
+
+
+def in_sight(window: Window, *selectors: str) -> bool:
+    """Whether elements stand in the window, whole, without scrolling."""
+    return window.page.evaluate(
+        """(selectors) => selectors.every((selector) => {
+            const box = document.querySelector(selector).getBoundingClientRect();
+            return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight;
+        })""",
+        list(selectors),
+    )
 
 
 def choose_memory(window: Window, key: str) -> None:
@@ -160,6 +173,9 @@ def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
     with at_desk(chrome, server) as window:
         write(window, TEXT)
         press(window, "Compare losses", "Compared 4 memory lengths")
+        marks = window.page.locator("#compared .gains .token").evaluate_all(
+            "all => all.map((e) => [e.textContent, e.className.replace('token', '').trim(), e.title])"
+        )
         rows = window.page.get_by_role("table", name="Loss by memory length").locator("tbody tr").all()
         found = [[cell.inner_text().strip() for cell in row.locator("th, td").all()] for row in rows]
         window.page.locator("#compared summary").click()
@@ -168,15 +184,149 @@ def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
         assert window.faults() == []
     assert [row[0] for row in found] == ["none", "1 row", "3 rows", "all 7 rows"]
     means = []
-    for (_, mean, perplexity, _), length in zip(found, (0, 1, 3, 7), strict=True):
+    whole = model.stream(1).score(ids[None])[0]
+    for (_, mean, perplexity, more), length in zip(found, (0, 1, 3, 7), strict=True):
         losses = model.stream(1, memory_length=length).score(ids[None])[0]
+        if length < 7:
+            size = len(losses) // 8
+            blocks = [(losses - whole)[at : at + size].mean() for at in range(0, len(losses) // size * size, size)]
+            value, error = (losses - whole).mean(), np.std(blocks, ddof=1) / math.sqrt(len(blocks))
+            chance = ", may be chance" if abs(value) < 2 * error else ""
+            assert more.replace("−", "-") == f"{value:+.3f} ± {error:.3f}{chance}"
         means.append(float(losses.mean()))
         assert abs(float(mean) - means[-1]) < 1e-4
         assert abs(float(perplexity) - math.exp(means[-1])) < 1e-3 * math.exp(means[-1])
     assert abs(means[0] - means[-1]) > 1e-3, "the memory matters in this model"
+    none = model.stream(1, memory_length=0).score(ids[None])[0]
+    assert "".join(text for text, _, _ in marks).replace("↵", "") == TEXT, "the text, coloured"
+    for (_, mark, title), without, within in zip(marks[1:], none, whole, strict=True):
+        times = math.exp(without - within)
+        level = sum(max(times, 1 / times) >= least for least in (1.1, 2, 5))
+        assert mark == ("" if not level else f"g{level if times > 1 else -level}")
+        assert "with memory" in title
     for column, length in ((0, 0), (1, 7)):
         losses = model.stream(1, memory_length=length).score(ids[None])[0]
         assert np.abs(np.array([float(row[column]) for row in each]) - losses).max() < 1e-3
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (380, 700)])
+def test_the_field_and_generate_are_seen_without_scrolling(chrome, server, width, height):
+    with at_desk(chrome, server, width=width, height=height) as window:
+        assert window.page.evaluate("document.activeElement.id") == "draft", "one can write at once"
+        assert in_sight(window, "#draft", "#generate", "#stop")
+        window.page.keyboard.insert_text("def ")
+        window.page.keyboard.press("Control+Enter")
+        window.page.get_by_role("status").filter(has_text="Generated 40 tokens").wait_for()
+        drawn(window)
+        assert in_sight(window, "#draft", "#generate", "#stop"), "after a generation, too"
+        assert window.faults() == []
+
+
+def test_a_page_that_is_loaded_again_has_its_text_and_its_settings(chrome, server):
+    with at_desk(chrome, server, width=380) as window:
+        write(window, "def ", Tokens_to_generate=9, Seed=5)
+        press(window, "Generate", "Generated 9 tokens")
+        write(window, "and then ", Temperature=0.25)
+        window.page.get_by_role("checkbox", name="Show every probability").check()
+        text = tokens(window)
+        for slip in (False, True):
+            if slip:
+                window.page.goto("about:blank")
+                window.page.go_back()
+            else:
+                window.page.reload()
+            window.page.locator("#status:not(:empty), #lost:not([hidden])").first.wait_for()
+            assert window.page.locator("#lost").is_hidden(), window.page.locator("#lost").inner_text()
+            told = window.page.get_by_role("status").inner_text()
+            assert "The text from before is here" in told
+            assert "states are gone" in told
+            assert tokens(window) == text
+            assert window.page.get_by_role("textbox", name="Text to add").input_value() == "and then "
+            assert window.page.locator("#count").input_value() == "9"
+            assert window.page.locator("#temperature").input_value() == "0.25"
+            assert window.page.get_by_role("checkbox", name="Show every probability").is_checked()
+            assert window.page.locator("#text.numbers").count() == 1
+            assert window.page.get_by_role("list", name="States").locator("li").count() == 0
+        press(window, "Generate", "Generated 9 tokens")
+        assert [said.split(",")[0] for said in tokens(window)][: len(text)] == [said.split(",")[0] for said in text]
+        assert len(tokens(window)) == len(text) + len("and then ") + 9
+        assert [fault for fault in window.faults() if "429" not in fault] == [], "the server may not know that it went"
+
+
+def test_a_field_that_is_folded_away_is_pointed_at_where_it_is_wrong(chrome, server):
+    with at_desk(chrome, server, width=380) as window:
+        write(window, "def ", Tokens_to_generate=-1)
+        window.page.locator("#settings > summary").press("Enter")
+        press(window, "Generate")
+        assert window.page.evaluate("document.activeElement.id") == "count"
+        assert tokens(window) == []
+        assert window.faults() == []
+
+
+def test_what_was_read_and_not_given_yet_is_not_said_to_be_in_the_memory(chrome, server):
+    with at_desk(chrome, server) as window:
+        write(window, "def main", Tokens_to_generate=2)
+        press(window, "Read", "Read 8 tokens")
+        meter, held = window.page.get_by_role("meter"), window.page.locator("#text .held")
+        assert (meter.get_attribute("aria-valuenow"), held.count()) == ("0", 0)
+        assert (
+            "8 tokens of the text will go in with the next generation"
+            in window.page.locator("#meter-text").inner_text()
+        )
+        press(window, "Generate", "Generated 2 tokens")
+        assert (meter.get_attribute("aria-valuenow"), held.count()) == ("7", 7)
+        assert "will go in" not in window.page.locator("#meter-text").inner_text()
+        first = window.page.get_by_role("list", name="States").locator("li").last.inner_text()
+        assert "8 tokens to go in" in first, "as the meter said before"
+
+
+def test_a_state_has_the_name_that_it_was_given(chrome, server):
+    with at_desk(chrome, server) as window:
+        write(window, "def main(", Tokens_to_generate=2)
+        press(window, "Generate", "Generated 2 tokens")
+        reach(window, "textbox", "Name of the state")
+        window.page.keyboard.insert_text("<b>before‮")
+        window.page.keyboard.press("Enter")
+        window.page.get_by_role("status").filter(has_text="State 2 is kept").wait_for()
+        drawn(window)
+        newest, oldest = (
+            each.inner_text() for each in window.page.get_by_role("list", name="States").locator("li").all()
+        )
+        assert "<b>before‹U+202E›" in newest
+        assert "11 tokens, 7 memory rows filled, kept by you" in newest
+        assert "The beginning" in oldest
+        assert window.faults() == []
+
+
+def test_with_and_without_memory_generates_twice_beside_the_text(chrome, server, letters):
+    model = txl_runtime.load(letters, "cpu", threads=1)
+    with at_desk(chrome, server) as window:
+        write(window, TEXT, Tokens_to_generate=30, Temperature=0.5, Seed=3)
+        press(window, "Generate", "Generated 30 tokens")
+        before = tokens(window)
+        asked: list[dict[str, Any]] = []
+        window.page.on("request", lambda request: asked.append(request.post_data_json) if request.post_data else None)
+        press(window, "With and without memory", "Generated 30 tokens with memory and without")
+        sides = window.page.locator("#sides .tokens").all()
+        shown = [side.locator(".token").evaluate_all("all => all.map((e) => e.title)") for side in sides]
+        assert tokens(window) == before
+        assert window.page.get_by_role("meter").get_attribute("aria-valuenow") == "7"
+        assert accessibility(window.page) == []
+        assert window.faults() == []
+    twice = sorted((body for body in asked if "memory_length" in body), key=lambda body: -body["memory_length"])
+    assert [body["memory_length"] for body in twice] == [7, 0]
+    for body, titles in zip(twice, shown, strict=True):
+        assert (body["seed"], body["temperature"], len(body["prompt"])) == (3, 0.5, len(before))
+        prompt, ids = np.array(body["prompt"]), []
+        stream = model.stream(1, memory_length=body["memory_length"])
+        for token in stream.generate(prompt[None], max_new_tokens=30, temperature=0.5, seed=3):
+            ids.append(int(token[0]))
+        names = [f"“{bytes([token]).decode()}”" if 33 <= token < 127 else None for token in ids]
+        assert len(titles) == 30
+        assert any(names)
+        for title, name in zip(titles, names, strict=True):
+            assert name is None or title.startswith(f"{name}, ")
+    assert shown[0] != shown[1]
 
 
 def test_tokens_come_one_after_the_other_and_stop_when_told(chrome, server):
@@ -187,7 +337,9 @@ def test_tokens_come_one_after_the_other_and_stop_when_told(chrome, server):
         shown.nth(5).wait_for()
         early = shown.count()
         window.page.keyboard.press("Tab")
-        press(window, "Stop")
+        window.page.keyboard.press("Tab")
+        assert window.page.evaluate("document.activeElement.id") == "stop"
+        window.page.keyboard.press("Enter")
         told = window.page.get_by_role("status").filter(has_text=re.compile("Stopped|Generated"))
         assert told.inner_text().startswith("Stopped after")
         assert early < shown.count() < 4004
@@ -302,8 +454,11 @@ def test_the_page_tells_that_the_server_was_interrupted(chrome, letters):
         write(window, "def ", Tokens_to_generate=1000)
         press(window, "Generate")
         window.page.locator("#text [role=option]").nth(5).wait_for()
+        window.page.evaluate("scrollTo(0, 99999)")
         assert server.interrupt() in (0, 130)
         window.page.get_by_role("region", name="The connection is lost").wait_for()
+        assert window.page.evaluate("scrollY") > 300, "far below the top"
+        assert in_sight(window, "#lost"), "where one looks"
         assert len(tokens(window)) > 5, "the text is still there"
         assert accessibility(window.page) == []
         assert "Traceback" not in "".join(server.said)

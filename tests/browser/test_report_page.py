@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,54 @@ def test_every_chart_has_a_name_and_a_table_with_its_numbers(chrome, written, ki
             assert points == 0 or points >= rows or points % rows == 0
             for point in drawing.locator(".point").all()[:3]:
                 assert point.locator("title").text_content().strip()
+
+
+def test_the_first_screen_shows_what_memory_does_beside_a_passage(chrome, written):
+    with opened(chrome, written("everything").as_uri(), width=1400, height=900) as window:
+        chart, passage = (window.page.locator(f".opening .{name}").bounding_box() for name in ("chart", "passage"))
+        assert chart["x"] + chart["width"] < passage["x"], "side by side"
+        assert max(chart["y"] + chart["height"], passage["y"] + passage["height"]) < 900, "without scrolling"
+        titles = window.page.locator(".opening .passage .gain").evaluate_all("all => all.map((e) => e.title)")
+        assert len(titles) > 100
+        assert all(" with memory, " in title and " without: " in title for title in titles)
+
+
+def test_charts_stand_side_by_side_where_there_is_room(chrome, written):
+    with opened(chrome, written("everything").as_uri()) as window:
+        tops: dict[int, list[float]] = {}
+        for width in (1400, 800):
+            window.page.set_viewport_size({"width": width, "height": 900})
+            charts = window.page.locator("#same .histogram").all()
+            tops[width] = [chart.bounding_box()["y"] for chart in charts]
+        assert tops[1400][0] == tops[1400][1]
+        assert sorted(set(tops[800])) == tops[800]
+
+
+def test_tables_are_printed_where_they_were_unfolded_and_else_not(chrome, written):
+    with opened(chrome, written("everything").as_uri()) as window:
+        window.page.emulate_media(media="print")
+        folded, told = (
+            window.page.locator("details table"),
+            window.page.get_by_text("Tables that are folded are not printed"),
+        )
+        assert folded.count() > 10
+        assert not any(table.is_visible() for table in folded.all())
+        assert told.is_visible()
+        fits = "element => element.scrollHeight <= element.clientHeight + 1"
+        assert window.page.locator(".opening .passage").evaluate(fits), "nothing runs over what stands below"
+        short = len(re.findall(rb"/Type\s*/Page\b", window.page.pdf()))
+        window.page.emulate_media(media="screen")
+        assert not told.is_visible()
+        window.page.get_by_role("link", name="Unfold all tables").click()
+        assert all(table.is_visible() for table in folded.all())
+        window.page.emulate_media(media="print")
+        assert all(table.is_visible() for table in folded.all())
+        assert not told.is_visible()
+        assert len(re.findall(rb"/Type\s*/Page\b", window.page.pdf())) > 1.5 * short
+        window.page.emulate_media(media="screen")
+        window.page.get_by_role("link", name="Fold them").click()
+        assert not any(table.is_visible() for table in folded.all())
+        assert window.faults() == []
 
 
 def test_a_report_says_what_was_not_measured_and_what_has_failed(chrome, written):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ from txl_export.families.registry import facts_of_bundle
 from txl_report import page_of
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.plain import Missing
+from txl_report.measuring.results import Loss, MemoryLoss
 from txl_report.page import Measures, page_values
 from txl_report.schema.verification import Verification
 from txl_report.sections.model import model_section
@@ -104,7 +106,11 @@ def test_the_page_of_a_verified_bundle_says_so(verified: Facts):
     assert "Verified: the same model" in read.text
     assert "against the checkpoint, computed in float64" in read.text
     assert f"{verified.manifest.parameters:,}" in read.text
-    assert [each["id"] for each in read.all("section")] == SECTIONS
+    absent = {"memory", "attention", "speed", "engines"}
+    assert [each["id"] for each in read.all("section")] == [
+        *(name for name in SECTIONS if name not in absent),
+        "missing",
+    ]
     for file in verified.manifest.files.values():
         assert file.sha256 in read.text
 
@@ -114,6 +120,7 @@ def test_what_is_not_there_is_told_with_the_command_that_adds_it(verified: Facts
     absent = {section.name: section.gaps for section in page.sections if not section.present}
     assert set(absent) == {"memory", "attention", "speed", "engines"}
     read = held(page_of(verified))
+    listed = read.text.rpartition("What is not here")[2]
     for commands in (
         "txl-deploy report small.txl --tokens FILE.npy",
         "txl-deploy report small.txl --tokens FILE.npy --context",
@@ -121,7 +128,8 @@ def test_what_is_not_there_is_told_with_the_command_that_adds_it(verified: Facts
         "txl-deploy build small.txl --target rtx",
         "--attention --force",
     ):
-        assert commands in read.text
+        assert commands in listed
+    assert all(gap.why in listed for gap in page.gaps)
 
 
 @pytest.mark.parametrize("name", ["-rf", "--force", "a b; rm -rf ~", "$(id)"])
@@ -178,8 +186,8 @@ def test_everything_that_was_measured_is_on_the_page(seeing: Facts):
     read = held(page_of(seeing, measures()))
     assert "Measured by capping how many memory rows may be filled" in read.text
     assert "In 1 of 6 heads a tenth of attention or more goes 8 tokens back (a segment) or further" in read.text
-    assert "In 0 of 6 heads the mean distance is that long" in read.text
-    assert "2.164 ± 0.014 bits per byte; on 100 tokens of the text, ± one standard error" in read.text
+    assert "In none of 6 heads the mean distance is that long" in read.text
+    assert "perplexity 4.480, on 100 tokens of the text, ± one standard error" in read.text
     assert "at least 16" in read.text
     assert "hardest 10 %" in read.text
 
@@ -311,19 +319,64 @@ def test_the_first_screen_tells_both_lengths_of_context(seeing: Facts):
     """By the paper's rule losses that merely differ count as a gain: of random weights it is far longer."""
     (figure,) = (each for each in page_values(seeing, measures()).figures if each.name == "Looks back")
     assert figure.value == "16"
-    assert figure.below == "of 19 tokens possible, for the hardest 10 % of the text; 8 by plain losses"
+    assert figure.below == "of 19 tokens possible, 8 by plain losses"
 
 
 def test_the_first_screen_tells_how_sure_the_perplexity_is_and_of_which_tokens(seeing: Facts):
     measured = measures()
     assert measured.text is not None
-    (figure,) = (each for each in page_values(seeing, measured).figures if each.name == "Perplexity")
-    assert figure.value == "4.480 ± 0.045"
+    (figure,) = (each for each in page_values(seeing, measured).figures if each.name == "Bits per byte")
+    assert figure.value == "2.164 ± 0.014"
     unsure = dataclasses.replace(
         measured.text, of_bytes=False, loss=dataclasses.replace(measured.text.loss, error=None)
     )
     (figure,) = (each for each in page_values(seeing, Measures(text=unsure)).figures if each.name == "Perplexity")
     assert (figure.value, figure.below) == ("4.480", "on 100 tokens of the text")
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "of_bytes", "said"),
+    [
+        (0.4, 0.1, False, "Memory lowers the text’s perplexity from 6.69 to 4.48"),
+        (0.4, 0.1, True, "Memory lowers the text’s bits per byte from 2.74 to 2.16"),
+        (-0.4, 0.1, False, "Memory raises the text’s perplexity from 3.00 to 4.48"),
+        (0.4, 0.3, False, "No sure effect of memory on this text: perplexity 6.69 without, 4.48 with it"),
+        (0.4, None, False, "No sure effect of memory on this text: perplexity 6.69 without, 4.48 with it"),
+    ],
+)
+def test_a_page_opens_with_what_memory_did_and_how_sure_that_is(
+    seeing: Facts, mean: float, error: float | None, of_bytes: bool, said: str
+):
+    text = measures().text
+    assert text is not None
+    assert text.gain is not None
+    nlls = ((0, 1.5 + mean), (8, 1.5))
+    lengths = [MemoryLoss(rows, Loss(100, nll, 0.01, math.exp(nll)), 0, 0) for rows, nll in nlls]
+    gain = dataclasses.replace(text.gain, mean=mean, error=error)
+    found = dataclasses.replace(text, by_memory=tuple(lengths), gain=gain, of_bytes=of_bytes)
+    page = page_values(seeing, Measures(text=found))
+    assert page.opening is not None
+    assert page.opening.title == said
+    first = held(page_of(seeing, Measures(text=found))).text.partition("Contents")[0]
+    assert said in first
+    assert "position in the segment" in first
+    assert [piece.words for piece in page.opening.passage.pieces] == [
+        "37 % with memory, 5.0 % without: +2.00 nats",
+        "14 % with memory, 37 % without: −1.00 nats",
+        "14 % with memory, 14 % without: 0 nats",
+    ]
+    assert "these 3 tokens in a row gained most: +0.333 nats per token" in first
+
+
+def test_a_page_without_a_comparison_opens_without_a_picture(seeing: Facts):
+    text = measures().text
+    assert text is not None
+    alone = dataclasses.replace(text, passage=None, gain=None, by_memory=None, reason="There is nothing to leave out.")
+    page = page_values(seeing, Measures(text=alone))
+    assert page.opening is None
+    (memory,) = (section for section in page.sections if section.name == "memory")
+    assert any(block.kind == "figure" for block in memory.blocks)
+    assert [gap.what for gap in page.gaps if gap.why == "There is nothing to leave out."] == ["Losses with less memory"]
 
 
 def test_a_small_number_of_parameters_is_told_once(verified: Facts):

@@ -39,8 +39,14 @@ class Gains:
     vocabulary: Vocabulary | None
 
     def passage(self, most: int) -> tuple[TokenGain, ...]:
-        """The first tokens that count of the first piece, `most` of them at most, each with its losses."""
-        return tuple(map(self._token, range(min(most, self.with_memory[0].size))))
+        """The tokens in a row that gained most together, `most` of one piece at most, each with its losses."""
+        found = np.nan_to_num(self.without - self.with_memory, nan=0.0).reshape(len(self.without), -1)
+        gains = found.clip(-20, 20)  # one token that is impossible on one side alone does not decide where it is
+        size = min(most, gains.shape[1])
+        sums = np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
+        sequence, first = divmod(int(np.argmax(sums[:, size:] - sums[:, :-size])), gains.shape[1] - size + 1)
+        start = sequence * gains.shape[1] + first
+        return tuple(map(self._token, range(start, start + size)))
 
     def whole(self) -> MemoryGain:
         """What the memory did for all tokens."""

@@ -128,7 +128,7 @@ class TextMeasures:
         loss: over all tokens that count, with the whole memory.
         by_position: within the segment, in order; single positions, or bins of them where L is large.
         by_memory: by rows of memory, fewest first; None where the model counts none, or the text is too short.
-        passage: tokens that follow each other, each with its gain; None likewise.
+        passage: the tokens in a row that gained most together, each with its gain; None likewise.
         gain: the same over the whole text; None likewise.
         reason: why those are None, as a sentence.
         notes: sentences that belong beside the numbers.

@@ -58,7 +58,7 @@ def measure_text(
         ids: int [T], the text as token ids.
         listener: hears how many segments were read.
         most: tokens of the text that are used at most; `most_tokens` without it.
-        passage: tokens of which each one's own gain is told.
+        passage: tokens in a row of which each one's own gain is told: those that gained most.
 
     Returns:
         What was measured, or why nothing was.

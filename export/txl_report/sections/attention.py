@@ -7,10 +7,11 @@ import numpy as np
 from txl_report.blocks import Block, Cell, Figure, Gap, Heading, Pairs, Paragraph, Picture, Section, Shade
 from txl_report.charts.heat import heat_map, legend_address, map_address
 from txl_report.charts.lines import Series, line_chart
-from txl_report.charts.scales import Scale, linear_scale, shifted_scale
+from txl_report.charts.scales import Scale, linear_scale, shifted_scale, thinned
 from txl_report.facts.plain import Missing
 from txl_report.measuring.results import DistanceBin, HeadFacts, HeadPicture, HeadsLook
 from txl_report.numbers import counted, fixed, number, share, whole
+from txl_report.schema.reading import short
 from txl_report.sections.common import gap, report_command, table
 from txl_report.visible import as_one_line
 
@@ -18,6 +19,8 @@ LARGE = 2
 """Heads that are shown as large maps: the one that looks furthest and the one that looks nearest."""
 SHADES = 5
 FINE = 8
+ROWS, LONGEST = 12, 5
+"""Rows of a large map that have their token beside them, and characters of it."""
 
 
 def attention_section(
@@ -64,8 +67,11 @@ def _seen(found: HeadsLook) -> list[Block]:
         Pairs(
             [
                 ("Looked at", _looked_at(found)),
-                ("Look beyond a segment", f"In {found.beyond} of {heads} a tenth of attention or more goes {far_back}"),
-                ("Do so on average", f"In {found.mean_beyond} of {heads} the mean distance is that long"),
+                (
+                    "Look beyond a segment",
+                    f"In {found.beyond or 'none'} of {heads} a tenth of attention or more goes {far_back}",
+                ),
+                ("Do so on average", f"In {found.mean_beyond or 'none'} of {heads} the mean distance is that long"),
                 ("Nearest", f"{_head(near)}: {number(near.distance)} tokens back on average"),
                 ("Furthest", f"{_head(far)}: {number(far.distance)} tokens back on average"),
             ]
@@ -75,7 +81,6 @@ def _seen(found: HeadsLook) -> list[Block]:
         _grid("How many tokens back each head looks on average", found, distances),
         _grid(f"Share of each head's attention that goes {far_back}", found, beyond),
         _every(facts),
-        Heading("Spread over distances"),
         _spread(found),
     ]
     if pictures.heads:
@@ -83,9 +88,8 @@ def _seen(found: HeadsLook) -> list[Block]:
         shown = [fact for fact in facts if (fact.layer, fact.head) in by_head]
         chosen = [*shown[-1:], *shown[:1]][: min(LARGE, len(shown))]
         chosen = chosen[:1] if len(shown) == 1 else chosen
-        blocks.append(Heading("Who looks where"))
+        blocks += [Heading("Who looks where"), _small(found)]
         blocks += [_large(index, found, by_head[fact.layer, fact.head], fact) for index, fact in enumerate(chosen)]
-        blocks.append(_small(found))
     return blocks
 
 
@@ -175,8 +179,9 @@ def _large(index: int, found: HeadsLook, picture: HeadPicture, fact: HeadFacts) 
         looked = shown.column_texts[best] if best < len(shown.column_texts) else ""
         back = memory + first + query - best * width
         rows.append((whole(first + query), text, looked, whole(max(back, 0)), share(value)))
-    step = max(1, -(-queries // 4))
-    up = Scale(0, queries, tuple((float(queries - q), whole(first + q)) for q in range(0, queries + 1, step)))
+    names = [short(as_one_line(text).replace(" ", "␣"), LONGEST) for text in shown.query_texts] + [""] * queries
+    labelled = thinned(queries, ROWS)
+    up = Scale(0, queries, tuple((queries - q - 0.5, f"{names[q]} {whole(first + q)}".strip()) for q in labelled))
     return Figure(
         title,
         heat_map(
@@ -188,7 +193,7 @@ def _large(index: int, found: HeadsLook, picture: HeadPicture, fact: HeadFacts) 
             shifted_scale(0, slots, memory),
             up,
             across_label="token that is looked at: left of the dashed line in the memory, right of it in the segment",
-            up_label="token of the segment that looks, from the first one down",
+            up_label="token that looks and its position in the segment, from the first one down",
             divider=float(memory),
         ),
         table(
@@ -220,7 +225,7 @@ def _small(found: HeadsLook) -> Block:
                 below = f"{picture.head + 1}: {number(fact.distance)} back"
                 cells.append(Picture(map_address(picture.values, fine=FINE), words, below))
         rows.append([*cells, *[""] * (most + 1 - len(cells))])
-    caption = "The same for every head that has a picture: tokens that look downwards, what they look at to the right"
+    caption = "A map of each head: tokens that look from top to bottom, what they look at from left to right"
     return table(
         caption, ("Layer", *[f"Head {n + 1}" if most == found.heads else "Head" for n in range(most)]), (), rows
     )

@@ -24,20 +24,32 @@ def titled(name: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def perplexities(name: str, losses: Sequence[tuple[float, Loss]], places: Sequence[str] = ()) -> Series:
-    """Perplexities as a curve, with the ends of ± one standard error where all of those are known."""
+def height(nll: float, of_bytes: bool) -> float:
+    """A loss as a chart shows it: in bits per byte where every token is a byte, else as a perplexity."""
+    return nll / math.log(2) if of_bytes else math.exp(min(nll, 700.0))
+
+
+def unit_of(of_bytes: bool) -> str:
+    """What such a number is called."""
+    return "bits per byte" if of_bytes else "perplexity"
+
+
+def loss_curve(
+    name: str, losses: Sequence[tuple[float, Loss]], places: Sequence[str] = (), *, of_bytes: bool = False
+) -> Series:
+    """Losses as a curve, with the ends of ± one standard error where all of those are known."""
     known = all(loss.error is not None for _, loss in losses)
-    each = [math.exp(min(loss.error or 0.0, 700.0)) for _, loss in losses if known]
+    ends = [(loss.nll - (loss.error or 0.0), loss.nll + (loss.error or 0.0)) for _, loss in losses if known]
     return Series(
         name,
-        [(x, loss.perplexity) for x, loss in losses],
+        [(x, height(loss.nll, of_bytes)) for x, loss in losses],
         places,
-        [(loss.perplexity / times, loss.perplexity * times) for (_, loss), times in zip(losses, each, strict=False)],
+        [(height(low, of_bytes), height(high, of_bytes)) for low, high in ends],
     )
 
 
 def spread_note(series: Series) -> str:
-    """What is drawn around a curve of perplexities, as a sentence after a space."""
+    """What is drawn around a curve of losses, as a sentence after a space."""
     drawn = "bar at each point" if len(series.points) <= BARS else "band"
     return f" The {drawn} is ± one standard error." if series.ends else " The tokens are too few for a standard error."
 

@@ -9,7 +9,7 @@ from txl_report.facts.model import Context
 from txl_report.facts.plain import Missing
 from txl_report.measuring.results import ContextMeasure, EffectiveContext
 from txl_report.numbers import counted, fixed, number, share, whole
-from txl_report.sections.common import NO_TOKENS, gap, perplexities, report_command, spread_note, table
+from txl_report.sections.common import NO_TOKENS, gap, loss_curve, report_command, spread_note, table
 
 
 def context_section(
@@ -118,7 +118,7 @@ def _gains(found: ContextMeasure) -> Figure:
 
 def _losses(found: ContextMeasure) -> Figure:
     losses = found.losses
-    series = [perplexities("perplexity", [(each.context, each.loss) for each in losses])]
+    series = [loss_curve("perplexity", [(each.context, each.loss) for each in losses])]
     rows = [
         (whole(each.context), fixed(each.loss.nll, 4), number(each.loss.error, 2), number(each.loss.perplexity, 4))
         for each in losses

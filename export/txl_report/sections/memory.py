@@ -5,20 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from txl_report.blocks import Block, Figure, Gap, Heading, Pairs, Paragraph, Section
+from txl_report.blocks import Block, Figure, Gap, Heading, Opening, Pairs, Paragraph, Section
 from txl_report.charts.lines import heights, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale
 from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import BLOCK
-from txl_report.measuring.results import GainInContext, Loss, MemoryGain, MemoryLoss, PositionLoss, TextMeasures
+from txl_report.measuring.results import GainInContext, Loss, MemoryGain, MemoryLoss, TextMeasures
 from txl_report.numbers import counted, fixed, number, share, signed, whole
-from txl_report.sections.common import NO_TOKENS, gap, perplexities, report_command, spread_note, table
+from txl_report.sections.common import (
+    NO_TOKENS,
+    gap,
+    height,
+    loss_curve,
+    report_command,
+    spread_note,
+    table,
+    titled,
+    unit_of,
+)
 from txl_report.sections.passage import passage_block
 
 POSITIONS = (
-    "With no memory the first tokens of a segment have hardly anything before them, so that curve is expected to fall "
-    "from left to right. If the memory works, the other curve lies below it, most of all at the left, and stays level."
+    "With no memory the first tokens of a segment have hardly anything before them. If the memory works, the curve "
+    "with it lies below the other one, most of all at the left, and stays level."
 )
+ABOVE = "The picture at the top of the page shows the loss by position, and the passage that the memory helped most."
+SURE = 2
+"""Standard errors by which an effect has to differ from none to be told as one."""
 ALONE = "There is no second curve without memory to hold this one against, so a level line proves little."
 
 
@@ -42,6 +55,21 @@ def memory_section(name: str, found: TextMeasures | Missing | None, source: str,
     )
 
 
+def opening_of(found: TextMeasures | Missing | None) -> Opening | None:
+    """What a page opens with: the loss by position with and without memory, beside the passage that it helped most."""
+    if not isinstance(found, TextMeasures) or not found.passage or found.gain is None or not found.by_memory:
+        return None
+    gain, unit = found.gain, unit_of(found.of_bytes)
+    without, whole = (
+        number(height(each.loss.nll, found.of_bytes)) for each in (found.by_memory[0], found.by_memory[-1])
+    )
+    if gain.error is not None and abs(gain.mean) > SURE * gain.error:
+        title = f"Memory {'lowers' if gain.mean > 0 else 'raises'} the text’s {unit} from {without} to {whole}"
+    else:
+        title = f"No sure effect of memory on this text: {unit} {without} without, {whole} with it"
+    return Opening(title, _by_position(found), passage_block(found.passage, gain.mean))
+
+
 def _measured(found: TextMeasures, source: str) -> list[Block]:
     blocks: list[Block] = []
     cut = "" if found.used >= found.given else f"; the text has {whole(found.given)}, the rest was not read"
@@ -58,21 +86,16 @@ def _measured(found: TextMeasures, source: str) -> list[Block]:
         )
     )
     blocks += [Paragraph(note, quiet=True) for note in found.notes]
-    blocks += [Heading("By position in the segment"), _by_position(found.by_position, found.segment_length)]
-    blocks.append(Heading("By memory length"))
-    if found.by_memory is None:
-        blocks.append(Gap("Perplexity by memory length", found.reason))
-    else:
-        blocks.append(_by_memory(found.by_memory))
-    blocks.append(Heading("Token by token"))
-    if found.gain is not None:
-        blocks.append(_gain(found.gain))
     if found.passage:
-        blocks.append(passage_block(found.passage))
+        blocks.append(Paragraph(ABOVE))
     else:
-        blocks.append(Gap("The gain of each token", found.reason))
+        blocks += [_by_position(found), Gap("Losses with less memory", found.reason)]
+    if found.by_memory is not None:
+        blocks.append(_by_memory(found.by_memory, found.of_bytes))
     if found.gain is not None:
         blocks += [
+            Heading("Token by token"),
+            _gain(found.gain),
             _standing_out("Tokens that memory helped most", found.gain.most_gained),
             _standing_out("Tokens that memory harmed most", found.gain.most_lost),
         ]
@@ -98,7 +121,8 @@ def bits_of(loss: Loss) -> str:
     return f"{fixed(loss.nll / math.log(2), 3)}{error}"
 
 
-def _by_position(losses: Sequence[PositionLoss], length: int) -> Figure:
+def _by_position(found: TextMeasures) -> Figure:
+    losses, length, unit = found.by_position, found.segment_length, unit_of(found.of_bytes)
     curves = {"with the whole memory": [each.loss for each in losses]}
     if without := [each.without for each in losses if each.without is not None]:
         curves["with no memory"] = without
@@ -106,45 +130,49 @@ def _by_position(losses: Sequence[PositionLoss], length: int) -> Figure:
     places = [
         whole(each.first) if each.first == each.last else f"{whole(each.first)} … {whole(each.last)}" for each in losses
     ]
-    series = [perplexities(said, list(zip(middles, curve, strict=True)), places) for said, curve in curves.items()]
+    series = [
+        loss_curve(said, list(zip(middles, curve, strict=True)), places, of_bytes=found.of_bytes)
+        for said, curve in curves.items()
+    ]
     rows = [
-        (place, whole(found[0].count), *(said for loss in found for said in _told(loss)))
-        for place, *found in zip(places, *curves.values(), strict=True)
+        (place, whole(counts[0].count), *(said for loss in counts for said in _told(loss)))
+        for place, *counts in zip(places, *curves.values(), strict=True)
     ]
     names = ("Loss, nats", "±", "Perplexity", "Loss without memory", "± of it", "Perplexity without")
-    seen = [f"{said} from {number(c[0].perplexity)} to {number(c[-1].perplexity)}" for said, c in curves.items()]
+    seen = [f"{each.name} from {number(each.points[0][1])} to {number(each.points[-1][1])}" for each in series]
     return Figure(
-        "Perplexity with and without memory" if without else "Perplexity",
+        titled(f"{unit} by position in the segment"),
         line_chart(
             "position",
-            "Perplexity by position in the segment",
+            titled(f"{unit} by position in the segment"),
             f"From the first position to the last of {length}: {', '.join(seen)}.",
             series,
             exact_scale(0, max(length - 1, 1)),
             linear_scale(heights(series), zero=True),
             across_label="position in the segment",
-            up_label="perplexity",
+            up_label=unit,
         ),
         table("Loss by position in the segment", ("Position", "Tokens", *names[: 3 * len(curves)]), range(8), rows),
         (POSITIONS if without else ALONE) + spread_note(series[0]),
     )
 
 
-def _by_memory(losses: Sequence[MemoryLoss]) -> Figure:
-    series = [perplexities("perplexity", [(each.rows, each.loss) for each in losses])]
+def _by_memory(losses: Sequence[MemoryLoss], of_bytes: bool) -> Figure:
+    unit = unit_of(of_bytes)
+    series = [loss_curve(unit, [(each.rows, each.loss) for each in losses], of_bytes=of_bytes)]
     rows = [(whole(each.rows), *_told(each.loss, 4), signed(each.more), number(each.more_error, 2)) for each in losses]
     return Figure(
-        "Perplexity with fewer memory rows",
+        titled(f"{unit} by memory length"),
         line_chart(
             "memory-length",
-            "Perplexity by memory length",
-            f"From {number(losses[0].loss.perplexity)} with {counted(losses[0].rows, 'row')} to "
-            f"{number(losses[-1].loss.perplexity)} with {whole(losses[-1].rows)}.",
+            titled(f"{unit} by memory length"),
+            f"From {number(series[0].points[0][1])} with {counted(losses[0].rows, 'row')} to "
+            f"{number(series[0].points[-1][1])} with {whole(losses[-1].rows)}.",
             series,
             exact_scale(0, max(each.rows for each in losses)),
             linear_scale(heights(series)),
             across_label="memory rows that may be filled",
-            up_label="perplexity",
+            up_label=unit,
         ),
         table(
             "Loss by memory length; the last two columns say how much larger it is than with the whole memory",

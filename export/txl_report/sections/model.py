@@ -17,7 +17,7 @@ def model_section(facts: Facts) -> Section:
     """What is known of the model without running it."""
     blocks: list[Block] = [Pairs(_rows(facts))]
     if isinstance(facts.parts, ByteShares):
-        blocks += [Heading("Bytes by part"), _parts(facts.parts)]
+        blocks.append(_parts(facts.parts))
     else:
         blocks.append(gap("Bytes by part", facts.parts))
     blocks += [Heading("What a step reads, returns and carries"), *_tables(facts.tables)]
@@ -60,7 +60,7 @@ def _parts(parts: ByteShares) -> Figure:
         for part in parts.parts
     ]
     return Figure(
-        f"{size(parts.bytes)} in all",
+        f"Bytes by part, {size(parts.bytes)} in all",
         named_bars("parts", "Bytes by part of the model", seen, bars),
         table("Bytes by part of the weight file", ("Part", "Tensors", "Bytes", "Share"), (1, 2, 3), rows),
         parts.note,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from txl_report.blocks import Coloured, Passage
 from txl_report.measuring.results import TokenGain
-from txl_report.numbers import fixed, number, signed
+from txl_report.numbers import fixed, share, signed
 from txl_report.sections.common import table
 
 LEVELS = (math.log(1.1), math.log(2), math.log(5))
@@ -27,8 +27,8 @@ LONGEST = 32
 """Tokens that are shown as one at most."""
 
 
-def passage_block(tokens: Sequence[TokenGain]) -> Passage:
-    """The passage, and the numbers of every token."""
+def passage_block(tokens: Sequence[TokenGain], whole: float) -> Passage:
+    """The passage, and the numbers of every token; `whole` is the mean gain over the whole text, to hold it against."""
     rows = [
         (
             str(token.place),
@@ -42,8 +42,11 @@ def passage_block(tokens: Sequence[TokenGain]) -> Passage:
     ]
     names = ("Place", "Token", "Id", "Loss with memory", "without", "Gain")
     caption = f"Every token of the passage with its losses in nats, {len(tokens)} rows"
+    mean = sum(token.gain for token in tokens) / len(tokens)
     return Passage(
         "Passage, its tokens marked by what the memory gained",
+        f"Of all that was measured, these {len(tokens)} tokens in a row gained most: {signed(mean)} nats per token, "
+        f"over the whole text {signed(whole)}. Point at a token for its two probabilities.",
         [_coloured(group) for group in groups(tokens)],
         LEGEND,
         table(caption, names, (0, 2, 3, 4, 5), rows, folded=True),
@@ -114,6 +117,7 @@ def _coloured(group: Sequence[TokenGain]) -> Coloured:
     gain = sum(token.gain for token in group)
     known = all(token.text is not None for token in group)
     text = _text(group) if known else " ".join(str(token.token) for token in group) + " "
-    times = math.exp(min(abs(gain), 50.0))
-    words = f"{signed(gain)} nats: {number(times, 2)} times {'as' if gain >= 0 else 'less'} likely with memory"
-    return Coloured(text, level_of(gain), words)
+    with_memory, without = (
+        share(math.exp(-sum(losses))) for losses in ((t.with_memory for t in group), (t.without_memory for t in group))
+    )
+    return Coloured(text, level_of(gain), f"{with_memory} with memory, {without} without: {signed(gain)} nats")

@@ -8,17 +8,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
-from txl_report.blocks import Badge, Block, Figure, Heading, Pairs, Section, State
+from txl_report.blocks import Badge, Block, Figure, Heading, Pairs, Paragraph, Section, State
 from txl_report.charts.bars import Bar, histogram, named_bars
 from txl_report.charts.scales import linear_scale
 from txl_report.facts.gathering import Facts
 from txl_report.facts.plain import Missing, some
 from txl_report.numbers import counted, fixed, number, power_of_ten, share, whole
 from txl_report.schema.verification import Chain, Counts, Edges, Gate, Ranks, Spread, Text, Unit, Verification, as_size
-from txl_report.sections.common import gap, table
+from txl_report.sections.common import gap, table, titled
 from txl_report.sections.drift import drift
 
 MOST_HISTOGRAMS = 8
+DECADES = (
+    "Each bar is a decade, the first and the last of all are everything below or above; further left is closer. "
+    "Decades at the ends that hold no value are not drawn."
+)
 STATES: dict[bool | None, tuple[State, str]] = {
     True: ("passed", "passed"),
     False: ("failed", "failed"),
@@ -87,8 +91,11 @@ def _verification(name: str, found: Verification) -> list[Block]:
     if found.chains:
         blocks += [_chains(some(found.chains)), *drift(name, found)]
     if spread is not None:
-        for index, (what, unit, edges, counts) in enumerate(islice(_spread(spread, found.text), MOST_HISTOGRAMS)):
-            blocks.append(_histogram(f"{name}-errors-{index}", what, unit, _labels(edges), counts))
+        blocks += [Heading("How errors are spread"), Paragraph(DECADES, quiet=True)]
+        shown = list(islice(_spread(spread, found.text), MOST_HISTOGRAMS))
+        for index, (what, unit, edges, counts) in enumerate(shown):
+            part = _filled([other for _, _, same, other in shown if same == edges])
+            blocks.append(_histogram(f"{name}-errors-{index}", what, unit, _labels(edges)[part], counts[part]))
         if spread.ranks is not None:
             blocks.append(_ranks(spread.ranks))
     if (kl := found.kl) is not None:
@@ -143,6 +150,12 @@ def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edge
         yield "tokens of the text", "nats", spread.edges, text.errors
 
 
+def _filled(histograms: Sequence[Counts]) -> slice:
+    """Which bins are drawn: those from the first to the last with a value in any of them, and one more at each end."""
+    filled = [index for index, counts in enumerate(zip(*histograms, strict=True)) if any(counts)]
+    return slice(max(filled[0] - 1, 0), filled[-1] + 2) if filled else slice(None)
+
+
 def _labels(edges: Edges) -> list[str]:
     """Of every bin: "< 1e-9", "1e-9 … 1e-8", …, "≥ 1"."""
     shown = [f"{edge:.0e}".replace("e-0", "e-").replace("1e+00", "1") for edge in edges]
@@ -160,7 +173,7 @@ def _histogram(name: str, what: str, unit: Unit, labels: Sequence[str], counts: 
         for label, count in zip(labels, counts, strict=True)
     ]
     return Figure(
-        f"How errors are spread: {what}",
+        titled(what),
         histogram(
             name,
             f"Histogram of errors of {what}",
@@ -172,7 +185,6 @@ def _histogram(name: str, what: str, unit: Unit, labels: Sequence[str], counts: 
             labels=6,
         ),
         table(f"Errors of {what} by decades", ("Size", "How many", "Share"), (1, 2), rows),
-        "Each bar between the first and the last is a decade; further left is closer.",
     )
 
 

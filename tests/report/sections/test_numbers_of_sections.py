@@ -18,7 +18,7 @@ from txl_report.measuring.results import HeadPicture, Loss, MemoryLoss, Pictures
 from txl_report.schema.verification import LOGPROBS, Chain, Errors, Ranks, Spread, Tensor, Text, Verification
 from txl_report.sections.attention import attention_section
 from txl_report.sections.drift import CURVES, MOST_CHAINS, POINTS, curves_of, drift
-from txl_report.sections.memory import memory_section
+from txl_report.sections.memory import memory_section, opening_of
 from txl_report.sections.passage import level_of
 from txl_report.sections.sameness import _verification
 from txl_runtime.bundle.reading import open_bundle
@@ -50,7 +50,7 @@ def test_where_a_token_looks_most_is_counted_from_its_place_in_the_segment(lengt
         for query in range(shown)
     ]
     assert {row[4] for row in figure.table.rows} == {"50 %"}
-    assert f">{first + shown}<" in figure.chart.drawing  # where the segment ends, on the axis of what looks
+    assert re.findall('class="up"[^>]*>([^<]*)<', figure.chart.drawing) == [f"slot… {q}" for q in range(first, length)]
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,14 @@ def test_errors_are_labelled_by_their_decades_and_ranks_by_shares(verified: Veri
     text = Text(tokens=9, reference_nll=2.0, runtime_nll=2.1, relative=0.1, errors=(8, *[0] * 10))
     spread = Spread("random tokens", edges, {"y": Errors("nats", tuple(range(11)))}, kl_edges, (40, *[0] * 16), ranks)
     blocks = _verification("export", replace(verified, spread=spread, text=text))
-    errors = [block for block in blocks if block.kind == "figure" and block.title.startswith("How errors")]
-    assert [block.title.partition(": ")[2] for block in errors] == ["y", "KL divergence", "tokens of the text"]
+    headings = [block.text if block.kind == "heading" else "" for block in blocks]
+    start = headings.index("How errors are spread") + 2
+    errors = blocks[start : start + 3]
+    assert [block.title for block in errors] == ["Y", "KL divergence", "Tokens of the text"]
     assert [row[0] for row in errors[0].table.rows][:2] == ["< 10⁻⁹", "10⁻⁹ … 10⁻⁸"]
     assert [row[:2] for row in errors[0].table.rows][-1] == ("≥ 1", "10")
-    assert len(errors[1].table.rows) == 17
+    assert len(errors[1].table.rows) == 2, "of decades without a value the next one alone is drawn"
+    assert len(errors[2].table.rows) == 11, "all histograms of the same decades have the same axis"
     (ranked,) = (block for block in blocks if block.kind == "table" and "best token is among" in block.caption)
     assert [row[0] for row in ranked.rows[:3]] == ["the first", "the first 2", "the first 10"]
     assert [row[1] for row in ranked.rows] == ["95.0 %", "97.5 %", "100 %", "99.750 %"]
@@ -187,12 +190,15 @@ def test_the_curve_without_memory_stands_beside_the_one_with_it(error: float | N
     assert found is not None
     much, little = Loss(100, math.log(8), error, 8.0), Loss(100, math.log(4), error, 4.0)
     positions = tuple(PositionLoss(at, at, little, much) for at in range(12))
-    (figure, *_) = charts_of(dataclasses.replace(found, by_position=positions))
+    (figure, *_) = charts_of(dataclasses.replace(found, by_position=positions, of_bytes=False))
     assert [name for _, name in figure.chart.legend] == ["with the whole memory", "with no memory"]
     assert "with the whole memory from 4.00 to 4.00, with no memory from 8.00 to 8.00" in figure.chart.drawing
     assert figure.table.rows[0] == ("0", "100", *said("1.3863", error, "4.00"), *said("2.0794", error, "8.00"))
     assert figure.chart.drawing.count('class="band') == (0 if error is None else 2)
     assert ("± one standard error" in figure.note) == (error is not None)
+    (figure, *_) = charts_of(dataclasses.replace(found, by_position=positions, of_bytes=True))
+    assert "with the whole memory from 2.00 to 2.00, with no memory from 3.00 to 3.00" in figure.chart.drawing
+    assert figure.chart.up == "bits per byte"
     alone = tuple(PositionLoss(at, at, little) for at in range(12))
     (figure, *_) = charts_of(dataclasses.replace(found, by_position=alone))
     assert figure.chart.legend == ()
@@ -202,8 +208,8 @@ def test_the_curve_without_memory_stands_beside_the_one_with_it(error: float | N
 def test_perplexities_by_memory_length_have_bars_of_their_errors():
     found = measures().text
     assert found is not None
-    lengths = tuple(MemoryLoss(rows, Loss(100, 0, 0.1, 5.0 - rows / 8), 0.1, 0.01) for rows in (0, 2, 4, 8))
-    (_, figure) = charts_of(dataclasses.replace(found, by_memory=lengths))
+    lengths = tuple(MemoryLoss(rows, Loss(100, math.log(5 - rows / 8), 0.1, 0), 0.1, 0.01) for rows in (0, 2, 4, 8))
+    (_, figure) = charts_of(dataclasses.replace(found, by_memory=lengths, of_bytes=False))
     drawing = fromstring(figure.chart.drawing)
     bars = [line.attrib for line in drawing.iter("line") if line.attrib["class"] == "spread s1"]
     low, high = (float(figure.chart.up.split("begins at ")[1].partition(",")[0]), max(ticks_of(figure)))
@@ -223,8 +229,10 @@ def ticks_of(figure: Figure) -> list[float]:
 
 
 def charts_of(found: TextMeasures) -> list[Figure]:
+    """What a page shows of losses: the chart it opens with, if it has one, and those of the section."""
+    opening = opening_of(found)
     blocks = memory_section("bundle", found, "a text", "--text FILE").blocks
-    return [block for block in blocks if isinstance(block, Figure)]
+    return [*([opening.figure] if opening else []), *(block for block in blocks if isinstance(block, Figure))]
 
 
 def chains_of(found: Verification) -> list[Figure]:

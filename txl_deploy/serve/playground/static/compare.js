@@ -1,11 +1,17 @@
 // @ts-check
 /** The loss of a text with all of its memory, with a part of it, and with none. */
 
-import { byId, drawn, element, table } from "./dom.js";
-import { counted, quoted } from "./words.js";
+import { byId, element, table } from "./dom.js";
+import { counted, percent, quoted, running } from "./words.js";
 
-const SHOWN = 200; // tokens in the drawing and in the table of tokens
-const [WIDTH, HEIGHT, LEFT] = [720, 200, 44];
+const SHOWN = 1000; // tokens that are coloured, and in the table
+const SURE = 2; // standard errors from which a difference is told without a caution
+const [BLOCK, FEWEST] = [64, 8]; // tokens of a block at most, and blocks of a standard error at least
+const LEVELS = [1.1, 2, 5].map(Math.log); // gains from which a token is marked, more strongly and most
+const LEGEND = [
+  [3, "memory makes it at least 5 times as likely"], [2, "2 to 5 times"], [1, "1.1 to 2 times"],
+  [-1, "1.1 to 2 times less likely"], [-2, "2 to 5 times less"], [-3, "at least 5 times less"],
+];
 
 /** @typedef {{rows: number, losses: number[]}} Loss one memory length, and the loss of every token but the first */
 
@@ -43,6 +49,27 @@ function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
 }
 
+/**
+ * The standard error of a mean, from means of blocks: tokens next to each other are alike, blocks hardly are.
+ * @param {number[]} values
+ * @returns {number | null} null where they are too few
+ */
+function errorOf(values) {
+  const size = Math.min(BLOCK, Math.floor(values.length / FEWEST));
+  if (!size) return null;
+  const blocks = Array.from({ length: Math.floor(values.length / size) }, (_, at) => mean(values.slice(at * size, (at + 1) * size)));
+  const middle = mean(blocks);
+  return Math.sqrt(blocks.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (blocks.length - 1) / blocks.length);
+}
+
+/** A difference of mean losses, how sure it is, and whether it may be chance. @param {Loss} one @param {Loss} other */
+function difference(one, other) {
+  const each = one.losses.map((value, at) => value - other.losses[at]);
+  const [value, error] = [mean(each), errorOf(each)];
+  const chance = error === null || Math.abs(value) < SURE * error;
+  return { value, said: `${error === null ? "" : ` ± ${error.toFixed(3)}`}${chance ? ", may be chance" : ""}` };
+}
+
 /** A number with its sign, as people write it. @param {number} value */
 function signed(value) {
   return `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
@@ -51,13 +78,6 @@ function signed(value) {
 /** @param {number} rows @param {number} all */
 function named(rows, all) {
   return rows === 0 ? "none" : `${rows === all ? "all " : ""}${counted(rows, "row")}`;
-}
-
-/** A bar of a mean loss, and the number behind it. @param {number} value @param {number} most */
-function barred(value, most) {
-  const bar = drawn("svg", { class: "bar", viewBox: "0 0 100 4", preserveAspectRatio: "none", "aria-hidden": "true" });
-  bar.append(drawn("rect", { width: (100 * value) / (most || 1), height: 4 }));
-  return element("span", { class: "barred" }, value.toFixed(4), bar);
 }
 
 /**
@@ -70,61 +90,47 @@ export function showLosses(losses, names, segment) {
   const all = losses[losses.length - 1];
   const rows = losses.map((loss, at) => [
     named(loss.rows, all.rows),
-    barred(means[at], Math.max(...means)),
+    means[at].toFixed(4),
     Math.exp(means[at]).toFixed(3),
-    loss === all ? "" : signed(means[at] - means[means.length - 1]),
+    loss === all ? "" : `${signed(means[at] - means[means.length - 1])}${difference(loss, all).said}`,
   ]);
   const summary = table("Loss by memory length", ["Memory", "Mean loss, nats", "Perplexity", "Difference"], rows);
   const read = counted(all.losses.length, "token");
-  const gain = means[0] - means[means.length - 1];
+  const gain = difference(losses[0], all);
   const sentence =
     losses.length < 2
       ? `Of ${read}. This model has no memory to compare with.`
-      : `Over ${read}, the memory ${gain >= 0 ? "lowers" : "raises"} the mean loss by ${Math.abs(gain).toFixed(3)} nats. ` +
+      : `Over ${read}, the memory ${gain.value >= 0 ? "lowers" : "raises"} the mean loss by ${Math.abs(gain.value).toFixed(3)}${gain.said.split(",")[0]} nats. ` +
+        "± is one standard error, which few tokens tell roughly; a difference below twice of it may be chance. " +
         `Without memory a token still sees those before it in its own segment of ${segment}.`;
   /** @type {HTMLElement[]} */ const parts = [element("p", {}, sentence), summary];
   if (losses.length > 1) parts.push(...tokenwise(losses[0], all, names));
   byId("compared").replaceChildren(...parts);
 }
 
-/** What the memory changed at every token: a drawing, and its numbers. @param {Loss} none @param {Loss} all @param {string[]} names */
+/** What the memory changed at every token: the text, coloured by it, and its numbers. @param {Loss} none @param {Loss} all @param {string[]} names */
 function tokenwise(none, all, names) {
   const first = Math.max(0, all.losses.length - SHOWN);
-  const gains = none.losses.map((value, at) => value - all.losses[at]).slice(first);
-  const rows = gains.map((gain, at) => [
-    String(first + at + 2),
-    element("bdi", { class: "name" }, quoted(names[first + at + 1])),
-    none.losses[first + at].toFixed(3),
-    all.losses[first + at].toFixed(3),
-    signed(gain),
+  const each = all.losses.slice(first).map((loss, at) => ({ name: names[first + at + 1], loss, without: none.losses[first + at] }));
+  const rows = each.map(({ name, loss, without }, at) => [
+    String(first + at + 2), element("bdi", { class: "name" }, quoted(name)), without.toFixed(3), loss.toFixed(3), signed(without - loss),
   ]);
-  const of = first ? `the last ${SHOWN} of ${all.losses.length} tokens` : counted(gains.length, "token");
+  const text = element("p", { class: "tokens gains", role: "region", "aria-label": "The text, coloured by what the memory did", tabindex: 0 });
+  if (!first) text.append(element("span", { class: "token", title: `${quoted(names[0])}: nothing stands before it` }, running(names[0])));
+  text.append(...each.map(({ name, loss, without }) => {
+    const title = `${quoted(name)}: ${percent(Math.exp(-loss))} with memory, ${percent(Math.exp(-without))} without`;
+    return element("span", { class: `token ${gainOf(without - loss)}`, title }, running(name));
+  }));
+  const of = first ? `the last ${SHOWN} of ${counted(all.losses.length, "token")}` : counted(each.length, "token");
   const columns = ["Token", "Text", "Loss without memory", "Loss with memory", "Lowered by"];
-  const caption = element("figcaption", {}, `How much the memory lowers the loss of each token: ${of}.`);
+  const caption = element("figcaption", {}, `What the memory did for each token: ${of}.`);
+  const legend = LEGEND.map(([level, words]) => element("li", {}, element("span", { class: `token g${level}` }, "a"), ` ${words}`));
   const numbers = element("details", {}, element("summary", {}, "The numbers"), table("Loss of each token", columns, rows));
-  const graph = element("div", { class: "wide", role: "region", "aria-label": "Drawing of what the memory lowers", tabindex: 0 }, graphOf(gains, names.slice(first + 1)));
-  return [element("figure", {}, caption, graph, numbers)];
+  return [element("figure", {}, caption, text, element("ul", { class: "legend", "aria-label": "What the colours mean" }, ...legend), numbers)];
 }
 
-/** Bars above the line where the memory helps, below it where it harms. @param {number[]} gains @param {string[]} names */
-function graphOf(gains, names) {
-  const high = Math.max(0.1, ...gains);
-  const low = Math.min(-0.1, ...gains);
-  const y = (/** @type {number} */ value) => 10 + ((high - value) / (high - low)) * (HEIGHT - 20);
-  const step = (WIDTH - LEFT) / gains.length;
-  const attributes = { class: "graph", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-labelledby": "gain-title gain-text" };
-  const graph = drawn("svg", attributes, drawn("title", { id: "gain-title" }, "Loss without memory less loss with memory, by token"));
-  const helped = gains.filter((gain) => gain > 0).length;
-  graph.append(drawn("desc", { id: "gain-text" }, `${helped} of ${counted(gains.length, "token")} have a lower loss with memory. From ${low.toFixed(2)} to ${high.toFixed(2)} nats.`));
-  for (const value of [high, 0, low]) {
-    graph.append(drawn("line", { class: value ? "grid" : "axis", x1: LEFT, x2: WIDTH, y1: y(value), y2: y(value) }));
-    graph.append(drawn("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, value ? signed(value).slice(0, 5) : "0"));
-  }
-  gains.forEach((gain, at) => {
-    const top = y(Math.max(gain, 0));
-    const height = Math.abs(y(gain) - y(0)).toFixed(2);
-    const place = { x: (LEFT + at * step).toFixed(2), y: top.toFixed(2), width: (step * 0.85).toFixed(2), height };
-    graph.append(drawn("rect", { class: gain < 0 ? "point harm" : "point help", ...place }, drawn("title", {}, `${quoted(names[at])} ${signed(gain)}`)));
-  });
-  return graph;
+/** The class of a gain's mark. @param {number} gain in nats */
+function gainOf(gain) {
+  const strength = LEVELS.filter((least) => Math.abs(gain) >= least).length;
+  return strength ? `g${gain > 0 ? strength : -strength}` : "";
 }

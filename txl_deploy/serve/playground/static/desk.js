@@ -45,15 +45,15 @@ export class Desk {
     const named = (/** @type {number} */ count) => (count === 0 ? "none" : count === rows ? `all ${counted(rows, "row")}` : counted(count, "row"));
     byId("memory").replaceChildren(...choices.map((count) => element("option", { value: count }, named(count))));
     byId("memory").addEventListener("change", changed);
-    byId("by-id").addEventListener("change", () => this._hint());
-    byId("draft").addEventListener("input", () => this._hint());
+    byId("by-id").addEventListener("change", () => this.hint());
+    byId("draft").addEventListener("input", () => this.hint());
     byId("draft").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
     });
     byId("another").addEventListener("click", () => {
       byId("seed").value = crypto.getRandomValues(new Uint32Array(1))[0];
     });
-    this._hint();
+    this.hint();
   }
 
   /** What is to be added, as it is written. */
@@ -63,7 +63,7 @@ export class Desk {
 
   set written(text) {
     byId("draft").value = text;
-    this._hint();
+    this.hint();
   }
 
   /** Memory rows that the next generation may use; null where the model counts none. */
@@ -77,6 +77,7 @@ export class Desk {
 
   /** Whether every field holds what it should; the browser tells at the first that does not. */
   valid() {
+    if (!byId("ask").checkValidity()) byId("settings").open = true; // a field that is folded away cannot be pointed at
     return byId("ask").reportValidity();
   }
 
@@ -107,7 +108,7 @@ export class Desk {
   }
 
   /** Say how long the draft is, and what it is. */
-  _hint() {
+  hint() {
     const ids = byId("by-id").checked;
     byId("draft-label").textContent = ids ? "Token ids to add" : "Text to add";
     const length = [...this.written].length;

@@ -11,8 +11,9 @@ const MARKS = 64; // more segments than these have no marks: they would be one g
  * @param {number} rows M
  * @param {number} most rows that the next generation may use
  * @param {number} segment the longest segment
+ * @param {number} waiting tokens of the text that the memory has not been given
  */
-export function showMeter(fill, rows, most, segment) {
+export function showMeter(fill, rows, most, segment, waiting) {
   const meter = byId("meter");
   const box = drawn("svg", { viewBox: `0 0 ${rows || 1} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
   box.append(drawn("rect", { class: "room", width: rows || 1, height: 10 }));
@@ -27,5 +28,6 @@ export function showMeter(fill, rows, most, segment) {
   meter.setAttribute("aria-valuenow", String(fill));
   meter.setAttribute("aria-valuetext", text);
   const limit = most < rows ? ` The next generation keeps and sees ${most ? `at most ${counted(most, "row")}` : "none"}; what is cut off is gone.` : "";
-  byId("meter-text").textContent = !rows ? "This model has no memory rows: it sees its segment alone." : `${text}; a mark stands every ${segment} rows, which is a segment.${limit}`;
+  const later = waiting ? ` ${counted(waiting, "token")} of the text will go in with the next generation.` : "";
+  byId("meter-text").textContent = !rows ? "This model has no memory rows: it sees its segment alone." : `${text}; a mark stands every ${segment} rows, which is a segment.${later}${limit}`;
 }

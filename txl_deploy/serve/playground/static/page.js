@@ -1,11 +1,13 @@
 // @ts-check
 /** The playground: what its controls do. */
 
+import { generateBoth } from "./both.js";
 import { showChoices, showNoChoices } from "./choices.js";
 import { showCommand } from "./commands.js";
 import { measure, showLosses } from "./compare.js";
 import { copyText, Desk } from "./desk.js";
 import { byId, element } from "./dom.js";
+import { store, stored } from "./keeping.js";
 import { showMeter } from "./meter.js";
 import { Lost, Refused, Server } from "./server.js";
 import { showStates } from "./states.js";
@@ -23,6 +25,7 @@ const view = new Tokens(choose);
 /** @type {Story} */ let story;
 /** @type {Desk} */ let desk;
 /** @type {any} */ let model;
+let begun = false; // whether the page has had its place at the server
 let busy = false;
 let streaming = false;
 let drawing = 0; // the frame in which the page is drawn anew, 0 for none
@@ -49,7 +52,7 @@ function refresh() {
     view.show(story.tokens, [Math.max(0, story.fed - held), story.fed], streaming);
     if (model.memory_length !== null) {
       const rows = model.memory_length;
-      showMeter(story.fill ?? 0, rows, desk.rows ?? rows, model.segment_lengths[0]);
+      showMeter(story.fill ?? 0, rows, desk.rows ?? rows, model.segment_lengths[0], streaming ? 0 : story.lead);
     }
     if (!streaming) {
       showStates(story, goBack);
@@ -78,7 +81,7 @@ function showPanel() {
 function occupy(now, stop) {
   [busy, halt] = [now, stop];
   document.body.classList.toggle("busy", now);
-  for (const id of ["generate", "read", "keep", "anew", "measure", "cut"]) byId(id).setAttribute("aria-disabled", String(now));
+  for (const id of ["generate", "read", "twice", "keep", "anew", "measure", "cut"]) byId(id).setAttribute("aria-disabled", String(now));
   byId("stop").setAttribute("aria-disabled", String(stop === null));
 }
 
@@ -170,7 +173,7 @@ function read() {
     view.select(null);
     const given = await story.look(await desk.draft(), how);
     desk.clear();
-    return `Read ${counted(given, "token")}. What may come next stands under “Alternatives”.${filled()}`;
+    return `Read ${counted(given, "token")}. What may come next stands under “Alternatives”.`;
   }, stop);
 }
 
@@ -216,7 +219,11 @@ function goBack(state) {
 }
 
 function keep() {
-  doing(async () => `State ${(await story.keep(desk.written, true)).number} is kept.`);
+  doing(async () => {
+    const { number } = await story.keep(desk.written, true, byId("state-name").value.trim());
+    byId("state-name").value = "";
+    return `State ${number} is kept.`;
+  });
 }
 
 function startAnew() {
@@ -228,14 +235,35 @@ function startAnew() {
   });
 }
 
+/** The text with what is to be added, or as many of its last tokens as one request takes. */
+async function wholeText() {
+  const ids = [...story.tokens.map((token) => token.id), ...(await desk.draft()).ids];
+  const most = Math.min(model.limits.prompt_tokens, model.limits.answer_logprobs, Math.floor(model.limits.body_bytes / 9));
+  return { ids, taken: ids.slice(-most) };
+}
+
+/** What would come next with all of the memory, and with none. */
+function twice() {
+  if (!asked()) return;
+  const leave = new AbortController();
+  doing(
+    async () => {
+      const { taken } = await wholeText();
+      const settings = desk.settings();
+      say(`Generating ${counted(settings.count, "token")} twice.`);
+      await generateBoth(server, taken, settings, model.memory_length, leave);
+      return `Generated ${counted(settings.count, "token")} with memory and without.`;
+    },
+    () => leave.abort(),
+  );
+}
+
 function compare() {
   const leave = new AbortController();
   doing(
     async () => {
-      const ids = [...story.tokens.map((token) => token.id), ...(await desk.draft()).ids];
+      const { ids, taken } = await wholeText();
       if (ids.length < 2) throw new Error(`The text has ${counted(ids.length, "token")}, expected at least 2: write more.`);
-      const most = Math.min(model.limits.prompt_tokens, model.limits.answer_logprobs, Math.floor(model.limits.body_bytes / 9));
-      const taken = ids.slice(-most);
       const { losses, names } = await measure(server, taken, model.memory_length, say, leave.signal);
       showLosses(losses, names, model.segment_lengths[0]);
       return `Compared ${losses.length} memory lengths over ${taken.length < ids.length ? "the last " : ""}${counted(taken.length, "token")}.`;
@@ -280,6 +308,20 @@ function showLost(title, why, token = false, kept = ANEW) {
   byId("lost-why").textContent = `${sentence(why)}${text}`;
 }
 
+/**
+ * This page's place at the server. A page that is loaded again may come before the server knows that it went.
+ * @param {() => void} ended
+ */
+async function placed(ended) {
+  const again = /** @type {any} */ (performance.getEntriesByType("navigation")[0]).type !== "navigate";
+  for (let left = again && !begun ? 20 : 0; left; left -= 1) {
+    const place = await server.open(ended).catch((error) => (error instanceof Refused && error.status === 429 ? null : Promise.reject(error)));
+    if (place) return place;
+    await new Promise((done) => setTimeout(done, 250));
+  }
+  return server.open(ended);
+}
+
 async function connect() {
   byId("lost").hidden = true;
   byId("lost-why").textContent = "";
@@ -290,9 +332,14 @@ async function connect() {
       return showLost("Another model is served here now", why, false, "copy what you need of it first.");
     }
     if (!model && !introduce(found)) return;
-    const place = await server.open(() => showLost("The connection is lost", "The server has gone, or has closed this page's place."));
-    story.enter(place);
-    say("Ready.");
+    const place = await placed(() => showLost("The connection is lost", "The server has gone, or has closed this page's place."));
+    const before = begun ? [] : stored(model.model_id);
+    story.enter(place, begun ? undefined : before);
+    begun = true;
+    desk.hint();
+    byId("numbers").dispatchEvent(new Event("change"));
+    if (document.activeElement === document.body) byId("draft").focus({ preventScroll: true });
+    say(before.length ? "Ready. The text from before is here; its memory is read anew with what comes next. Its states are gone." : "Ready.");
   } catch (error) {
     if (error instanceof Refused && error.status === 401) showLost("The server asks for its token", error.message, true);
     else if (error instanceof Refused) showLost("The server does not let this page in", error.message);
@@ -324,6 +371,7 @@ function introduce(found) {
   model = found;
   story = new Story(server, model, refresh);
   desk = new Desk(server, model, refresh);
+  byId("twice").hidden = !model.memory_length;
   if (model.memory_length === null) {
     byId("meter").hidden = byId("measure").hidden = true;
     byId("meter-text").textContent = "This model's memory is not counted in rows, so it cannot be cut or shown here.";
@@ -333,17 +381,20 @@ function introduce(found) {
 }
 
 /** @type {[string, () => void][]} */
-const clicks = [["read", read], ["keep", keep], ["anew", startAnew], ["measure", compare], ["cut", cut], ["copy", copyAll]];
+const clicks = [["read", read], ["twice", twice], ["keep", keep], ["anew", startAnew], ["measure", compare], ["cut", cut], ["copy", copyAll]];
 for (const [id, act] of clicks) byId(id).addEventListener("click", () => story && act());
 byId("stop").addEventListener("click", () => halt?.());
 byId("ask").addEventListener("submit", (/** @type {Event} */ event) => {
   event.preventDefault();
   if (story) generate();
 });
+byId("state-name").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => event.key === "Enter" && byId("keep").click());
 byId("numbers").addEventListener("change", () => byId("text").classList.toggle("numbers", byId("numbers").checked));
+addEventListener("pagehide", () => begun && store(model.model_id, story.tokens));
 byId("again").addEventListener("submit", (/** @type {Event} */ event) => {
   event.preventDefault();
   if (byId("token").value) server.token = byId("token").value;
   connect();
 });
+byId("settings").open = matchMedia("(min-width: 40rem)").matches;
 connect();

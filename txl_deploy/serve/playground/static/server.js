@@ -117,10 +117,11 @@ export class Server {
   /**
    * The pieces of a completion as they come.
    * @param {Record<string, unknown>} body
+   * @param {AbortSignal} [signal]
    * @returns {AsyncGenerator<any, void, void>}
    */
-  async *complete(body) {
-    const answer = await this._fetch("POST", "/v1/completions", { ...body, stream: true });
+  async *complete(body, signal) {
+    const answer = await this._fetch("POST", "/v1/completions", { ...body, stream: true }, signal);
     try {
       for await (const data of eventsOf(answer)) {
         if (data === "[DONE]") return;

@@ -15,11 +15,13 @@ export function showStates(story, back) {
     const here = story.at(state);
     const made = button(`Go back to ${state.number}`, () => back(state));
     const end = state.tokens.slice(-TAIL).map((token) => running(token.name)).join("");
-    const text = element("bdi", { class: "tail" }, state.tokens.length ? `…${end}`.replaceAll("\n", " ") : "the beginning");
-    const rows = state.fill === null ? "" : `, ${counted(state.fill, "memory row")}`;
-    const facts = `${counted(state.tokens.length, "token")}${rows}${state.kept ? ", kept by you" : ""}`;
+    const name = element("bdi", {}, running(state.name) || (state.tokens.length ? `After ${counted(state.tokens.length, "token")}` : "The beginning"));
+    const text = state.tokens.length ? element("span", { class: "hint" }, "ends in ", element("bdi", { class: "tail" }, `“${end.replace(/\s+/g, " ")}”`)) : "";
+    const rows = state.fill === null ? [] : [`${counted(state.fill, "memory row")} filled`];
+    const later = state.lead ? [`${counted(state.lead, "token")} to go in`] : [];
+    const facts = [...(state.name ? [counted(state.tokens.length, "token")] : []), ...rows, ...later, ...(state.kept ? ["kept by you"] : [])].join(", ");
     const then = state.then ? element("span", { class: "hint" }, `then ${state.then}`) : "";
-    const item = element("li", { value: state.number }, made, element("div", {}, text, element("span", { class: "hint" }, facts), then));
+    const item = element("li", { value: state.number }, made, element("div", {}, name, element("span", { class: "hint" }, facts), text, then));
     if (here) item.setAttribute("aria-current", "true");
     return item;
   });

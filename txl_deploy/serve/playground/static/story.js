@@ -18,7 +18,7 @@ import { counted } from "./words.js";
  * @typedef {{temperature: number, top_k?: number, top_p?: number, seed: number, memory_length?: number}} Drawing
  * @typedef {{before: State, prompt: number[], drawing: Drawing}} Action a generation, which can be repeated
  * @typedef {{number: number, session: string | null, seen: number, fill: number | null, tokens: Token[], lead: number,
- *     draft: string, kept: boolean, then: string}} State `session` is the copy that remembers it, null for nothing
+ *     draft: string, kept: boolean, name: string, then: string}} State `session` is the copy that remembers it, null for nothing
  * @typedef {{ids: number[], text: string | null}} Draft what is to be added; a text is sent as one where it can be
  */
 
@@ -52,10 +52,13 @@ export class Story {
   }
 
   /**
-   * Begin in a new place at the server. A text that is there is given anew with the next generation.
+   * Begin in a new place at the server. A text that is there is given anew with the next generation, and so is `tokens`,
+   * the text of a page that was loaded again.
    * @param {{tab: string, sessions?: number}} place
+   * @param {Token[]} [tokens]
    */
-  enter(place) {
+  enter(place, tokens = this.tokens) {
+    this.tokens = tokens;
     this._tab = place.tab;
     this._most = Math.max(1, Math.min(MOST, (place.sessions ?? MOST + OWN) - OWN));
     this.forget();
@@ -98,11 +101,13 @@ export class Story {
    * Keep the state as it is, once.
    * @param {string} draft what is to be added next, as it was written
    * @param {boolean} kept whether somebody asked for it; others go first where there is no room
+   * @param {string} [name] that somebody gives it
    */
-  async keep(draft, kept) {
+  async keep(draft, kept, name = "") {
     const same = this.states.find((state) => this.at(state) && state.draft === draft);
     if (same) {
       same.kept ||= kept;
+      same.name = name || same.name;
       this._changed();
       return same;
     }
@@ -113,7 +118,7 @@ export class Story {
       await this._room(() => this._copy(this._session, String(session)));
     }
     const { seen, tokens, lead } = this;
-    const state = { number, session, seen, fill: this._fill, tokens, lead, draft, kept, then: "" };
+    const state = { number, session, seen, fill: this._fill, tokens, lead, draft, kept, name, then: "" };
     this.states.push(state);
     while (this.states.length > this._most) await this._drop();
     this._changed();
@@ -326,8 +331,6 @@ export class Story {
       for await (const piece of this.server.complete(body)) {
         found.push(...tokensOf(piece.choices[0].logprobs));
       }
-      const info = await this._info(session);
-      [this.fill, this.fed] = [info.fill ?? null, info.seen];
     } finally {
       this._looks = false;
       await this._end(session);
