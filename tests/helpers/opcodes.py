@@ -24,6 +24,8 @@ from txl_runtime import Model, Stream, StreamState, UsageError
 LOOKS = ("RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "FOR_ITER", "SEND", "POP_JUMP_BACKWARD", "GEN_START")
 """Beginnings of the names of opcodes after which the interpreter looks at signals."""
 RUNTIME = str(Path(txl_runtime.__file__).parent)
+_LOCKING = functools.cached_property.__get__.__code__
+"""Before Python 3.12 it takes a lock, which an interrupt in its middle leaves taken for every later test."""
 EVERY = int(os.environ.get("TXL_EVERY_OPCODE", "0"))
 """Of the sweep: 1 for every opcode, which takes a quarter of an hour; 0 for as many as the tests have time for."""
 
@@ -52,7 +54,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 def _traced(call: Callable[[], Any], at: Callable[[], None], looking: bool) -> None:
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if looking and event == "call" and not _is_ours(frame):
+        if event == "call" and (frame.f_code is _LOCKING or (looking and not _is_ours(frame))):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode" and not (looking and frame.f_lasti not in _looked_before(frame.f_code)):
