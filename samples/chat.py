@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 import sys
 
@@ -56,7 +57,9 @@ if __name__ == "__main__":
     parser.add_argument("--temperature", type=float, default=0.7, help="0 for the most probable (default: %(default)s)")
     parser.add_argument("--stop", action="append", default=[], help="text that ends a reply; may be given repeatedly")
     options = parser.parse_args()
-    sys.stdout.reconfigure(errors="replace")  # for what a terminal has no letters for
+    for file, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):  # not all bytes are text
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors=errors)
     try:
         stream = txl_runtime.load(options.bundle).stream(1)
         while True:

@@ -126,7 +126,8 @@ def test_the_embedding_sample_continues_and_remembers(bundle: Path, tmp_path: Pa
 def chat(bundle: Path, *options: object) -> subprocess.Popen[str]:
     command = [sys.executable, str(SAMPLES / "chat.py"), str(bundle), "--temperature", "0", *map(str, options)]
     ends = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(command, **ends, encoding="utf-8", env=os.environ | {"PYTHONIOENCODING": "utf-8"})
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    return subprocess.Popen(command, **ends, encoding="utf-8", errors="surrogateescape", env=strict)
 
 
 def held(model: txl_runtime.Model, state: txl_runtime.StreamState) -> list[bytes]:
@@ -138,7 +139,7 @@ def held(model: txl_runtime.Model, state: txl_runtime.StreamState) -> list[bytes
 
 def test_the_chat_remembers_what_both_said_and_saves_and_loads_it(bundle: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    lines = [f"/load {tmp_path / 'none'}", "h€", f"/save {first}", "x", f"/load {first}", "def 🎉", f"/save {second}"]
+    lines = [f"/load {tmp_path / 'none'}", "h€", f"/save {first}", "x", f"/load {first}", "🎉\udcff", f"/save {second}"]
     with chat(bundle, "--tokens", 5) as process:
         _, told = process.communicate("\n".join(lines), timeout=240)
     assert process.returncode == 0
@@ -146,7 +147,7 @@ def test_the_chat_remembers_what_both_said_and_saves_and_loads_it(bundle: Path, 
     assert told.count("[5 tokens, mean log-probability -") == 3
     model = txl_runtime.load(bundle)
     stream = model.stream(1)
-    for saved, line in ((first, "h€\n"), (second, "def 🎉\n")):
+    for saved, line in ((first, "h€\n"), (second, "🎉\udcff\n")):
         assert len(list(stream.generate(line, 5, temperature=0, feed_last=True))) == 5
         assert held(model, txl_runtime.StreamState.load(saved)) == held(model, stream.snapshot())
 
