@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -120,6 +121,63 @@ def test_the_embedding_sample_continues_and_remembers(bundle: Path, tmp_path: Pa
     second = run_sample("embed.py", bundle, "x", "--tokens", 8, "--state", state)
     assert b"24 of 24 rows" in second.stderr, "the memory of the first run was carried on"
     assert txl_runtime.StreamState.load(state).fill.tolist() == [24]
+
+
+def chat(bundle: Path, *options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SAMPLES / "chat.py"), str(bundle), "--temperature", "0", *map(str, options)]
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    return subprocess.Popen(command, **ends, encoding="utf-8", errors="surrogateescape", env=strict)
+
+
+def held(model: txl_runtime.Model, state: txl_runtime.StreamState) -> list[bytes]:
+    """What a state remembers, bit for bit."""
+    stream = model.stream(1)
+    stream.restore(state)
+    return [stream.fill.tobytes(), *(rows.tobytes() for rows in stream.memory().values())]
+
+
+def test_the_chat_remembers_what_both_said_and_saves_and_loads_it(bundle: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    lines = [f"/load {tmp_path / 'none'}", "h€", f"/save {first}", "x", f"/load {first}", "🎉\udcff", f"/save {second}"]
+    with chat(bundle, "--tokens", 5) as process:
+        _, told = process.communicate("\n".join(lines), timeout=240)
+    assert process.returncode == 0
+    assert told.startswith("error: "), "a file that is not there does not end the chat"
+    assert told.count("[5 tokens, mean log-probability -") == 3
+    model = txl_runtime.load(bundle)
+    stream = model.stream(1)
+    for saved, line in ((first, "h€\n"), (second, "🎉\udcff\n")):
+        assert len(list(stream.generate(line, 5, temperature=0, feed_last=True))) == 5
+        assert held(model, txl_runtime.StreamState.load(saved)) == held(model, stream.snapshot())
+
+
+def test_ctrl_c_ends_a_reply_of_the_chat_and_memory_holds_the_tokens_that_came(bundle: Path, tmp_path: Path) -> None:
+    with chat(bundle, "--tokens", 10**6) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("def f(é):\n")
+        process.stdin.flush()
+        assert process.stdout.read(len("> ") + 40).startswith("> "), "it is in the middle of a reply"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(f"/save {tmp_path / 'saved'}\n", timeout=240)
+    assert process.returncode == 0
+    count = int(told.split()[0].strip("["))
+    assert 40 <= count < 10**6
+    model = txl_runtime.load(bundle)
+    stream = model.stream(1)
+    assert len(list(stream.generate("def f(é):\n", count, temperature=0, feed_last=True))) == count
+    assert held(model, txl_runtime.StreamState.load(tmp_path / "saved")) == held(model, stream.snapshot())
+
+
+def test_a_stop_text_ends_a_reply_of_the_chat(bundle: Path) -> None:
+    (texts,) = zip(*txl_runtime.load(bundle).stream(1).generate("x\n", 9, temperature=0).texts(), strict=True)
+    stop = "".join(texts)[3:5]
+    with chat(bundle, "--tokens", 9, "--stop", stop) as process:
+        said, told = process.communicate("x\n", timeout=240)
+    expected = "".join(texts).partition(stop)[0]
+    assert said == f"> {expected}\n> \n"
+    assert told.startswith(f"[{len((expected + stop).encode())} tokens")
 
 
 def test_the_embedding_sample_tells_its_errors_in_one_line(tmp_path: Path) -> None:

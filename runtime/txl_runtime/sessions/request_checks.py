@@ -129,7 +129,7 @@ def check_whole(manifest: Manifest, columns: int) -> None:
 def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
     """The tokens of a request, int32 [T], a copy."""
     require_tokens(manifest, "a request of tokens")
-    given = request.tokens
+    given = [request.tokens] if isinstance(request.tokens, str | bytes) else request.tokens
     if isinstance(given, list | tuple):  # before NumPy lays anything out: of texts each would be as long as the longest
         if len(given) > limits.positions:
             raise UsageError(

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import MOST_NAMED, shown
 from txl_runtime.streaming.texts import TextStream, TokenTexts
 from txl_runtime.types import Floats, Ids
 
@@ -49,6 +48,17 @@ class Generation(Generator[Ids, None, None]):
         self._ends.read()
         return (self._ends.said for _ in self)
 
+    def finish(self) -> tuple[str, ...]:
+        """End it here, and return what `texts` still holds back, a str for each of b sequences.
+
+        No token comes any more. A sequence's last token has brought everything, so this is for who leaves early.
+
+        Raises:
+            UsageError: the bundle has no vocabulary.
+        """
+        self.close()
+        return self._ends.rest()
+
 
 class Ends:
     """Where b sequences end, at a stop token or a stop text; and what is told of them on the way there.
@@ -83,6 +93,11 @@ class Ends:
             )
         self._pieces, self._texts = TokenTexts(vocabulary), [TextStream(self._stops) for _ in range(self._b)]
 
+    def rest(self) -> tuple[str, ...]:
+        """What is held back of each sequence; see `Generation.finish`."""
+        self.read()
+        return tuple(text.finish() for text in self._texts)
+
     def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
         """A token of each sequence that is running; a sequence that ends with it is marked as not running."""
         if not self._ids and not self._texts:
@@ -97,16 +112,3 @@ class Ends:
                     said[row] += text.finish()
         running &= ~ended
         self.said = tuple(said)
-
-
-def check_stop_texts(stop_texts: object) -> tuple[str, ...]:
-    """Texts that end a sequence; a str is one of them.
-
-    Raises:
-        UsageError: it is something else, or one of them is empty.
-    """
-    found: Any = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
-    listed = isinstance(found, list | tuple) and len(found) <= MOST_NAMED
-    if not listed or not all(isinstance(text, str) and text for text in found):
-        raise UsageError(f"stop_texts is {shown(stop_texts)}, expected a list of texts of at least one character each")
-    return tuple(found)

@@ -162,7 +162,10 @@ def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTens
         UsageError: the snapshot is of another model, form of memory or number of sequences, or its parts do not fit.
     """
     if not isinstance(state, StreamState):
-        raise UsageError(f"the state is a {type(state).__name__}, expected a StreamState; StreamState.load reads one")
+        raise UsageError(
+            f"the state is a {type(state).__name__}, expected a StreamState; "
+            "StreamState.load reads one, and what take returned is for put"
+        )
     _check_model(state.model_id, manifest)
     fill, head, most = state.fill, state.head, manifest.memory_length
     if not _counts(fill):

@@ -252,11 +252,15 @@ class Stream(CarriedState):
             found = found[None]
         ids, counts = check_tokens(found, self._b, self._vocab_size, lengths, "prompt tokens")
         if (counts < 1).any():
-            raise UsageError(f"lengths are {counts.tolist()}, expected at least one prompt token per sequence")
+            raise UsageError(
+                f"lengths are {counts.tolist()}, expected at least one prompt token per sequence; where only some go "
+                "on, take them into a stream of their own and put them back"
+            )
         if not is_whole(max_new_tokens) or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {shown(max_new_tokens)}, expected a whole number of at least 0")
-        from txl_runtime.streaming.generation import Ends, Generation, check_stop_texts
+        from txl_runtime.streaming.generation import Ends, Generation
         from txl_runtime.streaming.sampling import Sampler, check_stop_tokens, draw_all
+        from txl_runtime.streaming.texts import check_stop_texts
 
         samplers = [Sampler(temperature, top_k, top_p, seed, stream) for stream in range(self._b)]
         stops, texts = check_stop_tokens(stop_tokens, self._vocab_size), check_stop_texts(stop_texts)
@@ -362,7 +366,7 @@ class Stream(CarriedState):
         if is_text(tokens):
             from txl_runtime.streaming.texts import encoded
 
-            return encoded(tokens, lengths, self._vocabulary())
+            return encoded(tokens, lengths, self._vocabulary(), self._b)
         there = self.loop.resident(tokens)
         return tokens if there is None else self.loop.fetch(there), lengths
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import UsageError
-from txl_runtime.streaming.checks import Texts, shown
+from txl_runtime.streaming.checks import MOST_NAMED, Texts, shown
 from txl_runtime.types import Ids
 
 
-def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | None) -> tuple[Ids, Ids]:
+def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | None, batch_size: int) -> tuple[Ids, Ids]:
     """Texts as tokens int32 [b, T], and how many of them count, int32 [b]. A text alone is one sequence.
 
     Raises:
-        UsageError: there is no vocabulary, it cannot encode a text, or lengths are given besides.
+        UsageError: there is no vocabulary, it cannot encode a text, lengths are given besides, or the texts are not b,
+            or have no token at all.
     """
     if vocabulary is None:
         raise UsageError(
@@ -32,7 +34,14 @@ def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | No
         )
     if lengths is not None:
         raise UsageError(f"lengths are {shown(lengths)}, expected none beside text, which counts whole; leave them out")
-    return padded([vocabulary.encode(text) for text in ([texts] if isinstance(texts, str | bytes) else texts)])
+    listed = [texts] if isinstance(texts, str | bytes) else texts
+    if len(listed) != batch_size:
+        wanted = f"{batch_size} texts, a list with one for each sequence" if batch_size > 1 else "one text"
+        raise UsageError(f"tokens are text ({shown(texts)}), expected {wanted}")
+    ids, counts = padded([vocabulary.encode(text) for text in listed])
+    if not counts.any():
+        raise UsageError("tokens are text without a token, expected at least one token; leave the call out")
+    return ids, counts
 
 
 def padded(sequences: Sequence[Ids]) -> tuple[Ids, Ids]:
@@ -73,20 +82,39 @@ class TokenTexts:
         return found
 
 
+def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str, ...]:
+    """Texts that end a sequence; a str is one of them.
+
+    Raises:
+        UsageError: it is something else, or one of them is empty.
+    """
+    found: Any = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
+    listed = isinstance(found, list | tuple) and len(found) <= MOST_NAMED
+    if not listed or not all(isinstance(text, str) and text for text in found):
+        raise UsageError(f"{what} is {shown(stop_texts)}, expected a list of texts of at least one character each")
+    return tuple(found)
+
+
 class TextStream:
     """The text of tokens that come one by one.
 
     A text ends before the stop text whose end comes first; of several with the same end, before the longest. So it does
     not matter in what pieces a text comes.
 
+    Args:
+        stops: the stop texts; a str is one of them.
+
     Attributes:
         decoded: characters so far, held ones included and those behind a stop text not: where the next token begins.
         stopped: whether a stop text has come; nothing counts after it.
+
+    Raises:
+        UsageError: the stop texts are something else, or one of them is empty.
     """
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stops: str | Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stops, self._held = tuple(stops), ""
+        self._stops, self._held = check_stop_texts(stops, "stops"), ""
         self.decoded, self.stopped = 0, False
 
     def echo(self, piece: bytes) -> str:

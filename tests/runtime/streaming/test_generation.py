@@ -55,10 +55,38 @@ def test_a_text_alone_is_a_stream_of_one(model):
         model.stream(1).feed("def €".encode(), last=True).tobytes()
         == model.stream(1).feed([*["def €"]], last=True).tobytes()
     )
-    with pytest.raises(UsageError, match=r"tokens have shape \[1, 7\], expected \[3, T\]"):
+    with pytest.raises(UsageError, match=r"tokens are text \('def €'\), expected 3 texts, a list with one for each"):
         model.stream().feed("def €")
-    with pytest.raises(UsageError, match=r"tokens have shape \[1, 0\], expected \[1, T\]"):
-        model.stream(1).feed("")
+
+
+@pytest.mark.parametrize("call", ["feed", "step", "score", "generate", "attention"])
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["a", "b"], r"tokens are text \(\['a', 'b'\]\), expected 3 texts, a list with one for each sequence$"),
+        (["", "", ""], r"tokens are text without a token, expected at least one token"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused_as_texts(model, call, texts, told):
+    with pytest.raises(UsageError, match=told):
+        getattr(model.stream(), call)(texts, *([4] if call == "generate" else []))
+
+
+def test_a_sequence_without_a_prompt_is_refused_and_the_message_says_how_the_others_go_on(model):
+    with pytest.raises(UsageError, match=r"lengths are \[1, 0, 1\].*take them into a stream of their own"):
+        model.stream().generate(["a", "", "b"], 4)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 40])
+def test_what_was_held_back_can_be_had_when_the_loop_is_left_early(model, count):
+    expected = [model.vocabulary.decode(row).decode(errors="replace") for row in drawn(model.stream(), 40)[:count].T]
+    generation = model.stream().generate(PROMPTS, 40, seed=5, stop_texts=[long := expected[0][-1:] + "never there"])
+    pieces = list(itertools.islice(generation.texts(), count))
+    assert ["".join(row) for row in zip(*pieces, generation.finish(), strict=True)] == expected
+    if count == 7:
+        assert not "".join(row[0] for row in pieces).endswith(long[0]), "the last character may begin a stop text"
+    assert list(generation) == []
+    assert generation.finish() == ("",) * B
 
 
 def test_lengths_beside_text_are_refused(model):

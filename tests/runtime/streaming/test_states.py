@@ -222,6 +222,8 @@ def test_a_sequence_that_does_not_fit_is_not_put(model_of, misfit):
     for row in (3, -1, True, 0.5):
         with pytest.raises(UsageError, match=r"rows are|names sequence"):
             stream.take(row)
+    with pytest.raises(UsageError, match=r"a TakenState, expected a StreamState; .* what take returned is for put"):
+        stream.restore(stream.take(0))
     assert bits(stream.state()) == before
 
 

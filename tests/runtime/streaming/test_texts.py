@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from txl_runtime.bundle.vocabulary import Bytes, Words
+from txl_runtime.errors import UsageError
 from txl_runtime.streaming.texts import TextStream, TokenTexts
 
 LETTERS = st.text(alphabet="abé€😀 ", max_size=12)
@@ -48,6 +49,19 @@ def test_possible_stop_texts_and_unfinished_characters_are_held_back():
     assert stream.stopped
     assert stream.feed(b"nothing") + stream.finish() == ""
     assert stream.decoded == 6
+
+
+def test_a_stop_text_alone_is_one_stop_text_and_not_its_letters():
+    stream = TextStream("ab")
+    assert stream.feed(b"bxa") == "bx"
+    assert stream.feed(b"cab!") == "ac"
+    assert stream.stopped
+
+
+@pytest.mark.parametrize("stops", [["a", ""], [b"a"], 1])
+def test_stop_texts_that_are_none_are_refused(stops):
+    with pytest.raises(UsageError, match="expected a list of texts of at least one character each"):
+        TextStream(stops)
 
 
 def test_an_unfinished_character_at_the_end_is_replaced():
