@@ -25,4 +25,4 @@ def pip_line(extra: str) -> str:
             return f"pip install {editable}{shlex.quote(f'{place}[{extra}]')}"
     except (PackageNotFoundError, ValueError, AttributeError, OSError):  # not installed, or noted by something else
         pass
-    return f"pip install '.[{extra}]' in a checkout of txl-deploy"
+    return f"pip install '.[{extra}]' in a checkout of the project"

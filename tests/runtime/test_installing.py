@@ -47,10 +47,10 @@ def test_a_wheel_that_was_installed_is_named_as_a_shell_reads_it(
 )
 def test_elsewhere_a_checkout_is_where_to_type_it(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     noted(monkeypatch, said)
-    assert pip_line("cpu") == "pip install '.[cpu]' in a checkout of txl-deploy"
+    assert pip_line("cpu") == "pip install '.[cpu]' in a checkout of the project"
 
 
 def test_a_package_that_is_not_installed_at_all_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: iter(()))
     monkeypatch.setattr(importlib.metadata.Distribution, "discover", classmethod(lambda *_, **__: iter(())))
-    assert pip_line("cpu") == "pip install '.[cpu]' in a checkout of txl-deploy"
+    assert pip_line("cpu") == "pip install '.[cpu]' in a checkout of the project"

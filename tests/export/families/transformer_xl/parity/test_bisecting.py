@@ -102,7 +102,7 @@ def open_header(path: Path) -> list[str]:
 
 def test_what_an_engine_needs_is_named(make_bundle, monkeypatch):
     monkeypatch.setattr("txl_export.families.transformer_xl.parity.bisecting.find_spec", lambda name: None)
-    with pytest.raises(BackendError, match=r"polygraphy is not installed.*txl-deploy\[debug\]"):
+    with pytest.raises(BackendError, match=r"polygraphy is not installed.*pip install .*\[debug\]"):
         bisect_engine(open_bundle(make_bundle(config={"n_layer": 3})), "rtx")
 
 
