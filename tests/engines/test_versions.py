@@ -220,7 +220,7 @@ def test_an_engine_whose_bindings_are_others_is_refused():
 def test_a_library_that_is_not_there_is_missed_by_name(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tensorrt", None)
     libraries.load_library.cache_clear()
-    with pytest.raises(BackendError, match=r"not installed.*pip install .*\[tensorrt\].*Jetson.*--system-site-packages$"):
+    with pytest.raises(BackendError, match=r"not installed.*pip install .*\[tensorrt\].*Jetson.*system-site-packages$"):
         load_library("tensorrt")
 
     def broken(name):
