@@ -152,7 +152,9 @@ def _service(settings: ServerSettings, model: Model, front: AsyncSessions, keepi
 def _config(settings: ServerSettings, service: Service, log: Log) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service, log),
-        http=timed_protocol(settings.header_seconds, settings.request_seconds, settings.connections),
+        http=timed_protocol(
+            settings.header_seconds, settings.request_seconds, settings.connections, service.metrics.refused.inc
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -65,9 +65,13 @@ def test_a_bundle_that_is_none_and_a_port_that_is_taken(letters, tmp_path, monke
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, _, err = call_main(("serve", letters, "--port", port), monkeypatch, capfd)
+        told = call_main(("serve", letters, "--port", port, "--json-logs"), monkeypatch, capfd)
     assert (code, err.count("\n")) == (2, 1)
     assert f"cannot listen on 127.0.0.1 port {port}" in err
     assert "choose another --port" in err
+    line = json.loads(told[2])
+    assert told[:2] == (2, "")
+    assert (line["event"], line["exit_code"], f"error: {line['problem']}\n") == ("failed", 2, err)
 
 
 def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
@@ -105,9 +109,9 @@ def test_a_server_whose_sessions_failed_ends(letters, tmp_path, monkeypatch, cap
     code, out, err = call_main(("serve", letters, *options), monkeypatch, capfd)
     assert code == 1
     assert json.loads(out)["event"] == "ready"
-    assert err.splitlines()[-1] == (
-        "error: the thread of the sessions failed, expected it to run; start the server again"
-    )
+    last = json.loads(err.splitlines()[-1])
+    said = "the thread of the sessions failed, expected it to run; start the server again"
+    assert (last["event"], last["problem"], last["exit_code"]) == ("failed", said, 1)
     assert not (tmp_path / "kept" / "sessions.json").exists()
 
 
@@ -166,7 +170,7 @@ def test_lines_for_people(letters):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert line.startswith("serving small at http://127.0.0.1:")
-    assert line.endswith("self-test passed; for this machine alone, without a token\n")
+    assert line.endswith("self-test passed; sessions end with the server; for this machine alone, without a token\n")
     assert (process.returncode, out) == (0, "")
     assert err == "stopping: 0 requests are given 30 s\nstopped\n"
 
@@ -392,6 +396,7 @@ def test_connections_beyond_the_limit_are_told_so(quick):
             assert whole(late).startswith(b"HTTP/1.1 503")
         assert len(clients) == 10
     until(lambda: running(quick) == 1)
+    assert "txl_connections_refused_total 1.0\n" in httpx2.get(f"{quick.url}/metrics", timeout=30).text
 
 
 @pytest.mark.slow
