@@ -229,7 +229,7 @@ def _ready(
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the server in order; a second SIGINT ends it at once, whatever it does."""
+    """SIGTERM, SIGINT and a closed terminal stop it in order; a second SIGINT ends it at once, whatever it does."""
     loop, interrupted = asyncio.get_running_loop(), False
 
     def told(number: int, frame: FrameType | None) -> None:
@@ -240,7 +240,11 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
             interrupted = True
         loop.call_soon_threadsafe(stop.set)
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # `nohup` ignores it
+        numbers.append(hangup)
+    before = {number: signal.signal(number, told) for number in numbers}
     try:
         yield
     finally:

@@ -158,7 +158,9 @@ def test_one_line_at_the_start_and_one_per_request(letters, tmp_path):
 
 
 @pytest.mark.slow
-def test_lines_for_people(letters):
+@pytest.mark.parametrize("told", ["SIGINT", "SIGHUP"])
+def test_lines_for_people(letters, told):
+    """Ctrl-C, and a terminal that is closed."""
     import subprocess
     import sys
 
@@ -167,12 +169,23 @@ def test_lines_for_people(letters):
     with process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(getattr(signal, told))
         out, err = process.communicate(timeout=60)
     assert line.startswith("serving small at http://127.0.0.1:")
     assert line.endswith("self-test passed; sessions end with the server; for this machine alone, without a token\n")
     assert (process.returncode, out) == (0, "")
     assert err == "stopping: 0 requests are given 30 s\nstopped\n"
+
+
+def test_a_server_that_was_started_with_nohup_outlives_its_terminal(letters):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serving(letters) as server:
+            server.process.send_signal(signal.SIGHUP)
+            assert httpx2.get(f"{server.url}/health", timeout=30).status_code == 200
+            assert httpx2.get(f"{server.url}/health", timeout=30).status_code == 200
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow
