@@ -109,7 +109,12 @@ def _fail(message: str, code: int, details: Mapping[str, object] | None = None) 
     from txl_deploy.console import plain, print_json, stderr
 
     line = plain(" ".join(message.split()))
-    stderr.print(f"error: {line}", soft_wrap=True, style="red" if stderr.is_terminal else None)
+    if "--json-logs" in sys.argv:  # whoever collects the log of `serve` was promised that every line is JSON
+        from txl_deploy.serve.logs import Log
+
+        Log(as_json=True).say("failed", "", problem=line, exit_code=code)
+    else:
+        stderr.print(f"error: {line}", soft_wrap=True, style="red" if stderr.is_terminal else None)
     if "--json" in sys.argv:
         with contextlib.suppress(OSError):  # the exit code tells it
             print_json({"error": line, "exit_code": code, **(details or {})})

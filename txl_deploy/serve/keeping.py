@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from txl_runtime.errors import TxlError, one_line
-from txl_runtime.sessions import AsyncSessions, Sessions
+from txl_runtime.errors import TxlError, UsageError, one_line
+from txl_runtime.sessions import AsyncSessions, Busy, Sessions
 from txl_runtime.sessions.checkpoint import Checkpoint
 from txl_runtime.sessions.saving import save_beside
 
@@ -42,9 +42,9 @@ class Keeping:
 
     @property
     def standing(self) -> str:
-        """What the line at the start says of it; nothing where sessions end with the server."""
+        """What the line at the start says of it: whoever forgot the folder reads it there."""
         if self._checkpoint is None:
-            return ""
+            return "sessions end with the server; "
         lost = f", {self.lost} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
         return f"{_sessions(self.restored)} came back{lost}; "
 
@@ -56,7 +56,14 @@ class Keeping:
         """
         if self._checkpoint is None:
             return
-        lost = list(self._checkpoint.restore(sessions).values())
+        try:
+            lost = list(self._checkpoint.restore(sessions).values())
+        except Busy:  # what it says is for a client, who cannot raise a limit
+            raise UsageError(
+                f"{self._checkpoint.folder}: {_sessions(len(self._checkpoint.names))} are kept here, expected at most "
+                f"the {len(sessions.names())} that there is room for; raise --max-sessions, --session-bytes or "
+                "--disk-bytes"
+            ) from None
         for error in lost[:TOLD]:
             self._log.say("session_lost", f"note: {error}", problem=str(error))
         if len(lost) > TOLD:

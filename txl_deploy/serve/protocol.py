@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
@@ -17,13 +18,14 @@ UNREAD = 1 << 17
 """Bytes that the system keeps for a client. Were they megabytes, a slow client would seem to read nothing for long."""
 
 
-def timed_protocol(seconds: float, most: float, connections: int) -> type[H11Protocol]:
+def timed_protocol(seconds: float, most: float, connections: int, refused: Callable[[], object]) -> type[H11Protocol]:
     """The class of connections.
 
     Args:
         seconds: for the headers of a request, and in which a client has to read something of what waits for it.
         most: seconds in which it has to read all that waits.
         connections: at once.
+        refused: is called for each connection beyond those, which no request counts.
     """
 
     class TimedProtocol(H11Protocol):
@@ -38,6 +40,7 @@ def timed_protocol(seconds: float, most: float, connections: int) -> type[H11Pro
             with contextlib.suppress(OSError, AttributeError):  # gone again, or no socket
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD)
             if len(self.connections) > connections:
+                refused()
                 transport.write(_raw(ApiError(503, f"{connections} connections are open, the most; try again later")))
                 transport.close()
                 return

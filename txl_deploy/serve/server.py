@@ -152,7 +152,9 @@ def _service(settings: ServerSettings, model: Model, front: AsyncSessions, keepi
 def _config(settings: ServerSettings, service: Service, log: Log) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service, log),
-        http=timed_protocol(settings.header_seconds, settings.request_seconds, settings.connections),
+        http=timed_protocol(
+            settings.header_seconds, settings.request_seconds, settings.connections, service.metrics.refused.inc
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -227,7 +229,7 @@ def _ready(
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the server in order; a second SIGINT ends it at once, whatever it does."""
+    """SIGTERM, SIGINT and a closed terminal stop it in order; a second SIGINT ends it at once, whatever it does."""
     loop, interrupted = asyncio.get_running_loop(), False
 
     def told(number: int, frame: FrameType | None) -> None:
@@ -238,7 +240,11 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
             interrupted = True
         loop.call_soon_threadsafe(stop.set)
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:  # `nohup` ignores it
+        numbers.append(hangup)
+    before = {number: signal.signal(number, told) for number in numbers}
     try:
         yield
     finally:

@@ -123,9 +123,23 @@ def test_where_the_last_checkpoint_fails_it_says_what_comes_back(letters, tmp_pa
     assert re.fullmatch(r"error: the disk is full; sessions come back as they were \d+ s ago", err.splitlines()[-1])
 
 
-def test_without_a_folder_nothing_is_said_of_it(ran):
+@pytest.mark.parametrize("option", ["--max-sessions", "--session-bytes"])
+def test_a_checkpoint_of_more_sessions_than_there_is_room_for_is_refused(letters, tmp_path, option, monkeypatch, capfd):
+    folder = kept(letters, tmp_path / "kept", "ada", "bea", "carl", "dora")
+    before = sorted((file.name, file.read_bytes()) for file in folder.iterdir())
+    options = ("--port", 0, "--rows", 2, "--checkpoint-dir", folder, option, 2 if option == "--max-sessions" else 0)
+    code, out, err = call_main(("serve", letters, *options), monkeypatch, capfd)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: {folder}: 4 sessions are kept here, expected at most the 2 that there is room for; raise "
+        "--max-sessions, --session-bytes or --disk-bytes\n"
+    )
+    assert sorted((file.name, file.read_bytes()) for file in folder.iterdir()) == before
+
+
+def test_without_a_folder_it_says_that_sessions_end_with_the_server(ran):
     out, log = ran(1, "--checkpoint-every", 0.05)
-    assert "self-test passed; for this machine alone" in out
+    assert "self-test passed; sessions end with the server; for this machine alone" in out
     assert log == ["stopping: 0 requests are given 30 s", "stopped"]
 
 

@@ -37,6 +37,8 @@ READ = ("connections", "transport", "conn", "cycle", "loop", "timeout_keep_alive
 """The attributes that are read."""
 MANY = 3
 """Connections that the server below takes."""
+TOLD: list[int] = []
+"""One entry for each connection that it sent away."""
 
 
 def hold(what: str, found: object, expected: object) -> None:
@@ -53,7 +55,7 @@ async def application(scope: dict[str, Any], receive: Callable[[], Any], send: C
 
 
 def config(**more: Any) -> uvicorn.Config:
-    http = timed_protocol(0.2, 1.0, MANY)
+    http = timed_protocol(0.2, 1.0, MANY, lambda: TOLD.append(1))
     return uvicorn.Config(application, http=http, ws="none", lifespan="off", log_config=None, **more)
 
 
@@ -76,7 +78,7 @@ def heard(connection: socket.socket) -> bytes:
 
 
 def test_what_is_overridden_is_there_and_takes_the_same() -> None:
-    ours = vars(timed_protocol(1, 1, 1))
+    ours = vars(timed_protocol(1, 1, 1, lambda: None))
     hold("what it has of our methods", {n for n in ours if hasattr(H11Protocol, n) and n[0] != "_"}, set(OVERRIDDEN))
     for name, expected in OVERRIDDEN.items():
         hold(f"H11Protocol.{name}", [*inspect.signature(getattr(H11Protocol, name)).parameters], ["self", *expected])
@@ -118,6 +120,7 @@ def test_nothing_at_all_half_a_header_and_half_a_second_request_are_waited_for_s
 
 
 def test_a_connection_beyond_the_most_is_told_so_and_the_others_are_answered(address: Any) -> None:
+    TOLD.clear()
     connections = [socket.create_connection(address) for _ in range(MANY)]
     for connection in connections:
         connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -126,6 +129,7 @@ def test_a_connection_beyond_the_most_is_told_so_and_the_others_are_answered(add
         head, _, body = heard(refused).partition(b"\r\n\r\n")
     hold("the answer beyond the most", head.partition(b"\r\n")[0], b"HTTP/1.1 503 Service Unavailable")
     assert json.loads(body)["error"]["message"].startswith(f"{MANY} connections are open")
+    assert len(TOLD) == 1, "the server's metrics count it"
     for connection in connections:
         connection.close()
 

@@ -66,9 +66,13 @@ def test_a_bundle_that_is_none_and_a_port_that_is_taken(letters, tmp_path, monke
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, _, err = call_main(("serve", letters, "--port", port), monkeypatch, capfd)
+        told = call_main(("serve", letters, "--port", port, "--json-logs"), monkeypatch, capfd)
     assert (code, err.count("\n")) == (2, 1)
     assert f"cannot listen on 127.0.0.1 port {port}" in err
     assert "choose another --port" in err
+    line = json.loads(told[2])
+    assert told[:2] == (2, "")
+    assert (line["event"], line["exit_code"], f"error: {line['problem']}\n") == ("failed", 2, err)
 
 
 def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
@@ -106,9 +110,9 @@ def test_a_server_whose_sessions_failed_ends(letters, tmp_path, monkeypatch, cap
     code, out, err = call_main(("serve", letters, *options), monkeypatch, capfd)
     assert code == 1
     assert json.loads(out)["event"] == "ready"
-    assert err.splitlines()[-1] == (
-        "error: the thread of the sessions failed, expected it to run; start the server again"
-    )
+    last = json.loads(err.splitlines()[-1])
+    said = "the thread of the sessions failed, expected it to run; start the server again"
+    assert (last["event"], last["problem"], last["exit_code"]) == ("failed", said, 1)
     assert not (tmp_path / "kept" / "sessions.json").exists()
 
 
@@ -155,7 +159,9 @@ def test_one_line_at_the_start_and_one_per_request(letters, tmp_path):
 
 
 @pytest.mark.slow
-def test_lines_for_people(letters):
+@pytest.mark.parametrize("told", ["SIGINT", "SIGHUP"])
+def test_lines_for_people(letters, told):
+    """Ctrl-C, and a terminal that is closed."""
     import subprocess
     import sys
 
@@ -164,12 +170,23 @@ def test_lines_for_people(letters):
     with process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(getattr(signal, told))
         out, err = process.communicate(timeout=60)
     assert line.startswith("serving small at http://127.0.0.1:")
-    assert line.endswith("self-test passed; for this machine alone, without a token\n")
+    assert line.endswith("self-test passed; sessions end with the server; for this machine alone, without a token\n")
     assert (process.returncode, out) == (0, "")
     assert err == "stopping: 0 requests are given 30 s\nstopped\n"
+
+
+def test_a_server_that_was_started_with_nohup_outlives_its_terminal(letters):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serving(letters) as server:
+            server.process.send_signal(signal.SIGHUP)
+            assert httpx2.get(f"{server.url}/health", timeout=30).status_code == 200
+            assert httpx2.get(f"{server.url}/health", timeout=30).status_code == 200
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.slow
@@ -393,6 +410,7 @@ def test_connections_beyond_the_limit_are_told_so(quick):
             assert whole(late).startswith(b"HTTP/1.1 503")
         assert len(clients) == 10
     until(lambda: running(quick) == 1)
+    assert "txl_connections_refused_total 1.0\n" in httpx2.get(f"{quick.url}/metrics", timeout=30).text
 
 
 @pytest.mark.slow
