@@ -17,7 +17,7 @@ SHORT_SLICE = 16
 LATELY = 16
 """Rounds within which a session that was served is likely to come again."""
 
-LONG = 256
+LONG = 1024
 """Positions that are fed together in a round of long segments, where others wait to decode."""
 
 
