@@ -12,7 +12,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.checks import as_array, check_tokens, shown
 from txl_runtime.streaming.inputs import require_tokens
-from txl_runtime.streaming.texts import padded
+from txl_runtime.streaming.texts import encoded, padded
 from txl_runtime.types import Ids
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ def rank(
     alone = open_stream(1)
 
     def read(tokens: ArrayLike, what: str) -> Ids:
-        text = isinstance(tokens, str | bytes)
-        found = alone._on_host(tokens, None)[0] if text else as_array(tokens, what)[None]
+        if isinstance(tokens, str | bytes):
+            found: ArrayLike = encoded(tokens, None, alone._vocabulary(), 1)[0]
+        else:
+            found = as_array(tokens, what)[None]
         return (
             check_tokens(found, 1, manifest.vocab_size, None, what)[0][0] if np.size(found) else np.zeros(0, np.int32)
         )

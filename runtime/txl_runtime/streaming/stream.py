@@ -366,7 +366,10 @@ class Stream(CarriedState):
         if is_text(tokens):
             from txl_runtime.streaming.texts import encoded
 
-            return encoded(tokens, lengths, self._vocabulary(), self._b)
+            ids, counts = encoded(tokens, lengths, self._vocabulary(), self._b)
+            if not counts.any():
+                raise UsageError("tokens are text without a token, expected at least one token; leave the call out")
+            return ids, counts
         there = self.loop.resident(tokens)
         return tokens if there is None else self.loop.fetch(there), lengths
 

@@ -24,8 +24,7 @@ def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | No
     """Texts as tokens int32 [b, T], and how many of them count, int32 [b]. A text alone is one sequence.
 
     Raises:
-        UsageError: there is no vocabulary, it cannot encode a text, lengths are given besides, or the texts are not b,
-            or have no token at all.
+        UsageError: there is no vocabulary, it cannot encode a text, lengths are given besides, or the texts are not b.
     """
     if vocabulary is None:
         raise UsageError(
@@ -38,10 +37,7 @@ def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | No
     if len(listed) != batch_size:
         wanted = f"{batch_size} texts, a list with one for each sequence" if batch_size > 1 else "one text"
         raise UsageError(f"tokens are text ({shown(texts)}), expected {wanted}")
-    ids, counts = padded([vocabulary.encode(text) for text in listed])
-    if not counts.any():
-        raise UsageError("tokens are text without a token, expected at least one token; leave the call out")
-    return ids, counts
+    return padded([vocabulary.encode(text) for text in listed])
 
 
 def padded(sequences: Sequence[Ids]) -> tuple[Ids, Ids]:
