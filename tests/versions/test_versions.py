@@ -74,6 +74,17 @@ def test_old_bundles_give_what_they_gave(made: Path) -> None:
     assert all(f"{bundle.name} r" in said for bundle in able)
 
 
+def test_an_engine_that_is_too_old_for_a_bundle_says_which_one_is_not(made: Path) -> None:
+    """8-bit weights need ONNX Runtime 1.22; a sample has them."""
+    tiny = ROOT / "samples" / "tiny.txl"
+    if not made.name.startswith("lowest"):
+        assert "passed" in run(made, "txl-deploy", "selftest", tiny)
+        return
+    code = "import sys, txl_runtime\ntry: txl_runtime.load(sys.argv[1])\nexcept txl_runtime.TxlError as error: print(error)"
+    said = run(made, "python", "-c", code, tiny)
+    assert "expected ONNX Runtime 1.22 or newer for 8-bit weights, and this is 1.20.0; install that" in said
+
+
 def test_every_command_that_only_runs_a_bundle_does(made: Path, tmp_path: Path) -> None:
     ids = tmp_path / "ids.npy"
     run(made, "python", "-c", f"import numpy; numpy.save({str(ids)!r}, numpy.arange(40) % 60)")

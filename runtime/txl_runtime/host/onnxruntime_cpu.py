@@ -149,6 +149,10 @@ class OnnxRuntimeCpu(Engine):
             able = "a graph ONNX Runtime can load"
             if program.update == "ring" and "ring" not in usable_updates(("ring", "rolled")):
                 able = f"update rolled, because a ring takes ONNX Runtime 1.25 and this is {self._ort.__version__}"
+            elif "Only 4b quantization" in str(error):
+                able = (
+                    f"ONNX Runtime 1.22 or newer for 8-bit weights, and this is {self._ort.__version__}; install that"
+                )
             raise BundleError(f"{path}: {one_line(error)}; expected {able}") from None
         return session
 
