@@ -80,7 +80,7 @@ def test_an_engine_that_is_too_old_for_a_bundle_says_which_one_is_not(made: Path
     if not made.name.startswith("lowest"):
         assert "passed" in run(made, "txl-deploy", "selftest", tiny)
         return
-    code = "import sys, txl_runtime\ntry: txl_runtime.load(sys.argv[1])\nexcept txl_runtime.TxlError as error: print(error)"
+    code = "import sys, txl_runtime as txl\ntry: txl.load(sys.argv[1])\nexcept txl.TxlError as error: print(error)"
     said = run(made, "python", "-c", code, tiny)
     assert "expected ONNX Runtime 1.22 or newer for 8-bit weights, and this is 1.20.0; install that" in said
 
