@@ -30,7 +30,7 @@ def die_there(connection: Connection, settings: bytes) -> None:
     place = Path(msgspec.msgpack.decode(settings, type=Settings).bundle).parent
     score = Scorer.score
 
-    def fatal(self: Scorer, units: list[Unit]) -> Any:
+    def fatal(self: Scorer, units: list[Unit], *told: Any) -> Any:
         for unit in units:
             (place / HEARD).mkdir(exist_ok=True)
             (place / HEARD / f"{unit.id}.{os.getpid()}").touch()
@@ -40,7 +40,7 @@ def die_there(connection: Connection, settings: bytes) -> None:
             if file.exists() and int(file.read_text()) > 0:
                 file.write_text(str(int(file.read_text()) - 1))
                 os.kill(os.getpid(), signal.SIGKILL)
-        return score(self, units)
+        return score(self, units, *told)
 
     Scorer.score = fatal  # type: ignore[assignment, method-assign]
     work(connection, settings)
