@@ -68,6 +68,8 @@ def _conv(node: Node) -> Value:
 def _conv_transpose(node: Node) -> Value:
     w = _kernel(node)
     x, sizes, exact = _window(node, w[2:])
+    if len(x.dims) == 5 and not (x.exact and all(x.dims[2:])):  # ONNX Runtime reads before an array that is empty there
+        raise RefusedError("a transposed convolution over three axes that may be empty", "three of known sizes")
     node.work, node.memory = x.most * math.prod(w[1:]), math.prod([*w[1:], *x.dims[2:]])
     dims = [*x.dims[:1], *(n * int(node.attributes.get("group", 1)) for n in w[1:2]), *sizes]
     return node.like(dims, exact=exact)

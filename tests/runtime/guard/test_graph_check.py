@@ -426,6 +426,14 @@ HOSTILE: dict[str, Callable[[onnx.ModelProto], None]] = {
         node("ConvTranspose", ["a", "b"], ["x"], group=0),
         constants=[constant("a", np.ones((1, 1, 4, 4)), np.float32), constant("b", np.ones((1, 1, 1, 1)), np.float32)],
     ),
+    "three axes of which one is empty": lambda m: insert(
+        m,
+        node("ConvTranspose", ["a", "b"], ["x"]),
+        constants=[
+            constant("a", np.ones((1, 1, 0, 1, 1)), np.float32),
+            constant("b", np.ones((1, 1, 2, 2, 2)), np.float32),
+        ],
+    ),
     "a normalization across 2^25": lambda m: insert(
         m,
         node("ConstantOfShape", ["s"], ["a"]),
