@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
-from browsing import accessibility, opened, reached_by_tab, to_reach, too_wide
+from browsing import accessibility, opened, reached_by_tab, served, to_reach, too_wide
 
 SOUND = """<!doctype html><html lang="en"><head><title>t</title><meta name="viewport" content="width=device-width">
 <style>#area { overflow: auto; height: 3em; }
@@ -78,13 +75,6 @@ def test_what_cannot_be_used_is_noticed(chrome, tmp_path):
 def test_a_page_of_a_server_may_ask_its_own_address_alone(chrome, tmp_path):
     page(tmp_path, "Text", "<img src='/own.png' alt=''><img src='http://localhost:1/other.png' alt=''>")
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with opened(chrome, f"http://127.0.0.1:{server.server_port}/page.html") as window:
-            window.page.wait_for_load_state("networkidle")
-            assert window.foreign == ["http://localhost:1/other.png"]
-        server.shutdown()
+    with served(tmp_path) as origin, opened(chrome, f"{origin}/page.html") as window:
+        window.page.wait_for_load_state("networkidle")
+        assert window.foreign == ["http://localhost:1/other.png"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
-from browsing import SCHEMES, WIDTHS, accessibility, opened, reached_by_tab, to_reach, too_wide
+from browsing import SCHEMES, WIDTHS, accessibility, opened, reached_by_tab, served, to_reach, too_wide
 from serving import Server, serving
 from support import until
 
@@ -50,21 +47,10 @@ def test_a_page_of_another_server_embeds_nothing_and_may_link_to_the_page(chrome
 
     tabs = answered(server, "/playground/tab", 200)
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given, directory=tmp_path)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as elsewhere:
-        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
-        origin = f"http://127.0.0.1:{elsewhere.server_port}"
-        with opened(chrome, f"{origin}/index.html", allowed=[server.url]) as window:
-            until(lambda: answered(server, "other", 403) == 2 * len(embedded))
-            window.page.get_by_text("there").click()
-            window.page.get_by_role("heading", name="small").wait_for()
-        elsewhere.shutdown()
+    with served(tmp_path) as origin, opened(chrome, f"{origin}/index.html", allowed=[server.url]) as window:
+        until(lambda: answered(server, "other", 403) == 2 * len(embedded))
+        window.page.get_by_text("there").click()
+        window.page.get_by_role("heading", name="small").wait_for()
     assert answered(server, "other", 403) == 2 * len(embedded), "the link is followed"
     assert answered(server, "/playground/tab", 200) == tabs, "no tab was taken"
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import math
 import os
 import re
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 import txl_runtime
-from browsing import FLAGS, SCHEMES, WIDTHS, Window, accessibility, chromium, opened, reached_by_tab, to_reach, too_wide
+from browsing import (
+    FLAGS,
+    SCHEMES,
+    WIDTHS,
+    Window,
+    accessibility,
+    chromium,
+    opened,
+    reached_by_tab,
+    served,
+    to_reach,
+    too_wide,
+)
 from hostile import HOSTILE
 from playing import Playground, playing
 from serving import serving
@@ -541,26 +551,16 @@ def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):
     """Even where it knows the token: by fetch, with and without leave to read, as a picture, a form and a frame."""
     (tmp_path / "index.html").write_text("<!doctype html><title>elsewhere</title>")
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given, directory=tmp_path)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as elsewhere:
-        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
-        origin = f"http://127.0.0.1:{elsewhere.server_port}"
-        with opened(chrome, f"{origin}/index.html", allowed=[server.origin]) as window:
-            statuses: dict[str, list[int]] = {}
-            window.page.on(
-                "response",
-                lambda answer: (
-                    statuses.setdefault("frame" if answer.frame.parent_frame else answer.request.resource_type, [])
-                ).append(answer.status),
-            )
-            read = window.page.evaluate(
-                """async ([origin, token]) => {
+    with served(tmp_path) as origin, opened(chrome, f"{origin}/index.html", allowed=[server.origin]) as window:
+        statuses: dict[str, list[int]] = {}
+        window.page.on(
+            "response",
+            lambda answer: (
+                statuses.setdefault("frame" if answer.frame.parent_frame else answer.request.resource_type, [])
+            ).append(answer.status),
+        )
+        read = window.page.evaluate(
+            """async ([origin, token]) => {
                     const body = JSON.stringify({prompt: "def ", max_tokens: 2});
                     const bearer = {Authorization: `Bearer ${token}`};
                     const ways = [
@@ -580,19 +580,19 @@ def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):
                     }
                     return read;
                 }""",
-                [server.origin, server.token],
-            )
-            assert read == []
-            window.page.evaluate(
-                """([origin, token]) => new Promise((done) => {
+            [server.origin, server.token],
+        )
+        assert read == []
+        window.page.evaluate(
+            """([origin, token]) => new Promise((done) => {
                     const image = new Image();
                     image.onerror = image.onload = () => done();
                     image.src = `${origin}/playground/tab?token=${token}`;
                 })""",
-                [server.origin, server.token],
-            )
-            frames = window.page.evaluate(
-                """([address]) => new Promise((done) => {
+            [server.origin, server.token],
+        )
+        frames = window.page.evaluate(
+            """([address]) => new Promise((done) => {
                     const frame = document.createElement("iframe");
                     frame.onload = () => {
                         try { done(frame.contentDocument?.title ?? "closed"); } catch { done("closed"); }
@@ -600,12 +600,12 @@ def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):
                     frame.src = address;
                     document.body.append(frame);
                 })""",
-                [server.address],
-            )
-            assert frames == "closed"
-            with window.page.expect_navigation():
-                window.page.evaluate(
-                    """([origin, token]) => {
+            [server.address],
+        )
+        assert frames == "closed"
+        with window.page.expect_navigation():
+            window.page.evaluate(
+                """([origin, token]) => {
                         const form = document.createElement("form");
                         form.method = "post";
                         form.enctype = "text/plain";
@@ -614,10 +614,9 @@ def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):
                         document.body.append(form);
                         form.submit();
                     }""",
-                    [server.origin, server.token],
-                )
-            assert statuses.pop("frame") == [403], "not even the page itself, which holds no secret"
-            assert statuses["document"] == [403], "the form"
-            assert {status for found in statuses.values() for status in found} <= {401, 403}, statuses
-        elsewhere.shutdown()
+                [server.origin, server.token],
+            )
+        assert statuses.pop("frame") == [403], "not even the page itself, which holds no secret"
+        assert statuses["document"] == [403], "the form"
+        assert {status for found in statuses.values() for status in found} <= {401, 403}, statuses
     assert sessions_of(server) == 0
