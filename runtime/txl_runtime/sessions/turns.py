@@ -48,9 +48,9 @@ class Turns:
     not depend on its neighbours. Every other round is of the shortest segments, so that long prompts never keep others
     from decoding. Beside that the session that was served least recently comes first.
 
-    Where sequences that do not run are not computed, a long segment takes longer with every session in it, and those who
-    decode wait for it. So only some sessions with long prompts are served together while others decode. They stay the
-    same ones until their prompts are read or their slices are over.
+    Where sequences that do not run are not computed, a long segment takes longer with every session in it, and those
+    who decode wait for it. So only some sessions with long prompts are served together while others decode. They stay
+    the same ones until their prompts are read or their slices are over.
 
     Args:
         cuts: of the model.
