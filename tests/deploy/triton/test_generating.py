@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from threading import Event
 
 import numpy as np
 import pytest
@@ -84,6 +85,18 @@ class Unreachable(triton_server.Sender):
         return False
 
 
+class Held(triton_server.Sender):
+    """A client that takes its first response and then holds the rounds up until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.let_go = Event()
+
+    def send(self, response=None, flags=0):
+        super().send(response, flags)
+        assert self.let_go.wait(60)
+
+
 def test_many_at_once_get_what_a_stream_alone_draws(model, served):
     draws = np.random.default_rng(0)
     prompts = [draws.integers(0, 11, int(draws.integers(1, 10))) for _ in range(10)]
@@ -129,10 +142,13 @@ def test_end_frees_the_session(served):
 def test_end_closes_no_session_but_its_own(served, start):
     """The next request of the id comes while the one with END still runs."""
     (alone,) = answered(served, ask([1, 2, 3], 5, temperature=0.0))
-    before = ask([1, 2], 200, name=7, temperature=0.0, start=True, end=True)
+    before = ask([1, 2], 200, name=7, temperature=0.0, start=True, end=True, sender=Held())
     served.execute([before])
     until(lambda: before.sender.sent)
-    (after,) = answered(served, ask([1, 2, 3], 5, name=7, temperature=0.0, start=start))
+    following = ask([1, 2, 3], 5, name=7, temperature=0.0, start=start)
+    served.execute([following])
+    before.sender.let_go.set()
+    (after,) = answered(served, of=[following])
     assert (after[0].tolist(), after[2]) == (alone[0].tolist(), b"length")
     np.testing.assert_allclose(after[1], alone[1], atol=1e-5)
     until(lambda: before.sender.ended)
