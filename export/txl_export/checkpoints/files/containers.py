@@ -19,6 +19,7 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.budget import Budget
 from txl_export.checkpoints.files.pickle_names import Storage, shown
+from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
@@ -62,7 +63,7 @@ class ZipFile:
         self._program = programs[0]
         self._root = root = programs[0].removesuffix("data.pkl")
         self.scripted = any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in self._entries)
-        self.name = "TorchScript" if self.scripted else "torch zip"
+        self.name = SCRIPTED if self.scripted else "torch zip"
         if f"{self._root}byteorder" in self._entries and self._read(f"{self._root}byteorder", 16) != b"little":
             raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")
 

@@ -106,7 +106,8 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
             unpickler = interpreter(container.storage, legacy=True)
         else:
             raise CheckpointError(_what_else(path, head, file, size))
-        content, classes = container.load(unpickler), {}
+        content = container.load(unpickler)
+        classes: dict[str, str] = {}
         if isinstance(container, ZipFile) and container.scripted:
             content, classes = script_state(content, budget.again())
         names = tuple(sorted(unpickler.names))

@@ -12,6 +12,7 @@ from txl_runtime.errors import CheckpointError
 from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
 from txl_export.checkpoints.files.pickle_names import SCRIPTED, Name, Stub, shown
 
+CONTAINER = "TorchScript"
 _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
 """What stands in the name of a class beside the name that it had in Python."""
 
