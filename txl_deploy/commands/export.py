@@ -83,7 +83,7 @@ def run(
     except ScriptedError:
         skeleton = describe_checkpoint(Path(source)).get("skeleton")
         if skeleton and not json:
-            stdout.print(skeleton, soft_wrap=True)
+            stdout.print(skeleton, soft_wrap=True, end="")
         raise
     size = sum(record.size for record in result.manifest.files.values())
     parity = None if result.parity is None else result.parity.verification()

@@ -45,8 +45,10 @@ def run(
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder, expected a bundle or a checkpoint; check the path")
     if (path / MANIFEST).exists():
-        if family != "auto" or config is not None or aliases:
-            raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
+        if family != "auto" or config is not None or aliases or skeleton:
+            raise UsageError(
+                f"{path}: is a bundle, --family, --config, --alias and --skeleton are for checkpoints; leave them out"
+            )
         bundle = open_bundle(path)
         manifest, (found, broken) = bundle.manifest, engines_of(bundle)
         engines = [{"file": name} | engine_facts(sidecar) for name, sidecar in found]
@@ -61,7 +63,9 @@ def run(
         return
     if path.suffix in (".engine", ".onnx"):
         document = describe_engine(path)
-        if json:
+        if skeleton:
+            print_skeleton(path, {})
+        elif json:
             print_json(document)
         else:
             _print_engine(document)
@@ -92,8 +96,8 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
         UsageError: there is none for this file.
     """
     if not document.get("skeleton"):
-        why = document.get("refused", f"its container is {document.get('container')}, expected TorchScript")
-        raise UsageError(f"{path}: no module can be written for it ({why}); leave out --skeleton")
+        why = document.get("refused", "expected a TorchScript archive of no known family")
+        raise UsageError(f"{path}: there is no module to write for it, {why}; leave out --skeleton")
     stdout.print(document["skeleton"], soft_wrap=True, end="")
 
 

@@ -122,16 +122,16 @@ def _other(kind: str, shapes: Mapping[str, tuple[int, ...]], name: str) -> Layer
                 return Layer("Embedding", (first, second), {}, first, second, "tokens")
             return Layer("Linear", (second, first), bias, second, first, "rows")
         case (int(gives), int(takes), *kernel) if len(kernel) <= 3:
-            size = kernel[0] if len(set(kernel)) == 1 else tuple(kernel)
+            sizes = (takes, gives, kernel[0] if len(set(kernel)) == 1 else tuple(kernel))
             axes = "channels" if len(kernel) == 1 else f"channels of {len(kernel)} axes"
             options = bias if max(kernel) == 1 else {"padding": "same"} | bias
-            return Layer(f"Conv{len(kernel)}d", (takes, gives, size), options, takes, gives, axes)
+            return Layer(f"Conv{len(kernel)}d", sizes, options, takes, gives, axes)
     return None
 
 
 def _fits(layer: Layer, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether it is of the class that is known, if one is, and has these tensors and no others."""
-    if kind not in ("", layer.kind):
+    if kind not in ("", layer.kind) or any(0 in shape for shape in shapes.values()):
         return False
     try:
         with torch.device("meta"):  # which takes no memory

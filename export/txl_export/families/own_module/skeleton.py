@@ -244,7 +244,7 @@ class _Forward:
             first = ", ".join([*[":"] * shape.index("B"), "0"])
             initial = f", initial=model{fitting[name].removeprefix('self')}[{first}]"
         if name in (*self.arguments, *_TAKEN):
-            name = re.sub(r"\W+", "_", f"{call.place.removeprefix('self.')}_{role}")
+            name = re.sub(r"[\W_]+", "_", f"{call.place.removeprefix('self.')}_{role}")
         self.arguments.append(name)
         self.states.append(f'StateSpec("{name}", ({", ".join(map(_quoted, shape))}){initial})')
         return name
