@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import io
 import pickle  # noqa: TID251 - seeds are what others wrote with it
@@ -18,6 +19,7 @@ from txl_export.checkpoints.files.pickle_names import Name, Storage, Stub
 from txl_export.checkpoints.files.plain_data import plain_data
 from txl_export.checkpoints.files.torchscript import script_state
 from txl_export.checkpoints.files.unpickling import Unpickler, names_in
+from txl_export.families.own_module.skeleton import skeleton
 from txl_runtime.errors import CheckpointError
 
 PLAIN = (str, int, float, bool, bytes, type(None), Tensor)
@@ -45,6 +47,7 @@ def one_input(data: bytes) -> None:
             made = len(state) + len(classes)
             assert made <= AMPLIFIED + 64 * len(program), f"{made} names of {len(program)} bytes"
             assert all(type(value) is Tensor for value in state.values())
+            _written(state, classes)
 
 
 def seeds() -> Iterator[bytes]:
@@ -92,6 +95,16 @@ def program_of(content: Any) -> bytes:
 def record_of(archive: bytes) -> bytes:
     """The pickle in an archive of torch's."""
     return torch._C.PyTorchFileReader(io.BytesIO(archive)).get_record("data.pkl")
+
+
+def _written(state: dict[str, Tensor], classes: dict[str, str]) -> None:
+    """The file for a module is Python, and imports what it always does."""
+    try:
+        text = skeleton(state, classes, "policy.pt")
+    except CheckpointError:
+        return
+    found = ast.walk(ast.parse(text))
+    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in found) == 3, text
 
 
 def _run(way: int, program: bytes) -> Any:

@@ -145,7 +145,7 @@ class _Layers:
             dtype = "" if tensor.is_floating_point() else f", dtype={tensor.dtype}"
             self.lines.append(f"{place}.register_buffer({_quoted(key)}, torch.zeros({list(tensor.shape)}{dtype}))")
             self.buffers[f"{place}.{key}"] = tensor
-        for key, child in part.parts.items():
+        for key, child in _items(part):
             if length is None and not _is_name(key):
                 raise CheckpointError(f"a part is named {shown(key)!r}, which is no name in Python; write it by hand")
             self._write(child, f"{place}.{key}" if length is None else f"{place}[{key}]", key)
@@ -162,7 +162,7 @@ def _called(part: Part, name: str) -> tuple[Layer, ...]:
     layer = layer_of(part, name)
     if layer is not None or part.kind != "torch.nn.modules.container.Sequential":
         return (layer,) if layer is not None else ()
-    layers = [layer_of(child, key) for key, child in part.parts.items()]
+    layers = [layer_of(child, key) for key, child in _items(part)]
     known = tuple(layer for layer in layers if layer is not None and not layer.states)
     return known if len(known) == len(layers) == _length(part) and not part.tensors else ()
 
@@ -179,6 +179,12 @@ def _length(part: Part) -> int | None:
     if length > 64 + 4 * len(part.parts):
         raise CheckpointError(f"a part has the number {length - 1} of {len(part.parts)} parts; write it by hand")
     return length
+
+
+def _items(part: Part) -> list[tuple[str, Part]]:
+    """Its parts: in the order of the file, those of a list by their numbers."""
+    items = list(part.parts.items())
+    return items if _length(part) is None else sorted(items, key=lambda item: int(item[0]))
 
 
 def _is_name(text: str) -> bool:

@@ -167,6 +167,17 @@ def test_sileros_layout_builds_with_its_weights_and_runs(tmp_path: Path) -> None
     assert all(torch.equal(found[name], tensor) for name, tensor in original.items())
 
 
+def test_a_sequence_with_a_recurrent_layer_in_it_is_called_layer_by_layer() -> None:
+    tensors = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.GRUCell(3, 3)).state_dict()
+    classes = {"body": "torch.nn.modules.container.Sequential", "body.1": "torch.nn.modules.activation.Tanh"}
+    text = skeleton({f"body.{name}": tensor for name, tensor in tensors.items()}, classes, "policy.pt")
+    assert [line.strip() for line in text.splitlines() if "self.body[" in line and "(x" in line] == [
+        "x = self.body[0](x)",
+        "x = self.body[1](x)",
+        "hidden = self.body[2](x, hidden)",
+    ]
+
+
 ODD = ["import", "a b", "x=1;import os", "é", "x\nimport os", "0x", "x)"]
 
 
