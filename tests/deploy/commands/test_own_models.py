@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -96,6 +97,26 @@ def test_an_archive_of_torchscript_becomes_a_file_and_the_file_a_bundle(run, tmp
         said = run("inspect", other, "--skeleton")
         assert (said.code, said.stdout) == (2, "")
         assert "leave out --skeleton" in said.stderr[-1] or "leave them out" in said.stderr[-1]
+
+
+def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
+    """A cell exported by torch itself: its own weights, then others."""
+    assert run("export", "models.py:good", "--weights", "good.pt", "-o", "cell.txl", "--no-verify").code == 0
+    cell = bad_models.Cell()
+    for change, code in ((0.0, 0), (0.01, 1)):
+        cell.load_state_dict({name: tensor + change for name, tensor in torch.load("good.pt").items()})
+        given = (torch.zeros(1, 4), torch.zeros(1, 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            names = {"input_names": ["x", "h"], "output_names": ["y", "h_out"]}
+            torch.onnx.export(cell.eval(), given, "cell.onnx", dynamo=False, **names)
+        found = run("verify", "cell.txl", "--against", "cell.onnx", "--segments", 20, "--json")
+        assert found.code == code, found.stderr
+        assert json.loads(found.stdout)["passed"] == (code == 0)
+    assert "they part first at y in segment 1 of 20" in found.stderr[-1]
+    for wrong in (("--state", "h_out"), ("--text", "models.py"), ("--bisect",)):
+        refused = run("verify", "cell.txl", "--against", "cell.onnx", *wrong)
+        assert (refused.code, refused.stdout) == (2, "")
 
 
 WRONG = {
