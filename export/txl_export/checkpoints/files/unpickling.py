@@ -252,7 +252,7 @@ class Unpickler:
             return
         if type(target) is not Stub:
             raise CheckpointError(f"the pickle sets attributes of a {type(target).__name__}; the file is damaged")
-        if target.class_name in OPAQUE or (self._scripted and type(state) is not dict):
+        if target.class_name in OPAQUE or (target.class_name.startswith(SCRIPTED) and type(state) is not dict):
             target.built = state
             return
         if (self._lenient or target.class_name not in KNOWN) and type(state) is not dict:

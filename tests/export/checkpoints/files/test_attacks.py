@@ -227,7 +227,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("container", WRITERS)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_is_refused(tmp_path, container, attack):
     body, match = ATTACKS[attack]
