@@ -43,6 +43,7 @@ class ZipFile:
 
     Attributes:
         scripted: whether it is a TorchScript archive: beside the pickle it holds code, which is never opened.
+        constants: how many tensors of that code lie beside it, which have no names.
         name: of the container.
     """
 
@@ -63,6 +64,8 @@ class ZipFile:
         self._program = programs[0]
         self._root = root = programs[0].removesuffix("data.pkl")
         self.scripted = any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in self._entries)
+        constants = [entry for name, entry in self._entries.items() if name.startswith(f"{root}constants/")]
+        self.constants = sum(entry.length > 0 for entry in constants)
         self.name = SCRIPTED if self.scripted else "torch zip"
         if f"{self._root}byteorder" in self._entries and self._read(f"{self._root}byteorder", 16) != b"little":
             raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")

@@ -110,6 +110,11 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
         classes: dict[str, str] = {}
         if isinstance(container, ZipFile) and container.scripted:
             content, classes = script_state(content, budget.again())
+            if container.constants and not content:
+                raise CheckpointError(
+                    f"its {container.constants} tensors are constants of its code, without names, as torch.jit.freeze "
+                    "leaves them; save the module before it is frozen"
+                )
         names = tuple(sorted(unpickler.names))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
         return Loaded(container.name, content, names, _sha256(file), notes, budget.again(), classes)

@@ -128,6 +128,15 @@ def test_what_a_module_keeps_in_no_other_way_than_quantised_is_refused(tmp_path:
         read_weights(saved(module, path))
 
 
+def test_a_frozen_archive_whose_tensors_have_no_names_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "frozen.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.freeze(torch.jit.script(nn.Linear(3, 2).eval())), path)
+    with pytest.raises(CheckpointError, match=r"its 2 tensors are constants of its code, .* before it is frozen"):
+        read_weights(path)
+
+
 def archive(*entries: tuple[str, Any], body: object = None) -> bytes:
     module = call("__torch__.P") if body is None else body
     return zip_bytes([("a/data.pkl", program(module)), ("a/data/0", bytes(16)), ("a/constants.pkl", b"N."), *entries])
