@@ -277,6 +277,10 @@ class Unpickler:
             ):
                 root = self._storage(key, STORAGE_TYPES[kind], count)
                 self._stack.append(root if view is None else self._part(key, root, view))
+            case ("storage", Name(class_name=kind), *_) if kind.endswith("Storage") and kind not in STORAGE_TYPES:
+                raise CheckpointError(
+                    f"a storage is a {shown(kind)}; sparse, quantised and complex tensors are not read here"
+                )
             case _:
                 raise CheckpointError(
                     "the pickle refers to something outside it that is not a storage of a known type; "
