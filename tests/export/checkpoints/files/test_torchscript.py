@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from pickle_programs import call, name, program, tensor, watching, zip_bytes
-from support import PACKAGES
+from pickle_programs import call, code, name, program, tensor, watching, zip_bytes
+from support import PACKAGES, random_state, small_config
 from torch import Tensor, nn
+from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.files.loading import load_file
+from txl_export.checkpoints.imported import ScriptedError
 from txl_export.checkpoints.plain_weights import read_stored, read_weights
 from txl_runtime.errors import CheckpointError
 
@@ -157,10 +159,21 @@ def test_code_is_never_opened_whatever_it_unpacks_to(tmp_path: Path) -> None:
         read_weights(path)
 
 
+def twice(depth: int) -> bytes:
+    """A part with a part that it has twice, which has a part that it has twice, and so on."""
+    body = code(call("__torch__.P"))
+    for _ in range(depth):
+        attributes = code("left") + body + b"q\x07" + code("right") + b"h\x07"
+        body = code(name("__torch__.P")) + b")\x81}(" + attributes + b"ub"
+    return body
+
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a function of another module": (lambda: archive(body=call("os.system", "true")), r"refers to os\.system"),
     "a list": (lambda: archive(body=[tensor()]), "holds no module"),
     "a class and no object": (lambda: archive(body=name("__torch__.P")), "holds no module"),
+    "parts without number": (lambda: archive(body=twice(60)), "stands for more than"),
+    "parts in parts without end": (lambda: archive(body=twice(300)), "levels deep|stands for more than"),
     "a list that is none": (
         lambda: archive(body=call("torch.jit._pickle.build_intlist", 1)),
         "not made of a list",
@@ -211,6 +224,27 @@ def test_an_archive_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:size])
         with pytest.raises(CheckpointError, match=r"policy\.pt: the zip archive has no directory"):
             read_weights(path)
+
+
+def test_an_importer_reads_an_archive_of_its_code(tmp_path: Path) -> None:
+    config, model = small_config(), nn.Module()
+    state = random_state(config)
+    for key, values in state.items():
+        part = model
+        *path, last = key.split(".")
+        for place in path:
+            if place not in dict(part.named_children()):
+                part.add_module(place, nn.Module())
+            part = part.get_submodule(place)
+        part.register_buffer(last, values)
+    imported, source = read_checkpoint(saved(model, tmp_path / "model.pt"), config=config)
+    assert source.container == "TorchScript"
+    assert imported.family == "txl"
+    assert imported.weights.keys() == read_checkpoint(state, config=config)[0].weights.keys()
+    with pytest.raises(
+        ScriptedError, match=r"policy\.pt: this is a TorchScript archive, .* its 10 tensors fit no known"
+    ):
+        read_checkpoint(saved(Policy(), tmp_path / "policy.pt"))
 
 
 def test_sileros_archive_is_read_as_torch_reads_it() -> None:
