@@ -127,25 +127,25 @@ class _File:
             found = [other for other in gives if other in next_names - {*self._pairs.values(), *outputs}]
             if len(found) == 1:
                 self._pairs[name] = found[0]
-        left = [name for name in self._takes if name not in {*given, *self._pairs}]
-        self._reads = self._matched(left, inputs, "takes", "--inputs FILE.npz with a constant, or --state IN=OUT")
-        left = [name for name in gives if name not in self._pairs.values()]
-        self.returned = self._matched(left, outputs, "gives", "--state IN=OUT")
+        takes = [name for name in self._takes if name not in {*given, *self._pairs}]
+        returns = [name for name in gives if name in outputs or name not in self._pairs.values()]
+        self._reads = self._matched(takes, inputs, set(takes) <= set(inputs), "takes")
+        self.returned = self._matched(returns, outputs, set(outputs) <= set(returns), "gives")
         self._given = {name: self._as_taken(name, values) for name, values in given.items()}
         for name in set(self._pairs) - set(given):
             sizes = [size if isinstance(size, int) else self._batch for size in self._takes[name].shape]
             self._given[name] = self._as_taken(name, np.zeros(sizes))
 
-    def _matched(self, theirs: list[str], ours: list[str], verb: str, advice: str) -> dict[str, str]:
+    def _matched(self, theirs: list[str], ours: list[str], equal: bool, verb: str) -> dict[str, str]:
         """The bundle's names, and the file's for the same: equal ones, or the only one on each side."""
         if len(theirs) == len(ours) == 1:
             return {ours[0]: theirs[0]}
-        if set(theirs) != set(ours):
+        if not equal:
             raise UsageError(
                 f"{self._path}: {verb} {some(theirs, 9) or 'nothing'} beside states, the bundle has {some(ours, 9)}, "
-                f"expected the same names; give {advice} for each other"
+                "expected the same names; give --state IN=OUT for each other state, and constants by --inputs FILE.npz"
             )
-        return {name: name for name in ours}
+        return {name: name for name in ours if name in theirs}
 
     def _as_taken(self, name: str, values: Array) -> Array:
         kind = self._takes[name].type.removeprefix("tensor(").removesuffix(")")
@@ -157,7 +157,7 @@ class _File:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of one segment, by the bundle's names."""
         feeds = self._given | {other: self._as_taken(other, inputs[name]) for name, other in self._reads.items()}
-        names = [*self.returned.values(), *self._pairs.values()]
+        names = list(dict.fromkeys([*self.returned.values(), *self._pairs.values()]))
         try:
             found: dict[str, Any] = dict(zip(names, self._session.run(names, feeds), strict=True))
         except Exception as error:

@@ -108,6 +108,11 @@ def test_a_state_may_begin_as_something_else_than_zeros(made: Path, tmp_path: Pa
     assert "y in segment 1 of" in parity.told, "the bundle begins with zeros"
 
 
+def test_an_output_may_be_the_state_and_further_outputs_are_no_matter(made: Path, tmp_path: Path) -> None:
+    path = outside(tmp_path / "a.onnx", ("x", "h", "y", "after"))
+    assert txl_export.verify(made, against=path, states={"h": "y"}, segments=9).passed
+
+
 def test_other_weights_part_in_the_first_segment(made: Path, tmp_path: Path) -> None:
     parity = txl_export.verify(made, against=outside(tmp_path / "a.onnx", weights=WEIGHTS * np.float32(1.01)))
     assert not parity.passed
@@ -122,7 +127,7 @@ def test_a_state_that_is_kept_otherwise_parts_later(made: Path, tmp_path: Path) 
 
 def test_what_the_file_takes_besides_and_real_inputs_come_from_a_file(made: Path, tmp_path: Path) -> None:
     path = outside(tmp_path / "a.onnx", rate=True)
-    with pytest.raises(UsageError, match=r"a\.onnx: takes input, sr beside states, .*--inputs FILE\.npz"):
+    with pytest.raises(UsageError, match=r"a\.onnx: takes input, sr beside states, .* by --inputs FILE\.npz"):
         txl_export.verify(made, against=path)
     real = np.random.default_rng(1).normal(size=(2, FEATURES))
     given = arrays(tmp_path / "a.npz", x=real, sr=np.int64(16000))
@@ -138,10 +143,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a state nobody knows": (
         {"names": ("x", "before", "y", "after")},
         {},
-        r"takes x, before beside states, the bundle has x, expected the same names; give .*--state IN=OUT",
+        r"takes x, before beside states, the bundle has x, expected the same names; give --state IN=OUT",
     ),
     "another number of sequences": ({"batch": 2}, {}, r"a\.onnx: does not run: .*see the shapes that it takes"),
     "beside a checkpoint": ({}, {"checkpoint": "a.pt"}, "--against is given beside what else"),
+    "inputs without one": ({}, {"inputs": {"z": np.zeros(2)}}, r"a\.onnx: has no z, it takes input, state"),
     "text as inputs": ({}, {"inputs": {"state": np.array(["a"])}}, "state is float, which no array is made of"),
     "inputs of another shape": ({}, {"inputs": {"x": np.zeros((2, 7))}}, r"--inputs has x of \[2, 7\], expected"),
     "no such file": ({}, {"against": "nowhere.onnx"}, "ONNX Runtime does not open it"),
