@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from foreign_graphs import wide
 from ptys import BAR, COMMAND, CTRL_C, Left, held_at, in_a_terminal
 from support import FIXTURES, save_checkpoint, small_config
 
@@ -27,6 +28,7 @@ DRAWN = {
     "bench": ("bench kv --against none --seconds 100", BAR),
     "verify": ("verify kv --segments 100000", BAR),
     "export": ("export good.pt --segment-length 2 -o new.txl", BAR),
+    "inspect an ONNX file": ("inspect wide.onnx", BAR),
 }
 """What draws bars, with so much to do that Ctrl-C comes before the end."""
 LATER = {
@@ -56,6 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_checkpoint(folder / "good.pt", small_config())
     np.save(folder / "ids.npy", np.arange(400, dtype=np.int32) % 60)
     np.save(folder / "long.npy", np.arange(1_000_000, dtype=np.int32) % 60)
+    (folder / "wide.onnx").write_bytes(wide())
     (folder / "documents").mkdir()
     for at in range(4):
         shutil.copy(folder / "long.npy", folder / "documents" / f"{at}.npy")
