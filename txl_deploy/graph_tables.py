@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from txl_export.families.graph.behaviour import Axes, Lasting
 from txl_export.families.graph.describing import GraphFacts
@@ -10,6 +10,7 @@ from txl_export.families.graph.pairing import PROOFS
 from txl_export.families.graph.reading import Port
 from txl_export.families.graph.structure import Recurrence, Window
 from txl_report.numbers import counted, prefixed
+from txl_runtime.errors import some
 
 from txl_deploy.console import facts_table, rows_table, stdout
 
@@ -37,8 +38,7 @@ def print_graph(facts: GraphFacts) -> None:
     for title, ports in (("\ntakes", facts.inputs), ("\nreturns", facts.outputs)):
         stdout.print(rows_table((title, "\ndtype", "\nshape"), map(_row, ports)))
     _print_states(facts)
-    notes = [*_undecided(facts), *map(_forgets, facts.recurrences), *map(_window, facts.windows)]
-    for note in dict.fromkeys(note for note in notes if note):
+    for note in (*_undecided(facts), *_forgotten(facts.recurrences), *map(_window, facts.windows)):
         stdout.print(f"\n{note}")
     stdout.print(f"\n{facts.next}")
 
@@ -70,13 +70,17 @@ def _undecided(facts: GraphFacts) -> Iterator[str]:
         yield f"no state: {name} {why}"
 
 
-def _forgets(found: Recurrence) -> str:
-    if found.starts == "given":
-        return ""
-    size = f", hidden size {found.hidden}" if found.hidden else ""
-    where = f", in one branch of {found.branch} alone" if found.branch else ""
-    way = "" if found.direction == "forward" else f", {found.direction}: its state cannot be taken out"
-    return f"forgets after each call: {found.op} node {found.node}{size}{way}{where}"
+def _forgotten(found: Sequence[Recurrence]) -> Iterator[str]:
+    """What begins anew in every call, nodes of one kind in one sentence."""
+    kinds: dict[tuple[str, int, str, str], list[str]] = {}
+    for each in found:
+        if each.starts == "anew":
+            kinds.setdefault((each.op, each.hidden, each.direction, each.branch), []).append(each.node)
+    for (op, hidden, direction, branch), nodes in kinds.items():
+        size = f", hidden size {hidden}" if hidden else ""
+        where = f", in one branch of {branch} alone" if branch else ""
+        way = "" if direction == "forward" else f", {direction}: it cannot be opened"
+        yield f"forgets after each call: {op} node {some(nodes)}{size}{where}{way}"
 
 
 def _window(found: Window) -> str:

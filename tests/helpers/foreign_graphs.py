@@ -315,7 +315,7 @@ def _caches(layers: int, rows: int) -> dict[str, Tensor]:
     return {f"past_key_values.{at}.{kind}": normal(B, 2, rows, 4) for at in range(layers) for kind in ("key", "value")}
 
 
-def _grown(layers: int, ids: bool = False, mask: bool = False) -> Case:
+def _grown(layers: int, ids: bool = False, mask: bool = False, odd_mask: bool = False) -> Case:
     caches = _caches(layers, 3)
     pairs = {name: name.replace("past_key_values", "present") for name in caches}
     given = {"input_ids": torch.randint(0, 11, (B, 2))} if ids else {"x": normal(B, 2, H)}
@@ -324,6 +324,8 @@ def _grown(layers: int, ids: bool = False, mask: bool = False) -> Case:
     free |= {name: {0: "batch", 2: "past_sequence_length + sequence_length"} for name in pairs.values()}
     free |= {next(iter(given)): {0: "batch", 1: "sequence_length"}, "logits": {0: "batch", 1: "sequence_length"}}
     free |= {"attention_mask": {0: "batch", 1: "total_sequence_length"}} if mask else {}
+    if odd_mask:
+        free["attention_mask"] = {0: "batch", 1: "past_sequence_length + sequence_length"}
     return Case(step(_growing, **_heads(layers)), {**given, **caches}, ("logits", *pairs.values()), pairs, free)
 
 
@@ -439,6 +441,7 @@ STATEFUL: dict[str, Case] = {
     "growing caches": _grown(2),
     "growing caches of tokens": _grown(2, ids=True),
     "growing caches and a mask": _grown(1, ids=True, mask=True),
+    "growing caches and a mask of both lengths": _grown(1, ids=True, mask=True, odd_mask=True),
     "memories": _case(
         step(_memories, layers=lambda: nn.ModuleList(nn.Linear(H, H) for _ in range(2)), o=linear(H, 3)),
         normal(T, B, H),
@@ -635,6 +638,20 @@ STATELESS: dict[str, Case] = {
         ("all", "scores"),
         {"points": {1: "n"}, "more": {1: "m"}, "all": {1: "k"}, "scores": {1: "k"}},
         a=linear(3, 3),
+    ),
+    "points and a few more points": _net(
+        lambda self, a, b: (torch.cat([a, b], 1), self.a(torch.cat([a, b], 1)).sum(-1)),
+        {"points": normal(B, T, 3), "more": normal(B, 2, 3)},
+        ("all", "scores"),
+        {"points": {1: "count"}, "all": {1: "every"}, "scores": {1: "every"}},
+        a=linear(3, 3),
+    ),
+    "layer of hidden vectors": _net(
+        lambda self, x, e: x + self.a(x) + self.b(e),
+        {"hidden": normal(B, D), "cond": normal(B, H)},
+        ("hidden_out",),
+        a=linear(),
+        b=linear(H, D),
     ),
     "masked language model": _net(
         lambda self, ids: self.o(self.e(ids)),

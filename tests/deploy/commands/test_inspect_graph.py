@@ -67,7 +67,7 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
     [
         ("denoiser", ("undecided: sample → out_sample", "no state: nothing", "Whoever trained it knows")),
         ("gru", ("forgets after each call: GRU node", "hidden size 8", "no state: x is the one input with data")),
-        ("both", ("bidirectional: its state cannot be taken out",)),
+        ("both", ("forgets after each call: LSTM node", "bidirectional: it cannot be opened")),
         ("if", ("setting rate", "compares with 16000", "in one branch of if alone", "h → hn")),
     ],
 )

@@ -249,14 +249,12 @@ class Behaviour:
 
     def _sizes(self, held: Mapping[str, NDArray[Any]]) -> dict[str, int]:
         """The sizes of symbols of states that have grown, and of the sums that hang on them."""
-        sizes = dict(self._inputs.trial.sizes)
+        before, sizes = self._inputs.trial.sizes, dict(self._inputs.trial.sizes)
         for state in self._states:
             if state.grows is not None and isinstance(symbol := state.shape[state.grows], str):
-                more = held[state.input].shape[state.grows] - sizes.get(symbol, 0)
                 sizes[symbol] = held[state.input].shape[state.grows]
-                for total, role in self._inputs.trial.roles.items():
-                    if role == "total":
-                        sizes[total] = self._inputs.trial.sizes[total] + more
+                totals = [name for name, role in self._inputs.trial.roles.items() if role == "total"]
+                sizes |= {name: before[name] + sizes[symbol] - before.get(symbol, 0) for name in totals}
         return sizes
 
 

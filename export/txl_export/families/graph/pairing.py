@@ -220,8 +220,6 @@ class _Pairing:
         ways, bit = self._structure.outputs.get(returned, Ways()), self._structure.bits(given)
         shown = {kind for kind in ("recurrent", "cell", "emitted") if getattr(ways, kind) & bit}
         alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
-        if np.array_equal(array, found):
-            return set()
         if array.dtype.kind in "iu":
             steps = {int(step) for step in np.unique(found - array)} if array.shape == found.shape else {0}
             plain = array.ndim <= 1 and (alike or given not in self._structure.rows)
@@ -275,8 +273,6 @@ class _Pairing:
         """Take pairs as states where an input has one output and an output one input, by names where there are more."""
         returned = {output for output, _ in self._taken.values()}
         left = {pair for pair in pairs if pair[0] not in self._taken and pair[1] not in returned}
-        if proof not in ("recurrent", "cell"):
-            left = {pair for pair in left if self._others_vary(pair[0]) or proof == "counted"}
         while left:
             chosen = self._alone(left) or self._by_name(left)
             if chosen is None:

@@ -53,11 +53,12 @@ def test_positions_are_found_where_they_are_open_and_where_they_are_fixed(tmp_pa
         assert axes.lengths == ([1, 4, 5, 8] if name == "lstm open" else [])
 
 
-def test_growing_caches_are_followed_as_they_grow(tmp_path):
-    facts = of_case(STATEFUL["growing caches and a mask"], tmp_path)
+@pytest.mark.parametrize("name", ["growing caches and a mask", "growing caches and a mask of both lengths"])
+def test_growing_caches_are_followed_as_they_grow(name, tmp_path):
+    facts = of_case(STATEFUL[name], tmp_path)
     assert facts.stopped == ""
     assert {state.grows for state in facts.states} == {2}
-    assert all(found.open for found in facts.lasting)
+    assert [(found.open, found.followed) for found in facts.lasting] == [(True, 16)] * 2
 
 
 def _reaching(self: nn.Module, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

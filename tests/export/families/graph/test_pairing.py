@@ -104,6 +104,18 @@ def test_without_the_names_that_are_needed_nothing_wrong_is_said(name: str, tmp_
     assert {each.input for each in found.undecided} >= pairs.keys() - said.keys()
 
 
+def test_two_outputs_that_are_one_are_not_told_apart(tmp_path: Path) -> None:
+    def run(self: torch.nn.Module, x: torch.Tensor, s: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = (s + r)[:, None] / 2 + torch.cumsum(x, 1)
+        return y, y[:, -1], y[:, -1] * 1.0
+
+    given = {"x": graphs.normal(2, 4, 6), "s": graphs.normal(2, 6), "r": graphs.normal(2, 6)}
+    free = {"x": {1: "time"}, "y": {1: "time"}}
+    found, _ = paired(exported(Case(step(run), given, ("y", "u", "v"), {}, free))[0], tmp_path)
+    assert found.states == []
+    assert {"s", "r"} <= {each.input for each in found.undecided if each.outputs == ("u", "v")}
+
+
 def test_what_is_returned_as_it_is_is_no_state(tmp_path: Path) -> None:
     found, _ = paired(exported(STATELESS["picture that is returned"])[0], tmp_path)
     assert found.data == {"state_in": "is returned as it is: state_out"}

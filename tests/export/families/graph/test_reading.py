@@ -47,6 +47,16 @@ def test_what_is_no_model_is_refused(data, said, tmp_path):
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize("old", [b"\x0a\x01x", b"batch", b"Identity"])
+def test_names_that_are_no_text_are_refused(old, tmp_path):
+    """onnx has them as bytes, wherever they stand."""
+    data = model().SerializeToString()
+    assert old in data
+    (tmp_path / "m.onnx").write_bytes(data.replace(old, old[:-1] + b"\xff"))
+    with pytest.raises(CheckpointError, match="no UTF-8"):
+        read_foreign(tmp_path / "m.onnx")
+
+
 def test_too_many_nodes_are_refused_wherever_they_stand(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MOST_NODES", 3)
     inner = helper.make_graph([helper.make_node("Identity", ["x"], [f"{at}"]) for at in range(3)], "inner", [], [])
