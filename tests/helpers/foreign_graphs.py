@@ -24,7 +24,7 @@ from txl_export.families.graph.structure import Structure, read_structure
 from txl_export.families.graph.trying import Inputs
 
 B, D, H, T = 2, 6, 8, 4
-ODD = [f"{a}{b}" for a in "qwzjb" for b in ("7", "ule", "ax", "_41", "e.3", "::5", "Of", "Ty")]
+ODD = [f"{a}{b}" for a in "qwzjb" for b in ("7", "ule", "ax", "_41", "e.3", "::5", "Of", "Ty", *range(30, 60))]
 """Names that say nothing."""
 
 
@@ -292,6 +292,17 @@ def _elman(self: Any, x: Tensor, h: Tensor) -> Any:
     return self.o(h), h
 
 
+def _reset(self: Any, x: Tensor, h: Tensor, c: Tensor, done: Tensor) -> Any:
+    kept = (1 - done)[None, :, None]
+    y, (h, c) = self.l(x, (h * kept, c * kept))
+    return self.o(y), h, c
+
+
+def _static(self: Any, x: Tensor, position: Tensor, keys: Tensor) -> Any:
+    keys = torch.where(torch.arange(M)[None, :, None] == position, self.k(x)[:, None], keys)
+    return _attend(x[:, None], keys, keys)[:, 0], keys
+
+
 def _mixed(self: Any, x: Tensor, cache: Tensor, h: Tensor, c: Tensor) -> Any:
     window = torch.cat([cache, x], -1)
     y, (h, c) = self.l(torch.relu(self.conv(window)).transpose(1, 2), (h, c))
@@ -490,6 +501,19 @@ STATEFUL: dict[str, Case] = {
         ("y", "u", "v"),
         {"s": "v", "r": "u"},
         {"x": {1: "time"}, "y": {1: "time"}},
+    ),
+    "lstm with resets": Case(
+        step(_reset, l=lambda: nn.LSTM(D, H), o=linear(H, 3)),
+        {"x": normal(1, B, D), "h": normal(1, B, H), "c": normal(1, B, H), "done": torch.zeros(B)},
+        _PAIRS,
+        _HC,
+    ),
+    "keys at a place that is given": Case(
+        step(_static, k=linear(H, H)),
+        {"x": normal(B, H), "position": torch.tensor(2), "key_cache": normal(B, M, H)},
+        ("y", "key_cache_out"),
+        {"key_cache": "key_cache_out"},
+        named=True,
     ),
     "convolution and lstm": Case(
         step(_mixed, conv=lambda: nn.Conv1d(D, D, 3), l=lambda: nn.LSTM(D, H, batch_first=True), o=linear(H, 2)),

@@ -129,7 +129,7 @@ def _run(foreign: Foreign, structure: Structure, runner: Runner, facts: GraphFac
     heard.stage("pair inputs and outputs")
     again = runner.run(inputs.draw(0))
     if any(again[name].tobytes() != array.tobytes() for name, array in first.items()):
-        raise RunError("it returns other numbers for the same inputs, so that nothing can be told by changing one")
+        raise EndedError("it returns other numbers for the same inputs, so that nothing can be told by changing one")
     found = pair(inputs, structure, runner, first)
     facts.states, facts.undecided, facts.data = found.states, found.undecided, found.data
     heard.stage("change sizes and single places")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import selectors
+import contextlib
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 from txl_runtime.errors import printable
@@ -51,7 +52,9 @@ class Runner:
             env=environment(),
             cwd=APART,
         )
-        self._foreign = foreign
+        self._foreign, self._answers = foreign, queue.Queue[bytes]()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def __enter__(self) -> Runner:
         """Open the graph.
@@ -70,13 +73,11 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            try:
-                if stream is not None:
-                    stream.close()
-            except OSError:  # what it was to read is lost with it
-                pass
+        self._listener.join()
         self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what it was to read is lost with it
+                cast(IO[bytes], stream).close()
 
     @property
     def left(self) -> float:
@@ -103,27 +104,23 @@ class Runner:
             raise EndedError(f"took more than {self._seconds:.0f} s")
         try:
             worker.send(self._process.stdin, message)
-            (length,) = worker.LENGTH.unpack(self._read(worker.LENGTH.size))
-            answer = msgspec.msgpack.decode(self._read(min(length, 2 * worker.MOST_ANSWER)), type=Answer)
-        except (BrokenPipeError, msgspec.DecodeError):
+            data = self._answers.get(timeout=max(self.left, 0))
+            answer = msgspec.msgpack.decode(data, type=Answer)
+        except queue.Empty:
+            raise EndedError(f"took more than {self._seconds:.0f} s") from None
+        except (OSError, msgspec.DecodeError):  # nothing is no message
             raise self._died() from None
         if answer.error:
             raise RunError(printable(answer.error))
         return answer
 
-    def _read(self, count: int) -> bytes:
+    def _listen(self) -> None:
+        """Take answers until there are no more, in a thread: a pipe can be waited for with a limit like that alone."""
         assert self._process.stdout is not None
-        found, descriptor = bytearray(), self._process.stdout.fileno()
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while len(found) < count:
-                if not selector.select(max(self.left, 0)):
-                    raise EndedError(f"took more than {self._seconds:.0f} s")
-                part = os.read(descriptor, min(count - len(found), 1 << 20))
-                if not part:
-                    raise self._died()
-                found += part
-        return bytes(found)
+        with contextlib.suppress(OSError, ValueError):  # it was closed
+            while data := worker.receive(self._process.stdout):
+                self._answers.put(data)
+        self._answers.put(b"")
 
     def _died(self) -> EndedError:
         self._process.kill()

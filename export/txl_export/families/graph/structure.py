@@ -41,6 +41,7 @@ class Ways:
     Attributes:
         reach: at all, by value and not by size.
         moved: some of their numbers are numbers of it, at other places.
+        scaled: moved, or multiplied by something else, as a state is that a flag resets.
         written: moved, and something is written among them at a place that is computed.
         beside: they stand before it in a Concat, so that the window of the two may be what moves on.
         recurrent: they are the first state of a recurrent operator, and this its last one.
@@ -50,6 +51,7 @@ class Ways:
 
     reach: int = 0
     moved: int = 0
+    scaled: int = 0
     written: int = 0
     beside: int = 0
     recurrent: int = 0
@@ -57,7 +59,7 @@ class Ways:
     emitted: int = 0
 
 
-PASSED = ("moved", "written", "beside", "recurrent", "cell", "emitted")
+PASSED = ("moved", "scaled", "written", "beside", "recurrent", "cell", "emitted")
 """What a value keeps that is moved, or that something other than data is added to."""
 
 
@@ -155,7 +157,7 @@ class _Pass:
         self._floats = sum(self.found.bits(name) for name in floats)
         for name in names:
             bit, value = self.found.bits(name), flat.inputs[name]
-            self._ways[value] = Ways(reach=bit, moved=bit)
+            self._ways[value] = Ways(reach=bit, moved=bit, scaled=bit)
         for node in flat.nodes:
             self._step(node)
         for name, value in flat.outputs.items():
@@ -176,6 +178,8 @@ class _Pass:
                 setattr(result, kind, getattr(result, kind) | getattr(way, kind))
         if op in SCATTERS and len(ways) > SCATTERS[op] and ways[SCATTERS[op]].reach:
             result.written |= ways[0].moved
+        if op in ("Mul", "Where"):
+            result.scaled |= _any(ways, "scaled")
         if op == "Concat":
             self._concat(node, result, ways)
         for value in node.outputs:
@@ -244,9 +248,9 @@ class _Pass:
                         self._of(output).emitted |= self._of(gates[0]).reach & ~self._of(value).cell
         elif op == "Mul" and gates and others:
             for output in outputs:
-                self._gated[output] = self._of(others[0]).moved | self._gated.get(others[0], 0)
+                self._gated[output] = self._of(others[0]).scaled | self._gated.get(others[0], 0)
         elif op == "Sub" and len(inputs) == 2 and inputs[1] in self._candidate:
-            self._gated.update(dict.fromkeys(outputs, ways[0].moved))
+            self._gated.update(dict.fromkeys(outputs, ways[0].scaled))
         elif op in ("Add", "Sum"):
             through = [value for value in inputs if self._gated.get(value)]
             if through and any(value in self._candidate for value in inputs):
@@ -261,7 +265,7 @@ class _Pass:
         for place, output in zip(RECURRENT[node.op], node.outputs[1:], strict=False):
             start = ways[place] if place < len(ways) else self._ways[NONE]
             given |= start.reach
-            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.moved)
+            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
         if node.outputs:  # all steps, of which there may be one
             self._ways[node.outputs[0]] = Ways(reach=_any(ways, "reach"))
         direction = node.attributes["direction"].s.decode("ascii", "replace") if "direction" in node.attributes else ""

@@ -47,9 +47,7 @@ class Inputs:
     def __init__(self, foreign: Foreign, structure: Structure) -> None:
         self.foreign, self._structure = foreign, structure
         self.could_be_states = {
-            port.name
-            for port in foreign.inputs
-            if any(_alike(port, output) for output in foreign.outputs) and (port.shape or port.dtype.startswith("int"))
+            port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
         self.trial = Trial(roles=self._roles())
         self._floats = {port.name: port.dtype.startswith("float") for port in foreign.inputs}
@@ -109,7 +107,8 @@ class Inputs:
         length = next((sizes[symbol] for symbol, role in self.trial.roles.items() if role == "segment"), 1)
         if speaks_of(name, "pos"):
             rows = next((sizes[symbol] for symbol, role in self.trial.roles.items() if role == "rows"), 0)
-            return np.broadcast_to(np.arange(rows, rows + (shape or (1,))[-1]), shape).astype(dtype)
+            places = np.arange(rows, rows + shape[-1]) if shape else np.array(rows)
+            return np.broadcast_to(places, shape).astype(dtype)
         most = np.iinfo(dtype).max
         if name in self._structure.rows:
             return draws.integers(0, min(max(self._structure.rows[name], 1), most), shape).astype(dtype)

@@ -89,9 +89,11 @@ def send(stream: IO[bytes], message: Struct | dict[str, Tensor]) -> None:
     stream.flush()
 
 
-def _read(stream: IO[bytes]) -> bytes:
+def receive(stream: IO[bytes]) -> bytes:
+    """Read a message, or nothing where there is no more; one that is too long ends what is read."""
     head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+    length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
+    return stream.read(length) if length <= 2 * MOST_ANSWER else b""
 
 
 def main() -> None:
@@ -100,7 +102,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what native code prints is no answer, and nobody's to read
         os.dup2(1, 2)
-        asked = msgspec.msgpack.decode(_read(sys.stdin.buffer), type=Open)
+        asked = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Open)
         import onnxruntime
 
         _bound(asked)
@@ -119,7 +121,7 @@ def main() -> None:
             small = folded.is_file() and folded.stat().st_size < MOST_ANSWER
             send(answers, Answer(folded=folded.read_bytes() if small else b""))
         names = [value.name for value in session.get_outputs()]
-        while data := _read(sys.stdin.buffer):
+        while data := receive(sys.stdin.buffer):
             send(answers, _run(session, names, unpacked(msgspec.msgpack.decode(data, type=dict[str, Tensor]))))
     os._exit(0)
 
