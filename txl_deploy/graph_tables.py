@@ -65,7 +65,7 @@ def _lasts(found: Lasting | None) -> str:
 
 def _undecided(facts: GraphFacts) -> Iterator[str]:
     for found in facts.undecided:
-        yield f"undecided: {found.input} → {' or '.join(found.outputs)}: {found.why}. Whoever trained it knows."
+        yield f"undecided: {found.input} → {' or '.join(found.outputs)}: {found.why}."
     for name, why in facts.data.items():
         yield f"no state: {name} {why}"
 

@@ -799,8 +799,6 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     path = folder / "graph.onnx"
     path.write_bytes(data)
     foreign, runner = read_foreign(path), Here(path)
-    floats = frozenset(port.name for port in foreign.inputs if port.dtype.startswith("float"))
-    names = tuple(port.name for port in foreign.inputs)
-    structure = read_structure(parse(runner.folded, "graph"), names, floats)
+    structure = read_structure(parse(runner.folded, "graph"), foreign.inputs)
     inputs = Inputs(foreign, structure)
-    return pair(inputs, structure, runner, inputs.find(runner)), structure  # type: ignore[arg-type]
+    return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]

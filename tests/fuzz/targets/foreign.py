@@ -29,8 +29,8 @@ def one_input(data: bytes) -> None:
     base = choices.pick(_bases())
     file = choices.rest() if choices.number(7) == 7 else encoded(edited_message(base, choices))
     foreign = read_foreign(written("foreign.onnx", file))
-    names = tuple(port.name for port in foreign.inputs)
-    structure = read_structure(foreign.model, names, frozenset(names))
+    names = [port.name for port in foreign.inputs]
+    structure = read_structure(foreign.model, foreign.inputs)
     every = (1 << len(names)) - 1
     for port in foreign.outputs:
         for kind, bits in vars(structure.outputs[port.name]).items():
@@ -50,7 +50,7 @@ def one_input(data: bytes) -> None:
     inputs = Inputs(foreign, structure)
     for seed in range(2):
         try:
-            drawn = inputs.draw(seed, dict.fromkeys(inputs.trial.roles, 3))
+            drawn = inputs.draw(seed, dict.fromkeys(inputs.roles, 3))
         except RunError:
             return
         assert drawn.keys() == set(names)

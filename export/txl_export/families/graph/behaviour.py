@@ -90,7 +90,7 @@ class Behaviour:
             EndedError: see `Runner.run`.
         """
         found = Axes()
-        sizes, roles = self._inputs.trial.sizes, self._inputs.trial.roles
+        sizes, roles = self._inputs.sizes, self._inputs.roles
         batch, segment = ([name for name, role in roles.items() if role == kind] for kind in ("batch", "segment"))
         if segment:
             length = sizes[segment[0]]
@@ -249,11 +249,11 @@ class Behaviour:
 
     def _sizes(self, held: Mapping[str, NDArray[Any]]) -> dict[str, int]:
         """The sizes of symbols of states that have grown, and of the sums that hang on them."""
-        before, sizes = self._inputs.trial.sizes, dict(self._inputs.trial.sizes)
+        before, sizes = self._inputs.sizes, dict(self._inputs.sizes)
         for state in self._states:
             if state.grows is not None and isinstance(symbol := state.shape[state.grows], str):
                 sizes[symbol] = held[state.input].shape[state.grows]
-                totals = [name for name, role in self._inputs.trial.roles.items() if role == "total"]
+                totals = [name for name, role in self._inputs.roles.items() if role == "total"]
                 sizes |= {name: before[name] + sizes[symbol] - before.get(symbol, 0) for name in totals}
         return sizes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,50 +88,44 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> Gra
         foreign.outputs,
         seconds=seconds,
     )
+    _nodes(foreign.model, facts)
     heard.stage("open the graph in a helper process")
     runner = Runner(foreign, seconds)
     facts.memory = runner.memory
-    _nodes(foreign, foreign.model, facts)
     try:
         with runner:
-            structure = _folded(foreign, runner, facts)
-            _run(foreign, structure, runner, facts, heard)
+            _run(Inputs(foreign, _folded(foreign, runner, facts)), runner, facts, heard)
     except RunError as error:
         facts.stopped = f"ONNX Runtime does not run it: {error}"
     except EndedError as error:
         facts.stopped = str(error)
-    facts.runs = runner.runs
-    facts.next = what_next(path, facts)
+    facts.runs, facts.next = runner.runs, what_next(path, facts)
     return facts
 
 
 def _folded(foreign: Foreign, runner: Runner, facts: GraphFacts) -> Structure:
     """The structure of the graph with constants computed, which the helper has written, else of the file's."""
-    try:
-        return _nodes(foreign, parse(runner.folded, "the graph") if runner.folded else foreign.model, facts)
-    except (CheckpointError, KeyError):
-        return _nodes(foreign, foreign.model, facts)
+    with contextlib.suppress(CheckpointError, KeyError):
+        return _nodes(parse(runner.folded, "the graph"), facts)
+    return _nodes(foreign.model, facts)
 
 
-def _nodes(foreign: Foreign, model: object, facts: GraphFacts) -> Structure:
-    names = tuple(port.name for port in foreign.inputs)
-    floats = frozenset(port.name for port in foreign.inputs if port.dtype.startswith("float"))
-    structure = read_structure(model, names, floats)
+def _nodes(model: object, facts: GraphFacts) -> Structure:
+    structure = read_structure(model, facts.inputs)
     facts.recurrences, facts.windows = structure.recurrences, structure.windows
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
     return structure
 
 
-def _run(foreign: Foreign, structure: Structure, runner: Runner, facts: GraphFacts, heard: Listener) -> None:
-    inputs = Inputs(foreign, structure)
+def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> None:
     heard.stage("find sizes and inputs with which it runs")
     first = inputs.find(runner)
-    facts.sizes = inputs.trial.sizes
+    facts.sizes = inputs.sizes
     heard.stage("pair inputs and outputs")
     again = runner.run(inputs.draw(0))
     if any(again[name].tobytes() != array.tobytes() for name, array in first.items()):
         raise EndedError("it returns other numbers for the same inputs, so that nothing can be told by changing one")
-    found = pair(inputs, structure, runner, first)
+    found = pair(inputs, runner, first)
     facts.states, facts.undecided, facts.data = found.states, found.undecided, found.data
     heard.stage("change sizes and single places")
     behaviour = Behaviour(inputs, runner, found.states)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from txl_export.families.graph.naming import likeness
 from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.graph.structure import Structure, Ways
+from txl_export.families.graph.structure import Ways
 from txl_export.families.graph.trying import Inputs
 
 LOOKED_AT = 1024
@@ -50,6 +50,8 @@ PROOFS = {
     "named": "it takes up other inputs, changes other outputs, and the names say so",
 }
 """What shows that a pair is a state, the strongest first."""
+DECIDES = "Whoever trained it knows; a graph of open length would show it, and names such as state and next_state"
+"""What would settle an undecided pair."""
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -101,26 +103,25 @@ class Paired:
     data: dict[str, str] = field(default_factory=dict)
 
 
-def pair(inputs: Inputs, structure: Structure, runner: Runner, first: Mapping[str, NDArray[Any]]) -> Paired:
+def pair(inputs: Inputs, runner: Runner, first: Mapping[str, NDArray[Any]]) -> Paired:
     """Decide which inputs and outputs are states.
 
     Args:
         inputs: with sizes for which the graph runs.
-        structure: of the graph.
         runner: with the graph.
         first: what it returns for the inputs of seed 0.
 
     Raises:
         EndedError: see `Runner.run`.
     """
-    return _Pairing(inputs, structure, runner, first).decide()
+    return _Pairing(inputs, runner, first).decide()
 
 
 class _Pairing:
     """The pairs that there may be, each with what speaks for it."""
 
-    def __init__(self, inputs: Inputs, structure: Structure, runner: Runner, first: Mapping[str, Any]) -> None:
-        self._inputs, self._structure, self._runner, self._first = inputs, structure, runner, dict(first)
+    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Any]) -> None:
+        self._inputs, self._structure, self._runner, self._first = inputs, inputs.structure, runner, dict(first)
         self._given, self._other = inputs.draw(0), inputs.draw(1)
         self._ports = {port.name: port for port in inputs.foreign.inputs}
         draws = np.random.default_rng(0)
@@ -172,8 +173,8 @@ class _Pairing:
         else:
             rivals = {name for name, output in self._proofs if output in open_to and name not in self._taken}
             alike = f"; {', '.join(sorted(rivals - {given}))} would fit as well" if len(rivals) > 1 else ""
-            why = "fed back it changes what comes later, as any array of its shape would; nothing in the graph carries"
-            result.undecided.append(Undecided(given, tuple(open_to), f"{why} it on{alike}"))
+            why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
+            result.undecided.append(Undecided(given, tuple(open_to), f"{why}. {DECIDES}"))
 
     def _returns_more(self, pair: tuple[str, str]) -> bool:
         returned = {output for output, _ in self._taken.values()} | {pair[1]}
@@ -233,7 +234,7 @@ class _Pairing:
         whole = any(np.array_equal(found, other) for name, other in self._given.items() if name != given)
         if ways.beside & bit and kept and (alike or not whole):
             shown |= {"window"} if array.shape == found.shape and self._taken_up(given, returned) else set()
-        roles = self._inputs.trial.roles
+        roles = self._inputs.roles
         stretched = any(roles.get(str(size)) == "segment" for size in self._ports[given].shape)
         if alike == 2 and not stretched and self._taken_up(given, returned):
             shown.add("named")
@@ -299,11 +300,11 @@ class _Pairing:
         """Pair what is left so that two runs compute what one does."""
         returned = {output for output, _ in self._taken.values()}
         left = [pair for pair in self._proofs if pair[0] not in self._taken and pair[1] not in returned]
-        roles = self._inputs.trial.roles
+        roles = self._inputs.roles
         if not left or not {"rows", "total"}.isdisjoint(roles.values()):
             return
         segments = {symbol for symbol, role in roles.items() if role == "segment"}
-        length = self._inputs.trial.sizes[min(segments)] if segments else 0
+        length = self._inputs.sizes[min(segments)] if segments else 0
         long = {
             name: port.shape.index(symbol)
             for name, port in self._ports.items()

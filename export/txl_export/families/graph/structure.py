@@ -6,11 +6,12 @@ Of every value it is known which inputs reach it, and in which way, as the bits 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from txl_export.families.graph.flat import NONE, Flat, Node
+from txl_export.families.graph.reading import Port
 
 RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Operators that carry a state along a sequence, and which of their inputs it starts from."""
@@ -132,21 +133,20 @@ class Structure:
         return [name for at, name in enumerate(self.names) if bits >> at & 1]
 
 
-def read_structure(model: Any, names: tuple[str, ...], floats: frozenset[str]) -> Structure:
+def read_structure(model: Any, inputs: Sequence[Port]) -> Structure:
     """Go through a graph once.
 
-    Args:
-        model: as onnx has it.
-        names: its inputs.
-        floats: those of them that are arrays of floating-point numbers.
+    Raises:
+        KeyError: it lacks one of the inputs.
     """
-    return _Pass(Flat(model), names, floats).found
+    return _Pass(Flat(model), inputs).found
 
 
 class _Pass:
     """The one pass, and what it knows of each value."""
 
-    def __init__(self, flat: Flat, names: tuple[str, ...], floats: frozenset[str]) -> None:
+    def __init__(self, flat: Flat, inputs: Sequence[Port]) -> None:
+        names = tuple(port.name for port in inputs)
         self._flat, self.found = flat, Structure(names)
         self._ways: dict[int, Ways] = {NONE: Ways()}
         self._gate, self._candidate, self._zeros = set[int](), set[int](), set[int]()
@@ -154,10 +154,10 @@ class _Pass:
         self._padding: dict[int, tuple[int, int]] = {}
         self._convolved: dict[int, tuple[Node, int, int]] = {}
         self._origin: dict[int, set[int]] = {}
-        self._floats = sum(self.found.bits(name) for name in floats)
-        for name in names:
-            bit, value = self.found.bits(name), flat.inputs[name]
-            self._ways[value] = Ways(reach=bit, moved=bit, scaled=bit)
+        self._floats = sum(1 << at for at, port in enumerate(inputs) if port.dtype.startswith("float"))
+        for at, name in enumerate(names):
+            bit = 1 << at
+            self._ways[flat.inputs[name]] = Ways(reach=bit, moved=bit, scaled=bit)
         for node in flat.nodes:
             self._step(node)
         for name, value in flat.outputs.items():

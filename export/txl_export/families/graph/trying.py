@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,32 +23,22 @@ MOST_NUMBERS = 2**24
 _SUM = re.compile(r"[\w.]+( *\+ *[\w.]+)+")
 
 
-@dataclass
-class Trial:
-    """Sizes with which the graph runs.
+class Inputs:
+    """Draws inputs of a graph; the same seed gives the same numbers.
 
     Attributes:
-        sizes: of every symbol of the inputs.
+        foreign, structure: whose inputs they are, and what its nodes say.
+        could_be_states: those with an output of their type and sizes.
+        sizes: of every symbol, with which the graph runs.
         roles: of every symbol: batch, segment, rows (of a cache) or total (rows and segment).
-        plain: 0 where integers are what their names and the graph say, else 1 or 2: all of them are 0 or 1.
-        refused: what ONNX Runtime said of sizes with which it does not run, the last time.
     """
 
-    sizes: dict[str, int] = field(default_factory=dict)
-    roles: dict[str, str] = field(default_factory=dict)
-    plain: int = 0
-    refused: str = ""
-
-
-class Inputs:
-    """Draws inputs of a graph; the same seed gives the same numbers."""
-
     def __init__(self, foreign: Foreign, structure: Structure) -> None:
-        self.foreign, self._structure = foreign, structure
+        self.foreign, self.structure = foreign, structure
         self.could_be_states = {
             port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
-        self.trial = Trial(roles=self._roles())
+        self.sizes, self.roles, self._plain = dict[str, int](), self._roles(), 0
         self._floats = {port.name: port.dtype.startswith("float") for port in foreign.inputs}
 
     def find(self, runner: Runner) -> dict[str, NDArray[Any]]:
@@ -59,15 +48,14 @@ class Inputs:
             RunError: no sizes that were tried are right.
             EndedError: see `Runner.run`.
         """
+        refused = RunError("it takes nothing")
         for sizes, plain in self._attempts():
-            self.trial.sizes, self.trial.plain = sizes, plain
+            self.sizes, self._plain = sizes, plain
             try:
-                found = runner.run(self.draw(0))
+                return runner.run(self.draw(0))
             except RunError as error:
-                self.trial.refused = str(error)
-            else:
-                return found
-        raise RunError(self.trial.refused or "has inputs that are no tensors of numbers")
+                refused = error
+        raise refused
 
     def draw(self, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, NDArray[Any]]:
         """Inputs by name.
@@ -75,7 +63,7 @@ class Inputs:
         Raises:
             RunError: one is no tensor of numbers, or they have too many.
         """
-        draws, all_sizes = np.random.default_rng(seed), {**self.trial.sizes, **(sizes or {})}
+        draws, all_sizes = np.random.default_rng(seed), {**self.sizes, **(sizes or {})}
         numbers = sum(np.prod(self.shape(port, all_sizes), dtype=float) for port in self.foreign.inputs)
         if numbers > MOST_NUMBERS:
             raise RunError(f"takes {numbers:.3g} numbers, of which at most {MOST_NUMBERS} are drawn")
@@ -87,7 +75,7 @@ class Inputs:
 
     def varies(self, name: str) -> bool:
         """Whether an input is data, or may be a state: no setting, mask, length or position."""
-        return name in self._structure.rows or (self._floats[name] and not speaks_of(name, "mask"))
+        return name in self.structure.rows or (self._floats[name] and not speaks_of(name, "mask"))
 
     def _one(self, port: Port, draws: np.random.Generator, sizes: Mapping[str, int]) -> NDArray[Any]:
         shape, name = self.shape(port, sizes), port.name
@@ -100,32 +88,32 @@ class Inputs:
             return np.full(shape, scalar, dtype) if np.ndim(scalar) == 0 and shape else np.asarray(scalar, dtype)
         if dtype.kind not in "iub":
             raise RunError(f"{name} is {port.dtype or 'no tensor'}, expected numbers as NumPy has them")
-        if self.trial.plain:
-            return np.full(shape, self.trial.plain - 1, dtype)
+        if self._plain:
+            return np.full(shape, self._plain - 1, dtype)
         if dtype.kind == "b" or speaks_of(name, "mask"):
             return np.full(shape, speaks_of(name, "mask"), dtype)
-        length = next((sizes[symbol] for symbol, role in self.trial.roles.items() if role == "segment"), 1)
+        length = next((sizes[symbol] for symbol, role in self.roles.items() if role == "segment"), 1)
         if speaks_of(name, "pos"):
-            rows = next((sizes[symbol] for symbol, role in self.trial.roles.items() if role == "rows"), 0)
+            rows = next((sizes[symbol] for symbol, role in self.roles.items() if role == "rows"), 0)
             places = np.arange(rows, rows + shape[-1]) if shape else np.array(rows)
             return np.broadcast_to(places, shape).astype(dtype)
         most = np.iinfo(dtype).max
-        if name in self._structure.rows:
-            return draws.integers(0, min(max(self._structure.rows[name], 1), most), shape).astype(dtype)
-        if self._structure.compared.get(name) and name not in self.could_be_states:
-            return np.full(shape, min(max(self._structure.compared[name][0], 0), most) or 1, dtype)
+        if name in self.structure.rows:
+            return draws.integers(0, min(max(self.structure.rows[name], 1), most), shape).astype(dtype)
+        if self.structure.compared.get(name) and name not in self.could_be_states:
+            return np.full(shape, min(max(self.structure.compared[name][0], 0), most) or 1, dtype)
         return np.full(shape, min(length, most) if speaks_of(name, "len") else 1, dtype)
 
     def _attempts(self) -> Iterator[tuple[dict[str, int], int]]:
-        roles = set(self.trial.roles.values())
-        wanted = [window.before + 4 * window.step for window in self._structure.windows if window.input]
+        roles = set(self.roles.values())
+        wanted = [window.before + 4 * window.step for window in self.structure.windows if window.input]
         lengths = (*dict.fromkeys([*wanted, *LENGTHS]),) if "segment" in roles else (1,)
         for plain in (0, 1, 2):
             for rows in ROWS if "rows" in roles else (0,):
                 for length in lengths:
                     for batch in (2, 1) if "batch" in roles else (1,):
                         named = {"batch": batch, "segment": length, "rows": rows, "total": rows + length}
-                        yield {symbol: named[role] for symbol, role in self.trial.roles.items()}, plain
+                        yield {symbol: named[role] for symbol, role in self.roles.items()}, plain
 
     def _roles(self) -> dict[str, str]:
         """What each symbol seems to be, by its name, else by its place."""
@@ -143,16 +131,12 @@ class Inputs:
                     found[symbol] = "rows"
                 elif not unnamed and speaks_of(symbol, "seq", "time", "len", "t", "l", "chunk", "frames", "samples"):
                     found[symbol] = "segment"
-                elif port.name in self.could_be_states and port.name not in self._like_data():
+                elif port.name in self.could_be_states and sum(isinstance(size, str) for size in port.shape) == 1:
                     grown = any(_grows(port, output, axis) for output in self.foreign.outputs)
                     found[symbol] = "rows" if grown else "batch"
                 else:
                     found[symbol] = "batch" if axis == 0 else "segment"
         return found
-
-    def _like_data(self) -> set[str]:
-        """Inputs that might be states by their shape, and have more open axes than one: data, most likely."""
-        return {port.name for port in self.foreign.inputs if sum(isinstance(size, str) for size in port.shape) > 1}
 
 
 def _alike(port: Port, output: Port) -> bool:
