@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from foreign_graphs import wide
 from ptys import BAR, COMMAND, CTRL_C, Left, held_at, in_a_terminal
 from support import FIXTURES, save_checkpoint, small_config
 
@@ -27,6 +28,7 @@ DRAWN = {
     "bench": ("bench kv --against none --seconds 100", BAR),
     "verify": ("verify kv --segments 100000", BAR),
     "export": ("export good.pt --segment-length 2 -o new.txl", BAR),
+    "inspect an ONNX file": ("inspect wide.onnx", BAR),
 }
 """What draws bars, with so much to do that Ctrl-C comes before the end."""
 LATER = {
@@ -57,6 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "ids.npy", np.arange(400, dtype=np.int32) % 60)
     # Minutes of work, so that it is not done before a busy machine has looked at the terminal.
     np.save(folder / "long.npy", (np.arange(5_000_000) % 60).astype(np.uint8))
+    (folder / "wide.onnx").write_bytes(wide())
     (folder / "documents").mkdir()
     for at in range(4):
         (folder / "documents" / f"{at}.npy").hardlink_to(folder / "long.npy")

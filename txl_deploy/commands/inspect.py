@@ -19,16 +19,18 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts
+from txl_runtime.device.engines.sidecar import sidecar_path
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
-from txl_deploy.console import facts_table, number, plain, print_json, rows_table, stdout
-from txl_deploy.extras import require_export
+from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
+from txl_deploy.extras import require, require_export
 
 
 def run(
     place: Annotated[
-        str, typer.Argument(metavar="PATH", help="A bundle, an engine or a checkpoint.", show_default=False)
+        str,
+        typer.Argument(metavar="PATH", help="A bundle, an engine, a checkpoint, an ONNX file.", show_default=False),
     ],
     family: Annotated[CodeBase, like_export("family")] = "auto",
     config: Annotated[Path | None, like_export("config")] = None,
@@ -60,6 +62,13 @@ def run(
             _print_engines(engines)
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
+        return
+    if path.suffix == ".onnx" and not (path.parent / sidecar_path(path.name)).exists():
+        if family != "auto" or config is not None or aliases:
+            raise UsageError(
+                f"{path}: is an ONNX file, --family, --config and --alias are for checkpoints; leave them out"
+            )
+        _describe_graph(path, json)
         return
     if path.suffix in (".engine", ".onnx"):
         document = describe_engine(path)
@@ -99,6 +108,20 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
         why = document.get("refused", "expected a TorchScript archive of no known family")
         raise UsageError(f"{path}: there is no module to write for it, {why}; leave out --skeleton")
     stdout.print(document["skeleton"], soft_wrap=True, end="")
+
+
+def _describe_graph(path: Path, json: bool) -> None:
+    require("inspect of an ONNX file", "export", "onnx", "onnxruntime")
+    from txl_export.families.graph.describing import describe_graph
+
+    from txl_deploy.graph_tables import print_graph
+
+    with Display() as display:
+        facts = describe_graph(path, display)
+    if json:
+        print_json(facts)
+    else:
+        print_graph(facts)
 
 
 def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None:

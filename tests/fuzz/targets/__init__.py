@@ -7,6 +7,7 @@ TARGETS = (
     "manifest",
     "graph",
     "operators",
+    "foreign",
     "weights",
     "vectors",
     "snapshot",

@@ -1,0 +1,1 @@
+"""ONNX files that others exported: what they are, and what they remember."""

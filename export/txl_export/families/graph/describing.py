@@ -1,0 +1,158 @@
+"""What a foreign ONNX file is and remembers, for `inspect`: its tables, its nodes, and what runs of it show."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from txl_runtime.errors import CheckpointError, printable
+from txl_runtime.listener import Listener
+
+from txl_export.families.graph.behaviour import Axes, Behaviour, Lasting
+from txl_export.families.graph.pairing import State, Undecided, pair
+from txl_export.families.graph.reading import Foreign, Port, opsets, parse, producer, read_foreign
+from txl_export.families.graph.running import SECONDS, EndedError, RunError, Runner
+from txl_export.families.graph.structure import Recurrence, Structure, Window, read_structure
+from txl_export.families.graph.trying import Inputs
+from txl_export.families.registry import FAMILIES
+
+
+@dataclass
+class GraphFacts:
+    """What `inspect` says of a foreign file.
+
+    Attributes:
+        kind: "onnx".
+        file, bytes: its name; its size with the weights beside it.
+        producer, ir_version, opsets: what wrote it, and in which versions.
+        inputs, outputs: see `Port`.
+        states, undecided, data: see `Paired`.
+        lasting: of each state that was followed.
+        axes: see `Axes`; None where the graph did not run.
+        recurrences, windows: inside the graph.
+        settings: inputs that decide which branch of an If runs, with the numbers that they are compared with.
+        sizes: of open axes with which it ran.
+        runs: that were made.
+        seconds, memory: that these may take, in seconds and bytes.
+        stopped: why no more is known; "" where everything is.
+        next: what can be done with the file.
+    """
+
+    kind: str
+    file: str
+    bytes: int
+    producer: str
+    ir_version: int
+    opsets: dict[str, int]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    states: list[State] = field(default_factory=list)
+    undecided: list[Undecided] = field(default_factory=list)
+    data: dict[str, str] = field(default_factory=dict)
+    lasting: list[Lasting] = field(default_factory=list)
+    axes: Axes | None = None
+    recurrences: list[Recurrence] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    settings: dict[str, list[int]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    runs: int = 0
+    seconds: float = SECONDS
+    memory: int = 0
+    stopped: str = ""
+    next: str = ""
+
+
+def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> GraphFacts:
+    """Read a foreign ONNX file, and run its graph in a helper process.
+
+    Args:
+        path: of the file.
+        heard: hears of the stages.
+        seconds: that all runs may take together.
+
+    Raises:
+        CheckpointError: it is no ONNX model, or none that is read here.
+    """
+    foreign = read_foreign(path)
+    facts = GraphFacts(
+        "onnx",
+        path.name,
+        foreign.bytes,
+        producer(foreign),
+        foreign.model.ir_version,
+        opsets(foreign),
+        foreign.inputs,
+        foreign.outputs,
+        seconds=seconds,
+    )
+    _nodes(foreign.model, facts)
+    heard.stage("open the graph in a helper process")
+    runner = Runner(foreign, seconds)
+    facts.memory = runner.memory
+    try:
+        with runner:
+            _run(Inputs(foreign, _folded(foreign, runner, facts)), runner, facts, heard)
+    except RunError as error:
+        facts.stopped = f"ONNX Runtime does not run it: {error}"
+    except EndedError as error:
+        facts.stopped = str(error)
+    facts.runs, facts.next = runner.runs, what_next(path, facts)
+    return facts
+
+
+def _folded(foreign: Foreign, runner: Runner, facts: GraphFacts) -> Structure:
+    """The structure of the graph with constants computed, which the helper has written, else of the file's."""
+    with contextlib.suppress(CheckpointError, KeyError):
+        return _nodes(parse(runner.folded, "the graph"), facts)
+    return _nodes(foreign.model, facts)
+
+
+def _nodes(model: object, facts: GraphFacts) -> Structure:
+    structure = read_structure(model, facts.inputs)
+    facts.recurrences, facts.windows = structure.recurrences, structure.windows
+    facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
+    return structure
+
+
+def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> None:
+    heard.stage("find sizes and inputs with which it runs")
+    first = inputs.find(runner)
+    facts.sizes = inputs.sizes
+    heard.stage("pair inputs and outputs")
+    again = runner.run(inputs.draw(0))
+    if any(again[name].tobytes() != array.tobytes() for name, array in first.items()):
+        raise EndedError("it returns other numbers for the same inputs, so that nothing can be told by changing one")
+    found = pair(inputs, runner, first)
+    facts.states, facts.undecided, facts.data = found.states, found.undecided, found.data
+    heard.stage("change sizes and single places")
+    behaviour = Behaviour(inputs, runner, found.states)
+    facts.axes = behaviour.axes()
+    heard.stage("follow changes of states", len(found.states))
+    for lasting in behaviour.lasting(heard.advance):
+        facts.lasting.append(lasting)
+
+
+def export_line(path: Path, states: Sequence[State]) -> str:
+    """The command that takes a file over with these states."""
+    named = [word for state in states for word in ("--state", f"{state.input}={state.output}")]
+    return printable(shlex.join(["txl-deploy", "export", str(path), *named]))
+
+
+def what_next(path: Path, facts: GraphFacts) -> str:
+    """What to do with a file: the command that takes it over, where this version has it, or what can be done today."""
+    if "graph" in FAMILIES:
+        return export_line(path, facts.states)
+    if not (facts.states or facts.undecided or facts.stopped or _forgets(facts)):
+        return "There is no state to carry from call to call: ONNX Runtime is all that this file needs."
+    return (
+        "This version exports no ONNX file. What it exports is the PyTorch module that the file was made of, as a "
+        "model of your own: see docs/own-models.md. The states to name there are those above."
+    )
+
+
+def _forgets(facts: GraphFacts) -> bool:
+    """Whether something inside begins anew in every call."""
+    return any(found.starts == "anew" for found in facts.recurrences) or bool(facts.windows)

@@ -1,0 +1,85 @@
+"""What names say of an input and an output: whether they may be one state. Names are a hint, and no proof."""
+
+from __future__ import annotations
+
+import re
+
+LATER = frozenset(["new", "next", "present", "updated", "update", "curr", "current", "nxt", "now"])
+EARLIER = frozenset(["old", "prev", "previous", "past", "last", "init", "initial"])
+SIDES = frozenset(["in", "out", "input", "output", "i", "o", "n", "ret", "return", "returned", "result", "res"])
+STATES = frozenset(
+    re.findall(
+        r"\w+",
+        "h c hx cx hc hidden cell state states cache caches cached mem mems memory memories kv key keys value values k "
+        "v ctx buf buffer buffers carry ssm lstm gru rnn conv fifo history hist ring queue lag window accum recurrent",
+    )
+)
+DATA = frozenset(
+    re.findall(
+        r"\w+",
+        "x y image images img frame frames audio wav waveform sample samples noisy clean mask masks src tgt source "
+        "target mel spec spectrum data feature "
+        "features feats obs observation observations tokens token ids pixel pixels "
+        "video signal speech logits logit embeds embedding embeddings latent latents cond query",
+    )
+)
+LAYERS = frozenset(("hidden", "states"))
+"""Words that together are what a layer hands to the next one, hardly what a call hands to the next."""
+_CACHES = re.compile(r"(past|present)_?key_?values")
+"""What exporters of decoders call their caches; the other side is called past or present alone."""
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def likeness(given: str, returned: str) -> int:
+    """How much the names of an input and an output say that they are one state.
+
+    Returns:
+        2: they differ by a word of time or by a side, and one of their words is of a state. 1: the rest of both is the
+        same, and not a word of data. 0: neither.
+    """
+    first, second = _words(given), _words(returned)
+    if ({*second} & EARLIER) - {*first} or ({*first} & LATER) - {*second}:
+        return 0  # what comes later is given, or what was earlier returned
+    marks = LATER | EARLIER | SIDES
+    stem, other = ([word for word in words if word not in marks] for words in (first, second))
+    if first == second or not (stem or other):
+        timed = {*first} & EARLIER and {*second} & LATER
+        return 2 if timed else 0
+    if not _same(stem, other):
+        return 0
+    bare = {_stem(word) for word in stem} | {*stem}
+    if bare & DATA or bare >= LAYERS or all(word.isdecimal() for word in bare):
+        return 0
+    timed = {*first} & EARLIER or {*second} & LATER
+    return 2 if timed or bare & STATES else 1
+
+
+def speaks_of(name: str, *words: str) -> bool:
+    """Whether one of a name's words begins with one of these."""
+    return any(part.startswith(words) for part in _words(name))
+
+
+def _same(stem: list[str], other: list[str]) -> bool:
+    """Whether two names have one rest: as it stands, or but for one letter that stands for a side (h and hn)."""
+    if stem == other:
+        return bool(stem)
+    if len(stem) != len(other):
+        return False
+    unlike = [(a, b) for a, b in zip(stem, other, strict=True) if a != b]
+    return len(unlike) == 1 and _stem(unlike[0][0]) == _stem(unlike[0][1]) != ""
+
+
+def _stem(word: str) -> str:
+    """A word without a last letter that says where it stands: h0 and hn, hx and hy, r1i and r1o."""
+    return word[:-1] if len(word) > 1 and word[0].isalpha() and word[-1] in "nxyio0t" else word
+
+
+def _words(name: str) -> list[str]:
+    found = [part.lower() for part in _PARTS.findall(_CACHES.sub(r"\1", name))]
+    joined: list[str] = []
+    for part in found:  # h0 and h_0 are one word where a letter stands alone
+        if joined and part in ("0", "n") and len(joined[-1]) == 1:
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return joined

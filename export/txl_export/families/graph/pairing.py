@@ -1,0 +1,380 @@
+"""Which input and output of a foreign graph are one state: by what the graph does, and never by a name alone.
+
+A graph without state returns arrays of an input's shape, too: a denoiser's picture, a residual block's features. Fed
+back they would change what comes later, so that alone proves nothing. What does:
+
+* a recurrent operator, or a cell written out, starts from the input and ends in the output;
+* the output holds numbers of the input at other places, behind or before new ones that do not depend on it: a window
+  that moves on, a cache that grows;
+* one run over two segments computes the same as two runs with the output fed back, and it does not without.
+
+Names decide between pairs that are alike, and they are believed where nothing speaks against a pair. Whatever remains
+is undecided, and said to be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice, permutations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from txl_export.families.graph.naming import likeness
+from txl_export.families.graph.running import RunError, Runner
+from txl_export.families.graph.structure import Ways
+from txl_export.families.graph.trying import Inputs
+
+LOOKED_AT = 1024
+"""Numbers of an output that are looked at one by one."""
+MOST_PAIRS = 2**14
+"""Pairs that are looked at."""
+ASSIGNMENTS = 24
+"""Ways to pair what is left that are tried."""
+CLOSE = 1e-4
+"""How near two computations of one result are, relative to its largest number."""
+PROOFS = {
+    "recurrent": "a recurrent operator starts from it and ends in what is returned",
+    "moved": "what is returned holds its numbers at other places, and new ones beside them",
+    "grown": "what is returned holds its numbers, and new ones behind or before them",
+    "written": "new numbers are written into it at a place that is computed",
+    "cell": "a gate carries it over and adds a bounded candidate, as a GRU's or LSTM's cell",
+    "window": "it stands before what is returned in one window",
+    "counted": "what is returned is it and a constant more",
+    "emitted": "it opens the gates of an LSTM's cell, whose output is returned",
+    "chained": "one run over two segments equals two runs with it fed back, and only so",
+    "named": "it takes up other inputs, changes other outputs, and the names say so",
+}
+"""What shows that a pair is a state, the strongest first."""
+DECIDES = "Whoever trained it knows; a graph of open length would show it, and names such as state and next_state"
+"""What would settle an undecided pair."""
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class State:
+    """A pair that is a state.
+
+    Attributes:
+        input, output: their names.
+        shape: of the input; open sizes are texts.
+        dtype: of both.
+        proof: a key of `PROOFS`.
+        grows: the axis on which the output is longer; None where it is as long.
+    """
+
+    input: str
+    output: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    proof: str
+    grows: int | None = None
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """An input that may be a state, and the outputs that it may be returned as.
+
+    Attributes:
+        input, outputs: names.
+        why: why that cannot be known, and what would decide it.
+    """
+
+    input: str
+    outputs: tuple[str, ...]
+    why: str
+
+
+@dataclass
+class Paired:
+    """What was decided.
+
+    Attributes:
+        states, undecided: see there.
+        data: inputs with an output of their shape that cannot be a state, and why.
+    """
+
+    states: list[State] = field(default_factory=list)
+    undecided: list[Undecided] = field(default_factory=list)
+    data: dict[str, str] = field(default_factory=dict)
+
+
+def pair(inputs: Inputs, runner: Runner, first: Mapping[str, NDArray[Any]]) -> Paired:
+    """Decide which inputs and outputs are states.
+
+    Args:
+        inputs: with sizes for which the graph runs.
+        runner: with the graph.
+        first: what it returns for the inputs of seed 0.
+
+    Raises:
+        EndedError: see `Runner.run`.
+    """
+    return _Pairing(inputs, runner, first).decide()
+
+
+class _Pairing:
+    """The pairs that there may be, each with what speaks for it."""
+
+    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Any]) -> None:
+        self._inputs, self._structure, self._runner, self._first = inputs, inputs.structure, runner, dict(first)
+        self._given, self._other = inputs.draw(0), inputs.draw(1)
+        self._ports = {port.name: port for port in inputs.foreign.inputs}
+        draws = np.random.default_rng(0)
+        self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
+        self._changed: dict[str, set[str]] = {}
+        self._places: dict[str, Arrays] = {}
+        for name in self._ports:
+            if inputs.varies(name) or name in inputs.could_be_states:
+                self._change(name)
+        pairs = [(given, returned) for given in self._ports for returned in first if self._fits(given, returned)]
+        if len(pairs) > MOST_PAIRS:
+            raise RunError(f"{len(pairs)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
+        self._proofs = {pair: self._shown(*pair) for pair in pairs}
+        self._taken: dict[str, tuple[str, str]] = {}
+
+    def decide(self) -> Paired:
+        """See `pair`."""
+        for proof in PROOFS:
+            if proof == "chained":
+                self._chain()
+            else:
+                found = [pair for pair, shown in self._proofs.items() if proof in shown]
+                self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
+        states = [self._state(given, *taken) for given, taken in self._taken.items()]
+        order = list(self._ports)
+        result = Paired(sorted(states, key=lambda state: order.index(state.input)))
+        for given in order:
+            self._leftover(given, result)
+        return result
+
+    def _state(self, given: str, returned: str, proof: str) -> State:
+        port, before, after = self._ports[given], self._given[given].shape, self._first[returned].shape
+        grows = next((axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), None)
+        return State(given, returned, port.shape, port.dtype, proof, grows)
+
+    def _leftover(self, given: str, result: Paired) -> None:
+        """Say of an input that is no state, and has an output of its shape, what it is or may be."""
+        returned = {output for output, _ in self._taken.values()}
+        open_to = [output for (name, output) in self._proofs if name == given and output not in returned]
+        if given in self._taken or not open_to:
+            return
+        same = [output for output in open_to if np.array_equal(self._first[output], self._given[given])]
+        if same:
+            result.data[given] = f"is returned as it is: {', '.join(same)}"
+        elif not self._others_vary(given):
+            result.data[given] = "is the one input with data: fed back, nothing new would ever come in"
+        elif result.states and set(open_to) == self._first.keys() - returned and len(open_to) == 1:
+            result.data[given] = "if it were a state, too, the graph would return nothing else"
+        else:
+            rivals = {name for name, output in self._proofs if output in open_to and name not in self._taken}
+            alike = f"; {', '.join(sorted(rivals - {given}))} would fit as well" if len(rivals) > 1 else ""
+            why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
+            result.undecided.append(Undecided(given, tuple(open_to), f"{why}. {DECIDES}"))
+
+    def _returns_more(self, pair: tuple[str, str]) -> bool:
+        returned = {output for output, _ in self._taken.values()} | {pair[1]}
+        rest = [output for output in self._first if output not in returned]
+        changed = self._changed.get(pair[0], set())
+        return not changed.isdisjoint(rest) or bool(self._taken and rest)  # of a stack, a layer changes the next alone
+
+    def _others_vary(self, given: str) -> bool:
+        """Whether something new comes in beside an input and the states."""
+        taken = {given, *self._taken}
+        return any(self._inputs.varies(name) for name in self._ports if name not in taken)
+
+    # ---- what speaks for a pair
+
+    def _change(self, name: str) -> None:
+        """Note which outputs change with an input alone, and which of their numbers that are looked at."""
+        value, found = self._other[name], dict[str, Any]()
+        if np.array_equal(value, self._given[name]):
+            value = ~value if value.dtype == bool else value + np.ones((), value.dtype)
+        with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
+            found = self._runner.run({**self._given, name: value})
+        self._changed[name], self._places[name] = set(), {}
+        for output, before in self._first.items():
+            if output in found and found[output].shape == before.shape and before.size:
+                after, at = found[output], self._at[output]
+                if not np.array_equal(after, before, equal_nan=before.dtype.kind == "f"):
+                    self._changed[name].add(output)
+                self._places[name][output] = after.ravel()[at] != before.ravel()[at]
+
+    def _fits(self, given: str, returned: str) -> bool:
+        """Whether what is returned can be given again: as it is, or grown on one axis that is open."""
+        array, found = self._given[given], self._first[returned]
+        if given not in self._inputs.could_be_states or array.dtype != found.dtype or array.ndim != found.ndim:
+            return False
+        unlike = [axis for axis in range(array.ndim) if array.shape[axis] != found.shape[axis]]
+        return not unlike or (
+            len(unlike) == 1
+            and found.shape[unlike[0]] > array.shape[unlike[0]]
+            and isinstance(self._ports[given].shape[unlike[0]], str)
+        )
+
+    def _shown(self, given: str, returned: str) -> set[str]:
+        """What speaks for a pair, as keys of `PROOFS`."""
+        ways, bit = self._structure.outputs.get(returned, Ways()), self._structure.bits(given)
+        shown = {kind for kind in ("recurrent", "cell", "emitted") if getattr(ways, kind) & bit}
+        alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
+        if array.dtype.kind in "iu":
+            steps = {int(step) for step in np.unique(found - array)} if array.shape == found.shape else {0}
+            plain = array.ndim <= 1 and (alike or given not in self._structure.rows)
+            alone = len(steps) == 1 and steps != {0} and not self._taken_up(given, returned)
+            shown |= {"counted"} if plain and alone else set()
+        if kind := self._copied(given, returned, ways.moved & bit, alike):
+            shown.add(kind)
+        if ways.written & bit and array.shape == found.shape:
+            shown.add("written")
+        kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
+        whole = any(np.array_equal(found, other) for name, other in self._given.items() if name != given)
+        if ways.beside & bit and kept and (alike or not whole):
+            shown |= {"window"} if array.shape == found.shape and self._taken_up(given, returned) else set()
+        roles = self._inputs.roles
+        stretched = any(roles.get(str(size)) == "segment" for size in self._ports[given].shape)
+        if alike == 2 and not stretched and self._taken_up(given, returned):
+            shown.add("named")
+        return shown
+
+    def _taken_up(self, given: str, returned: str) -> bool:
+        """Whether something else than the input itself changes what is returned."""
+        return any(returned in changed for name, changed in self._changed.items() if name != given)
+
+    def _copied(self, given: str, returned: str, moved: int, alike: int) -> str:
+        """What is shown where numbers come back at other places, beside ones that do not depend on them; or ""."""
+        array, found = self._given[given], self._first[returned]
+        own, at = self._places.get(given, {}).get(returned), self._at[returned]
+        if own is None or not array.size or array.dtype.kind not in ("f" if not moved else "fiu"):
+            return ""  # whole numbers are alike by chance
+        numbers, grown = found.ravel()[at], array.shape != found.shape
+        copies = np.isin(numbers, array) & (numbers != 0)
+        if not grown:
+            copies &= numbers != array.ravel()[at]
+        others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
+        if not copies.any() or not (~own & np.any([np.zeros_like(own), *others], 0)).any():
+            return ""
+        pasted = (
+            grown
+            and not alike
+            and any(
+                np.isin(other.ravel()[:256], found).all() and other.dtype == found.dtype
+                for name, other in self._given.items()
+                if name != given and other.size and other.ndim == found.ndim
+            )
+        )
+        return "" if pasted else "grown" if grown else "moved"
+
+    # ---- which pairs belong together
+
+    def _assign(self, pairs: list[tuple[str, str]], proof: str) -> None:
+        """Take pairs as states where an input has one output and an output one input, by names where there are more."""
+        returned = {output for output, _ in self._taken.values()}
+        left = {pair for pair in pairs if pair[0] not in self._taken and pair[1] not in returned}
+        while left:
+            chosen = self._alone(left) or self._by_name(left)
+            if chosen is None:
+                return
+            self._taken[chosen[0]] = chosen[1], proof
+            left = {pair for pair in left if pair[0] != chosen[0] and pair[1] != chosen[1]}
+
+    def _alone(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
+        inputs, outputs = Counter(given for given, _ in left), Counter(output for _, output in left)
+        return next((pair for pair in sorted(left) if inputs[pair[0]] == outputs[pair[1]] == 1), None)
+
+    def _by_name(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
+        """A pair whose names are more alike than those of each other pair that it rules out."""
+        best = {pair: likeness(*pair) for pair in sorted(left)}
+        for (given, returned), alike in best.items():
+            rivals = [a for (g, o), a in best.items() if (g == given) != (o == returned)]
+            if alike > max(rivals, default=0):
+                return given, returned
+        return None
+
+    # ---- one run over two segments against two runs
+
+    def _chain(self) -> None:
+        """Pair what is left so that two runs compute what one does."""
+        returned = {output for output, _ in self._taken.values()}
+        left = [pair for pair in self._proofs if pair[0] not in self._taken and pair[1] not in returned]
+        roles = self._inputs.roles
+        if not left or not {"rows", "total"}.isdisjoint(roles.values()):
+            return
+        segments = {symbol for symbol, role in roles.items() if role == "segment"}
+        length = self._inputs.sizes[min(segments)] if segments else 0
+        long = {
+            name: port.shape.index(symbol)
+            for name, port in self._ports.items()
+            for symbol in port.shape
+            if symbol in segments
+        }
+        if not long or any(name in self._taken for name in long):
+            return
+        whole = self._inputs.draw(3, dict.fromkeys(segments, 2 * length))
+        halves = [
+            {n: np.take(a, range(at, at + length), long[n]) if n in long else a for n, a in whole.items()}
+            for at in (0, length)
+        ]
+        try:
+            wanted, before = self._runner.run(whole), self._runner.run(halves[0])
+        except RunError:
+            return
+        left = [pair for pair in left if pair[0] not in long]
+        holding = [
+            pairs
+            for pairs in _assignments(left)
+            if self._equal(wanted, before, halves[1], {**dict(pairs), **{g: o for g, (o, _) in self._taken.items()}})
+        ]
+        needed = [
+            [
+                pair
+                for pair in pairs
+                if not self._equal(
+                    wanted, before, halves[1], {**dict(pairs), **{g: o for g, (o, _) in self._taken.items()}}, pair[0]
+                )
+            ]
+            for pairs in holding
+        ]
+        if len(holding) == 1:
+            self._assign(needed[0], "chained")
+
+    def _equal(self, wanted: Arrays, before: Arrays, second: Arrays, pairs: Mapping[str, str], unfed: str = "") -> bool:
+        """Whether two runs, with the pairs fed back, return what one does; `unfed` stays as it was at first."""
+        fed = {given: before[output] for given, output in pairs.items() if given != unfed}
+        try:
+            after = self._runner.run({**second, **fed})
+        except RunError:
+            return False
+        told = False
+        for output, whole in wanted.items():
+            if output in pairs.values():
+                if not _close(after[output], whole):
+                    return False
+                continue
+            unlike = [axis for axis in range(whole.ndim) if whole.shape[axis] != after[output].shape[axis]]
+            if len(unlike) == 1:
+                told = True
+                if not _close(np.concatenate([before[output], after[output]], unlike[0]), whole):
+                    return False
+        return told
+
+
+def _assignments(left: list[tuple[str, str]]) -> Iterable[list[tuple[str, str]]]:
+    """Ways to give each output one of the inputs that fit, at most `ASSIGNMENTS`, none of them twice."""
+    inputs, outputs = sorted({given for given, _ in left}), sorted({output for _, output in left})
+    few, many = sorted((inputs, outputs), key=len)
+    found = (list(zip(few, chosen, strict=True)) for chosen in permutations(many, len(few)))
+    paired = ([pair if few is inputs else pair[::-1] for pair in pairs] for pairs in found)
+    return islice((pairs for pairs in paired if all(pair in left for pair in pairs)), ASSIGNMENTS)
+
+
+def _close(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    if wanted.dtype.kind != "f":
+        return bool(np.array_equal(found, wanted))
+    scale = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros(wanted.shape)).max(initial=1.0)
+    return bool(np.allclose(found, wanted, rtol=0, atol=CLOSE * scale, equal_nan=True))

@@ -1,0 +1,112 @@
+"""`txl-deploy inspect FILE.onnx`: what a foreign graph remembers, on a narrow terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+import foreign_graphs as graphs
+import pytest
+from foreign_graphs import STATEFUL, STATELESS, exported
+from support import call_main
+
+
+class Result(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """A command in this process."""
+    return lambda *arguments: Result(*call_main(arguments, monkeypatch, capfd))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with some graphs, stood in."""
+    files = {
+        "lstm": exported(STATEFUL["lstm open"])[0],
+        "denoiser": exported(STATELESS["denoiser"])[0],
+        "gru": exported(STATELESS["gru that starts anew"])[0],
+        "both": exported(STATELESS["lstm in both directions"])[0],
+        "if": graphs.branched(),
+        "\x1b[31mred": exported(STATELESS["classifier"])[0],
+    }
+    for name, data in files.items():
+        (tmp_path / f"{name}.onnx").write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkeypatch):
+    monkeypatch.setattr("txl_deploy.console.stdout.width", 60)
+    shown = run("inspect", "lstm.onnx")
+    assert shown.code == 0
+    assert max(map(len, shown.stdout.splitlines())) <= 60
+    text = " ".join(shown.stdout.split())
+    for part in (
+        "h → hn",
+        "c → cn",
+        "proof of h, c: a recurrent operator starts from it",
+        "sequences any number, independent of one another",
+        "positions axis 1 of x; 1, 4, 5, 8 of them run",
+        "may take 30 s and 2.1 GB",
+        "operators of ai.onnx 20",
+        "[batch, time, 6]",
+        "exports no ONNX file",
+    ):
+        assert part in text, part
+    assert "txl-deploy export" not in text, "nothing is promised that fails"
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("denoiser", ("undecided: sample → out_sample", "no state: nothing", "Whoever trained it knows")),
+        ("gru", ("forgets after each call: GRU node", "hidden size 8", "no state: x is the one input with data")),
+        ("both", ("forgets after each call: LSTM node", "bidirectional: it cannot be opened")),
+        ("if", ("setting rate", "compares with 16000", "in one branch of if alone", "h → hn")),
+    ],
+)
+def test_what_is_undecided_forgotten_or_set_is_said(run, here, name, parts):
+    text = " ".join(run("inspect", f"{name}.onnx").stdout.split())
+    assert all(part in text for part in parts), text
+
+
+def test_as_json_it_is_one_document_with_everything(run, here):
+    document = json.loads(run("inspect", "lstm.onnx", "--json").stdout)
+    assert document["kind"] == "onnx"
+    assert [(state["input"], state["output"], state["proof"]) for state in document["states"]] == [
+        ("h", "hn", "recurrent"),
+        ("c", "cn", "recurrent"),
+    ]
+    assert document["inputs"][0] == {"name": "x", "dtype": "float32", "shape": ["batch", "time", 6]}
+    assert document["axes"]["independent"] is True
+    assert {found["state"] for found in document["lasting"]} == {"h", "c"}
+    assert (document["seconds"], document["stopped"]) == (30, "")
+
+
+def test_names_that_a_stranger_chose_are_not_obeyed(run, here):
+    shown = run("inspect", "\x1b[31mred.onnx")
+    assert shown.code == 0
+    assert "\x1b" not in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("lstm.onnx", "--family", "txl"), "is an ONNX file"),
+        (("text.onnx",), "no ONNX model"),
+        (("gone.onnx",), "no such file"),
+    ],
+)
+def test_what_cannot_be_inspected_is_one_line(run, here, arguments, part):
+    (here / "text.onnx").write_text("no graph")
+    found = run("inspect", *arguments)
+    assert (found.code, found.stdout) == (2, "")
+    *stages, error = found.stderr.splitlines()
+    assert part in error
+    assert not stages

@@ -1,0 +1,151 @@
+"""What is said of a foreign file: sequences, positions, how long a change lasts, what is dead, and what comes next."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import foreign_graphs as graphs
+import pytest
+import torch
+from foreign_graphs import STATEFUL, STATELESS, B, Case, D, H, exported, step
+from torch import Tensor, nn
+from txl_export.families import registry
+from txl_export.families.graph import describing
+from txl_export.families.graph.describing import GraphFacts, describe_graph
+from txl_runtime.listener import Silent
+
+
+def described(data: bytes, folder: Path, seconds: float = 30) -> GraphFacts:
+    (folder / "graph.onnx").write_bytes(data)
+    return describe_graph(folder / "graph.onnx", Silent(), seconds)
+
+
+def of_case(case: Case, folder: Path) -> GraphFacts:
+    return described(exported(case)[0], folder)
+
+
+def lasting(facts: GraphFacts) -> dict[str, tuple[int, bool]]:
+    return {found.state: (found.runs, found.itself) for found in facts.lasting}
+
+
+def test_a_window_forgets_after_as_many_runs_as_it_has_places(tmp_path):
+    facts = of_case(STATEFUL["delay line"], tmp_path)
+    assert lasting(facts) == {"line_0": (7, False)}
+    assert facts.axes is not None
+    assert (facts.axes.sequences, facts.axes.independent, facts.axes.reaching) == (B, True, [])
+
+
+def test_what_never_forgets_is_followed_to_the_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr("txl_export.families.graph.behaviour.STEPS", 20)
+    facts = of_case(STATEFUL["two sums over any length"], tmp_path)
+    assert {found.followed for found in facts.lasting} == {20}
+    assert all(found.open and found.itself for found in facts.lasting)
+
+
+def test_positions_are_found_where_they_are_open_and_where_they_are_fixed(tmp_path):
+    for name in ("lstm open", "lstm"):
+        axes = of_case(STATEFUL[name], tmp_path).axes
+        assert axes is not None
+        assert axes.segment == {"x": 1, "y": 1}
+        assert axes.batch == {"x": 0, "h": 1, "c": 1, "y": 0, "hn": 1, "cn": 1}
+        assert axes.sequences == (None if name == "lstm open" else B)
+        assert axes.lengths == ([1, 4, 5, 8] if name == "lstm open" else [])
+
+
+@pytest.mark.parametrize("name", ["growing caches and a mask", "growing caches and a mask of both lengths"])
+def test_growing_caches_are_followed_as_they_grow(name, tmp_path):
+    facts = of_case(STATEFUL[name], tmp_path)
+    assert facts.stopped == ""
+    assert {state.grows for state in facts.states} == {2}
+    assert [(found.open, found.followed) for found in facts.lasting] == [(True, 16)] * 2
+
+
+def _reaching(self: nn.Module, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Each sequence's state takes up the others', as a norm over the batch does."""
+    h = self.cell(x, h - h.mean(0, keepdim=True))  # type: ignore[operator]
+    return self.o(h), h  # type: ignore[operator]
+
+
+def _dead(self: nn.Module, x: Tensor, h: Tensor, line: Tensor) -> tuple[Tensor, ...]:
+    h = self.cell(x, h)  # type: ignore[operator]
+    return self.o(h), h, torch.cat([line[:, 1:], x[:, None]], 1)  # type: ignore[operator]
+
+
+LAYERS = {"cell": lambda: nn.GRUCell(D, H), "o": graphs.linear(H, 3)}
+
+
+def test_a_state_that_reaches_another_sequence_is_named(tmp_path):
+    case = Case(step(_reaching, **LAYERS), {"x": graphs.normal(B, D), "h": graphs.normal(B, H)}, ("y", "hn"), {})
+    axes = of_case(case, tmp_path).axes
+    assert axes is not None
+    assert (axes.independent, axes.reaching) == (False, ["h"])
+
+
+def test_a_state_that_changes_nothing_is_dead(tmp_path):
+    given = {"x": graphs.normal(B, D), "h": graphs.normal(B, H), "line": graphs.normal(B, 3, D)}
+    facts = of_case(Case(step(_dead, **LAYERS), given, ("y", "hn", "line_out"), {}), tmp_path)
+    assert [state.input for state in facts.states] == ["h", "line"]
+    assert lasting(facts)["line"] == (0, False)
+    assert lasting(facts)["h"][0] > 0
+
+
+def test_a_graph_that_draws_numbers_of_its_own_is_not_judged(tmp_path):
+    case = Case(
+        step(lambda self, x, h: (x + torch.randn(B, D), h * 0.5 + x)),
+        {"x": graphs.normal(B, D), "h": graphs.normal(B, D)},
+        ("y", "hn"),
+        {},
+    )
+    facts = of_case(case, tmp_path)
+    assert "other numbers for the same inputs" in facts.stopped
+    assert facts.states == []
+
+
+def test_what_cannot_be_run_is_told_with_what_the_nodes_say(tmp_path):
+    """Time is over before anything has run; the nodes have been read."""
+    facts = described(exported(STATELESS["gru that starts anew"])[0], tmp_path, seconds=0)
+    assert "more than 0 s" in facts.stopped
+    assert [found.op for found in facts.recurrences] == ["GRU"]
+    assert facts.axes is None
+
+
+def test_numbers_are_the_same_in_every_run(tmp_path):
+    first, second = (of_case(STATEFUL["lstm cell"], tmp_path) for _ in range(2))
+    assert first == second
+
+
+def test_the_line_to_type_is_printed_once_there_is_something_that_takes_it(tmp_path, monkeypatch):
+    facts = of_case(STATEFUL["lstm"], tmp_path)
+    assert "exports no ONNX file" in facts.next
+    assert "docs/own-models.md" in facts.next
+    monkeypatch.setitem(registry.FAMILIES, "graph", "txl_export.families.graph")
+    line = describing.what_next(Path("a b.onnx"), facts)
+    assert line == "txl-deploy export 'a b.onnx' --state h=hn --state c=cn"
+
+
+def test_a_graph_without_state_needs_nothing(tmp_path):
+    assert "ONNX Runtime is all" in of_case(STATELESS["classifier"], tmp_path).next
+    assert "exports no ONNX file" in of_case(STATELESS["gru that starts anew"], tmp_path).next
+
+
+SILERO = importlib.util.find_spec("silero_vad")
+
+
+@pytest.mark.skipif(SILERO is None, reason="make packages installs silero-vad")
+@pytest.mark.parametrize("name", ["silero_vad", "silero_vad_16k_op15"])
+def test_silero_vad_keeps_one_state_and_needs_64_samples_in_front(name):
+    assert SILERO is not None
+    assert SILERO.submodule_search_locations
+    facts = describe_graph(Path(SILERO.submodule_search_locations[0]) / "data" / f"{name}.onnx", Silent())
+    assert [(state.input, state.output, state.proof) for state in facts.states] == [("state", "stateN", "recurrent")]
+    state = facts.states[0]
+    assert (state.shape[0], state.shape[2], type(state.shape[1])) == (2, 128, str)
+    assert facts.axes is not None
+    assert (facts.axes.sequences, facts.axes.independent) == (None, True)
+    assert (facts.axes.batch["state"], facts.axes.segment) == (1, {"input": 1})
+    assert (64, 128) in {(found.before, found.step) for found in facts.windows if not found.padded}
+    if name == "silero_vad":
+        assert facts.settings == {"sr": [16000]}
+        assert (32, 64) in {(found.before, found.step) for found in facts.windows}  # at 8 kHz
+    assert "sr" in {port.name for port in facts.inputs}

@@ -1,0 +1,127 @@
+"""Which inputs and outputs of a foreign graph are one state: found, not invented, and said where it cannot be known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import foreign_graphs as graphs
+import pytest
+import torch
+from foreign_graphs import STATEFUL, STATELESS, Case, exported, paired, step
+
+EXPORTS = [
+    *((name, None) for name in STATEFUL),
+    *((name, 1) for name, case in STATEFUL.items() if not case.named),
+]
+"""Each with its own names, and with odd ones in another order."""
+
+
+@pytest.mark.parametrize(("name", "odd"), EXPORTS)
+def test_every_state_is_found_with_its_output(name: str, odd: int | None, tmp_path: Path) -> None:
+    data, pairs = exported(STATEFUL[name], odd)
+    found, _ = paired(data, tmp_path)
+    assert {state.input: state.output for state in found.states} == pairs
+
+
+@pytest.mark.parametrize("odd", [None, 1])
+@pytest.mark.parametrize("name", STATELESS)
+def test_no_state_is_invented(name: str, odd: int | None, tmp_path: Path) -> None:
+    found, _ = paired(exported(STATELESS[name], odd)[0], tmp_path)
+    assert found.states == []
+
+
+def test_there_are_many_of_both() -> None:
+    assert len(EXPORTS) >= 60
+    assert len(STATELESS) >= 20
+    returning = [
+        case
+        for case in STATELESS.values()
+        for result in _results(case)
+        if any(result.shape == given.shape for given in case.given.values())
+    ]
+    assert len(returning) >= 15, "a graph that returns nothing of an input's shape tempts nobody"
+
+
+def _results(case: Case) -> tuple[torch.Tensor, ...]:
+    found = case.make()(*case.given.values())
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("dynamo", ["gru cell", "lstm of two layers", "convolutions"])
+def test_what_the_newer_exporter_writes_is_found_too(dynamo: str, tmp_path: Path) -> None:
+    data, pairs = exported(STATEFUL[dynamo], 3, dynamo=True)
+    found, _ = paired(data, tmp_path)
+    assert {state.input: state.output for state in found.states} == pairs
+
+
+def test_what_a_scan_carries_is_a_state(tmp_path: Path) -> None:
+    found, _ = paired(graphs.scanned(), tmp_path)
+    assert [(state.input, state.output, state.proof) for state in found.states] == [("b", "d", "recurrent")]
+
+
+def test_each_kind_of_proof_is_needed_by_some_model(tmp_path: Path) -> None:
+    wanted = {
+        ("lstm", 1): {"recurrent"},
+        ("window of keys and values", 1): {"moved"},
+        ("growing cache", 1): {"grown"},
+        ("gru cell", 1): {"cell"},
+        ("lstm cell", 1): {"cell", "emitted"},
+        ("convolution, tail of its input", 1): {"window"},
+        ("ring", 1): {"counted", "written"},
+        ("two sums over any length", 1): {"chained"},
+        ("elman", None): {"named"},
+    }
+    for (name, odd), proofs in wanted.items():
+        found, _ = paired(exported(STATEFUL[name], odd)[0], tmp_path)
+        assert {state.proof for state in found.states} == proofs, name
+
+
+def test_a_state_without_a_sign_of_it_is_undecided_and_says_who_else_would_fit(tmp_path: Path) -> None:
+    make = step(graphs._elman, i=graphs.linear(8, 8), h=graphs.linear(8, 8), o=graphs.linear(8, 2))
+    case = Case(make, {"a": graphs.normal(2, 8), "b": graphs.normal(2, 8)}, ("y", "c"), {})
+    found, _ = paired(exported(case)[0], tmp_path)
+    assert found.states == []
+    assert [(each.input, each.outputs) for each in found.undecided] == [("a", ("c",)), ("b", ("c",))]
+    assert "b would fit as well" in found.undecided[0].why
+
+
+def test_two_sums_are_told_apart_by_what_two_runs_compute(tmp_path: Path) -> None:
+    """Names that say the contrary are not believed where runs decide."""
+    case = STATEFUL["two sums over any length"]
+    misled = Case(
+        case.make, {"x": case.given["x"], "p": case.given["s"], "q": case.given["r"]}, ("y", "pn", "qn"), {}, case.free
+    )
+    found, _ = paired(exported(misled)[0], tmp_path)
+    assert {state.input: state.output for state in found.states} == {"p": "qn", "q": "pn"}
+
+
+@pytest.mark.parametrize("name", [name for name, case in STATEFUL.items() if case.named])
+def test_without_the_names_that_are_needed_nothing_wrong_is_said(name: str, tmp_path: Path) -> None:
+    data, pairs = exported(STATEFUL[name], 1)
+    found, _ = paired(data, tmp_path)
+    said = {state.input: state.output for state in found.states}
+    assert said.items() < pairs.items()
+    assert {each.input for each in found.undecided} >= pairs.keys() - said.keys()
+
+
+def test_two_outputs_that_are_one_are_not_told_apart(tmp_path: Path) -> None:
+    def run(self: torch.nn.Module, x: torch.Tensor, s: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = (s + r)[:, None] / 2 + torch.cumsum(x, 1)
+        return y, y[:, -1], y[:, -1] * 1.0
+
+    given = {"x": graphs.normal(2, 4, 6), "s": graphs.normal(2, 6), "r": graphs.normal(2, 6)}
+    free = {"x": {1: "time"}, "y": {1: "time"}}
+    found, _ = paired(exported(Case(step(run), given, ("y", "u", "v"), {}, free))[0], tmp_path)
+    assert found.states == []
+    assert {"s", "r"} <= {each.input for each in found.undecided if each.outputs == ("u", "v")}
+
+
+def test_what_is_returned_as_it_is_is_no_state(tmp_path: Path) -> None:
+    found, _ = paired(exported(STATELESS["picture that is returned"])[0], tmp_path)
+    assert found.data == {"state_in": "is returned as it is: state_out"}
+
+
+def test_the_one_input_with_data_is_no_state_whatever_it_is_called(tmp_path: Path) -> None:
+    found, _ = paired(exported(STATELESS["autoencoder with a state's names"])[0], tmp_path)
+    assert "nothing new would ever come in" in found.data["state"]
+    assert not found.undecided

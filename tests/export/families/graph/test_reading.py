@@ -1,0 +1,96 @@
+"""Foreign files that are no ONNX models, or not such as anybody would take over: each refused in one line."""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from txl_export.families.graph import reading
+from txl_export.families.graph.reading import Port, read_foreign
+from txl_runtime.errors import CheckpointError
+
+
+def model(inputs=("x",), outputs=("y",), nodes=None, **more) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes or [helper.make_node("Identity", [inputs[0]], [outputs[0]])],
+        "g",
+        [value(name, TensorProto.FLOAT, ["batch", None, 3]) for name in inputs],
+        [value(name, TensorProto.FLOAT, ["batch", None, 3]) for name in outputs],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], **more)
+
+
+def test_names_dtypes_and_sizes_are_read_and_open_ones_are_told_apart(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(model().SerializeToString())
+    found = read_foreign(tmp_path / "m.onnx")
+    assert found.inputs == (Port("x", "float32", ("batch", "input x axis 1", 3)),)
+    assert found.outputs == (Port("y", "float32", ("batch", "output y axis 1", 3)),)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "no graph with outputs"),
+        (b"text", "no ONNX model"),
+        (b"PK\3\4" * 20, "no ONNX model"),
+        (model().SerializeToString()[:-9], "no ONNX model"),
+        (model(("x", "x")).SerializeToString(), "two of its inputs have one name"),
+    ],
+)
+def test_what_is_no_model_is_refused(data, said, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(data)
+    with pytest.raises(CheckpointError, match=said) as refused:
+        read_foreign(tmp_path / "m.onnx")
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("old", [b"\x0a\x01x", b"batch", b"Identity"])
+def test_names_that_are_no_text_are_refused(old, tmp_path):
+    """onnx has them as bytes, wherever they stand."""
+    data = model().SerializeToString()
+    assert old in data
+    (tmp_path / "m.onnx").write_bytes(data.replace(old, old[:-1] + b"\xff"))
+    with pytest.raises(CheckpointError, match="no UTF-8"):
+        read_foreign(tmp_path / "m.onnx")
+
+
+def test_too_many_nodes_are_refused_wherever_they_stand(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_NODES", 3)
+    inner = helper.make_graph([helper.make_node("Identity", ["x"], [f"{at}"]) for at in range(3)], "inner", [], [])
+    node = helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
+    (tmp_path / "m.onnx").write_bytes(model(nodes=[node]).SerializeToString())
+    with pytest.raises(CheckpointError, match="4 nodes or more, expected at most 3"):
+        read_foreign(tmp_path / "m.onnx")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "m.onnx")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_foreign(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("../weights", "expected a file beside it"), ("/etc/passwd", "beside it"), ("gone", "copy it too")],
+)
+def test_weights_lie_beside_the_graph_or_the_file_is_refused(place, said, tmp_path):
+    made = model()
+    tensor = made.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=place)
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(CheckpointError, match=said):
+        read_foreign(tmp_path / "m.onnx")
+
+
+def test_weights_beside_the_graph_are_counted(tmp_path):
+    made = model()
+    tensor = made.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="weights")
+    (tmp_path / "weights").write_bytes(b"\0" * 1000)
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    assert read_foreign(tmp_path / "m.onnx").bytes == 1000 + len(made.SerializeToString())

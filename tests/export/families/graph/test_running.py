@@ -1,0 +1,136 @@
+"""A foreign graph in a process of its own: it may die, take too long or ask for too much, and nothing else ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from foreign_graphs import STATEFUL, exported
+from onnx import TensorProto, helper, numpy_helper
+from txl_export.families.graph.reading import Foreign, read_foreign
+from txl_export.families.graph.running import EndedError, RunError, Runner
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Foreign:
+    """A small graph on a disk."""
+    path = tmp_path / "cell.onnx"
+    path.write_bytes(exported(STATEFUL["gru cell"])[0])
+    return read_foreign(path)
+
+
+def feeds(cell: Foreign) -> dict[str, np.ndarray]:
+    return {
+        port.name: np.ones([2 if isinstance(size, str) else size for size in port.shape], np.float32)
+        for port in cell.inputs
+    }
+
+
+def gone(runner: Runner) -> bool:
+    """Whether the helper is no process any more."""
+    return runner._process.poll() is not None
+
+
+def test_runs_return_what_the_graph_computes_and_the_helper_ends_with_them(cell):
+    with Runner(cell) as runner:
+        first, second = runner.run(feeds(cell)), runner.run(feeds(cell))
+        assert {name: array.shape for name, array in first.items()} == {"y": (2, 3), "new_h_0": (2, 8)}
+        assert all(np.array_equal(first[name], second[name]) for name in first)
+        assert runner.runs == 2
+        assert not gone(runner)
+    assert gone(runner)
+
+
+def test_what_onnx_runtime_refuses_is_one_line_and_the_next_run_goes_on(cell):
+    with Runner(cell) as runner:
+        with pytest.raises(RunError) as refused:
+            runner.run({name: array[:, :3] for name, array in feeds(cell).items()})
+        assert str(refused.value).isprintable()
+        assert runner.run(feeds(cell))
+
+
+def test_a_graph_that_does_not_open_is_refused_and_the_helper_ends(tmp_path):
+    graph = helper.make_graph(
+        [helper.make_node("Nothing", ["x"], ["y"], domain="of.nobody")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("of.nobody", 1)]
+    path = tmp_path / "unknown.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+    runner = Runner(read_foreign(path))
+    with pytest.raises(RunError, match="Nothing"), runner:
+        pass
+    assert gone(runner)
+
+
+def test_a_helper_that_dies_is_told_with_its_signal(cell):
+    with Runner(cell) as runner:
+        os.kill(runner._process.pid, signal.SIGSEGV)
+        with pytest.raises(EndedError, match="SIGSEGV"):
+            runner.run(feeds(cell))
+
+
+def test_an_interrupt_ends_the_helper(cell):
+    def interrupted(runner: Runner) -> None:
+        with runner:
+            raise KeyboardInterrupt
+
+    runner = Runner(cell)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(runner)
+    assert gone(runner)
+
+
+def looping(folder: Path, turns: int) -> Foreign:
+    """A graph that multiplies in a loop: as long as it is told."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("MatMul", ["s", "s"], ["t"]), helper.make_node("Identity", ["go"], ["on"])],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("s", TensorProto.FLOAT, [64, 64])],
+        [value("on", TensorProto.BOOL, []), value("t", TensorProto.FLOAT, [64, 64])],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["turns", "", "x"], ["y"], "loop", body=body)],
+        "g",
+        [value("x", TensorProto.FLOAT, [64, 64])],
+        [value("y", TensorProto.FLOAT, [64, 64])],
+        [numpy_helper.from_array(np.array(turns), "turns")],
+    )
+    path = folder / "loop.onnx"
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    )
+    return read_foreign(path)
+
+
+def test_a_graph_that_does_not_end_is_ended(tmp_path):
+    with Runner(looping(tmp_path, 2**40), seconds=2) as runner:
+        with pytest.raises(EndedError, match="more than 2 s"):
+            runner.run({"x": np.zeros((64, 64), np.float32)})
+        with pytest.raises(EndedError, match="more than 2 s"):
+            runner.run({"x": np.zeros((64, 64), np.float32)})
+    assert runner._process.returncode == -signal.SIGKILL, "it was busy, and did not wait to be told"
+
+
+def test_a_graph_that_asks_for_more_memory_than_it_may_is_refused(tmp_path):
+    graph = helper.make_graph(
+        [helper.make_node("Expand", ["x", "shape"], ["y"]), helper.make_node("ReduceSum", ["y"], ["z"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array([2**32]), "shape")],
+    )
+    path = tmp_path / "large.onnx"
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    )
+    with Runner(read_foreign(path)) as runner, pytest.raises((RunError, EndedError)) as refused:
+        runner.run({"x": np.zeros(1, np.float32)})
+    assert str(refused.value).isprintable()
+    assert gone(runner)
