@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener, Silent
 
+from txl_export.families.graph.against_module import verify_file
 from txl_export.families.own_module.sources import asked_module
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import VerifyRequest, family_of_bundle
@@ -66,6 +67,17 @@ def verify(
     """
     if segments is not None and not 1 <= segments <= 1_000_000:
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
+    if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
+        others = {"--checkpoint": checkpoint, "--text": text, "--tokens": tokens, "--against": against}
+        others |= {"--threads": threads, "--backend": None if backend in ("auto", "cpu") else backend}
+        if wrong := [name for name, value in others.items() if value is not None]:
+            raise UsageError(f"{bundle}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
+        asked = asked_module(module, weights, adapter, config)
+        if asked is None:
+            raise UsageError(f"{bundle}: is an ONNX file, expected the module to compare it with; give --module")
+        arrays = {} if inputs is None else read_samples(Path(inputs))
+        beside = weights if adapter is None else None
+        return verify_file(Path(bundle), asked, beside, states or {}, arrays, segments, listener or Silent())
     if against is None and (inputs is not None or states is not None):
         raise UsageError("--inputs and --state are for --against FILE.onnx; give it, or leave them out")
     if against is not None:

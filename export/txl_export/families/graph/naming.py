@@ -54,9 +54,26 @@ def likeness(given: str, returned: str) -> int:
     return 2 if timed or bare & STATES else 1
 
 
+def kinship(name: str, other: str) -> int:
+    """How much two names say that they are of one thing: 3 the same name, 2 the same beside words of time, sides and
+    "state", 1 the same but for one letter that stands for a side, 0 another.
+    """
+    if name == other:
+        return 3
+    one, two = _bare(name), _bare(other)
+    return 2 if one == two else 1 if _same(one, two) else 0
+
+
 def speaks_of(name: str, *words: str) -> bool:
     """Whether one of a name's words begins with one of these."""
     return any(part.startswith(words) for part in _words(name))
+
+
+def _bare(name: str) -> list[str]:
+    """A name's words without those of time and sides, and without "state" where anything else is left."""
+    words = _words(name)
+    stem = [word for word in words if word not in LATER | EARLIER | SIDES] or words
+    return [word for word in stem if word not in ("state", "states")] or stem
 
 
 def _same(stem: list[str], other: list[str]) -> bool:

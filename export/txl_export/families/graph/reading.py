@@ -48,6 +48,7 @@ class Foreign:
         path: of the file.
         model: as onnx has it.
         inputs, outputs: without inputs that have a value in the file.
+        optional: inputs that have one, which is taken where a call does not give another.
         bytes: of the file, and of the weights beside it.
     """
 
@@ -56,6 +57,7 @@ class Foreign:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     bytes: int
+    optional: tuple[Port, ...] = ()
 
 
 def read_foreign(path: Path) -> Foreign:
@@ -74,13 +76,14 @@ def read_foreign(path: Path) -> Foreign:
     graph = model.graph
     given = {tensor.name for tensor in graph.initializer} | {tensor.values.name for tensor in graph.sparse_initializer}
     inputs = tuple(_port(value, "input") for value in graph.input if value.name not in given)
+    optional = tuple(_port(value, "input") for value in graph.input if value.name in given)
     outputs = tuple(_port(value, "output") for value in graph.output)
     for ports, side in ((inputs, "inputs"), (outputs, "outputs")):
         if len({port.name for port in ports}) != len(ports):
             raise CheckpointError(f"{path}: two of its {side} have one name, expected a name for each; export it again")
         if len(ports) > MOST_SIDES:
             raise CheckpointError(f"{path}: {len(ports)} {side}, expected at most {MOST_SIDES}; no model has so many")
-    return Foreign(path, model, inputs, outputs, len(data) + _beside(model, path))
+    return Foreign(path, model, inputs, outputs, len(data) + _beside(model, path), optional)
 
 
 def parse(data: bytes, where: str) -> Any:

@@ -1,0 +1,194 @@
+"""An ONNX file that somebody else made, proven against the module that it was made of.
+
+Chains, limits and gates are those by which a bundle of the module is judged; the file stands in for that bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import numpy_helper
+from txl_report.schema.verification import Gate
+from txl_runtime.errors import BackendError, UsageError, some
+from txl_runtime.ladder import float32_limit
+from txl_runtime.listener import Listener
+from txl_runtime.selftest import relative_difference
+from txl_runtime.types import Array
+
+from txl_export.families.graph.matching import Wiring, the_right, ways_in, ways_out
+from txl_export.families.graph.naming import kinship
+from txl_export.families.graph.reading import read_foreign
+from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.graph.standing_in import FileModel, Wired
+from txl_export.families.own_module.loading import importable
+from txl_export.families.own_module.module_call import Eager
+from txl_export.families.own_module.plan import Plan, make_plan
+from txl_export.families.own_module.reference import ModuleReference
+from txl_export.families.own_module.sizes import fresh_states, output_specs, random_inputs
+from txl_export.families.own_module.sources import read_source, whose_code
+from txl_export.families.own_module.spec import VALID
+from txl_export.proof.bits import named
+from txl_export.proof.parity import Parity
+from txl_export.proof.verification import verify_model
+
+SEQUENCES = 3
+"""Of a file that takes any number of them: so many run beside each other at most."""
+SECONDS = 900.0
+"""That all runs of the file may take, with the module's between them."""
+TRIED = 3
+"""Segments in which an order has to be right that no name tells."""
+
+
+def verify_file(
+    path: Path,
+    module: Any,
+    weights: str | Path | None,
+    pairs: Mapping[str, str],
+    arrays: Mapping[str, Array],
+    segments: int | None,
+    heard: Listener,
+) -> Parity:
+    """Compare an ONNX file with a module over chained segments.
+
+    Args:
+        path: of the file. ONNX Runtime runs it in a process of its own, within bounds of time and memory.
+        module, weights: as `read_source`.
+        pairs: inputs of the file that are states, with the outputs that are their next values, where names do not tell.
+        arrays: real inputs by the module's names, and by the file's names what every call of it is given besides.
+        segments: of the longest chain, or None.
+        heard: hears of progress and warnings.
+
+    Raises:
+        CheckError: the file cannot be this module's, or does not run where the module does.
+        TxlError: the file cannot be read or run, or the module does not do what its specification says.
+    """
+    foreign = read_foreign(path)
+    if whose := whose_code(module):
+        heard.warn(f"{whose} is run on this machine")
+    spec, name = read_source(module, weights)
+    if absent := [entry.name for entry in spec.states if entry.initial is None]:
+        raise UsageError(
+            f"{name}: state {absent[0]} is absent before the first step, expected one that is there, because a file "
+            "takes it in every step; say what it is given first (initial= of its StateSpec)"
+        )
+    own = {entry.name for entry in spec.inputs}
+    samples, given = ({key: one for key, one in arrays.items() if (key in own) is mine} for mine in (True, False))
+    logits = [replace(one, role=None if one.role == "logits" else one.role) for one in output_specs(spec)]
+    spec = replace(spec, outputs=logits, samples=samples or spec.samples)  # what a file returns is not normalised
+    ins = ways_in(str(path), spec, foreign.inputs, foreign.optional, pairs, given)
+    lengths = () if ins[0].length is None else (ins[0].length,)
+    with importable(module):
+        plan = make_plan(spec, ins[0].batch or SEQUENCES, lengths, heard)
+        heard.stage(f"open {path.name}")
+        try:
+            with Runner(foreign, SECONDS) as runner:
+                file = Wired(foreign, runner)
+                wiring = _matched(file, plan, ins)
+                _tell(wiring, plan, heard)
+                model, reference = FileModel(plan, file, wiring), ModuleReference(plan)
+                found = verify_model(
+                    lambda: model, reference, name, spec.samples, segments, heard, idle=plan.idle, odd=False
+                )
+        except RunError as error:
+            raise UsageError(f"{path}: ONNX Runtime does not open it: {error}; export it again") from None
+        except EndedError as error:
+            raise BackendError(f"{path}: {error}; try fewer --segments, or export it again") from None
+    defaults = {tensor.name: tensor for tensor in foreign.model.graph.initializer}
+    starts = {one: defaults[port] for one, port in wiring.takes.items() if port in defaults}
+    found = replace(found, gates=(*found.gates, *_first_states(plan, starts)))
+    return replace(found, advice=_told(found, plan, wiring, model.engine.still))
+
+
+def _matched(file: Wired, plan: Plan, ins: Sequence[Wiring]) -> Wiring:
+    """The way in which the file's inputs and outputs are the module's; where names leave several, the one that holds
+    in some segments.
+    """
+    spec, batch, length, draws = plan.spec, plan.batch_size, plan.segment_lengths[0], np.random.default_rng(5)
+    eager, counts = Eager(spec), torch.full((batch,), length, dtype=torch.int32)
+    begun, calls = _arrays(states := fresh_states(spec, batch)), list[tuple[dict[str, Array], dict[str, Array]]]()
+    for _ in range(TRIED):
+        inputs = random_inputs(spec, batch, length, draws, spec.samples)
+        outputs, after = eager(inputs, states, counts)
+        calls.append((_arrays(inputs | {VALID: counts}), named(_arrays(outputs), _arrays(after))))
+        states = dict(after)
+
+    def holds(way: Wiring) -> bool:
+        held = begun
+        for inputs, wanted in calls:
+            try:
+                found = file.run(way, inputs | held)
+                returned = {key: found[port] for key, port in way.returns.items()}
+                if any(relative_difference(returned[key], wanted[key]) > float32_limit() for key in returned):
+                    return False
+            except (RunError, ValueError):  # the second is of other shapes
+                return False
+            held = {name: returned.get(f"state {name}", values) for name, values in held.items()}
+        return True
+
+    first, wanted = calls[0]
+    try:
+        outs = [way for one in ins for way in ways_out(str(file.path), one, wanted, file.run(one, first | begun))]
+    except RunError as error:
+        raise file.stopped(ins[0], first | begun, error) from None
+    return the_right(str(file.path), outs, holds)
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+
+
+def _tell(wiring: Wiring, plan: Plan, heard: Listener) -> None:
+    """Say what the states were taken for, and what the file lacks."""
+    lacking = [f"takes nothing for {one.name}" for one in plan.spec.inputs if one.name not in wiring.takes]
+    for state in plan.spec.states:
+        port, after = wiring.takes.get(state.name), wiring.returns.get(f"state {state.name}")
+        lacking += [f"takes nothing for state {state.name}"] * (port is None)
+        lacking += [f"returns nothing for state {state.name}"] * (after is None)
+        if port and after and min(kinship(state.name, port), kinship(state.name, after)) < 2:
+            heard.warn(f"state {state.name} is taken for the file's {port} and {after}")
+    for said in lacking:
+        heard.warn(f"the file {said}")
+
+
+def _first_states(plan: Plan, starts: Mapping[str, Any]) -> list[Gate]:
+    """The gate on states for which the file has values of its own, which it takes where a call gives none."""
+    fresh, limit, worst = _arrays(fresh_states(plan.spec, plan.batch_size)), float32_limit(), 0.0
+    for name, tensor in starts.items():
+        if name in fresh:
+            own = np.broadcast_to(numpy_helper.to_array(tensor), fresh[name].shape)
+            worst = max(worst, relative_difference(own, fresh[name]))
+    return [Gate("first state of the file max abs (relative)", worst, limit, worst <= limit)] if starts else []
+
+
+def _told(found: Parity, plan: Plan, wiring: Wiring, still: set[str]) -> str:
+    """Where the two part first, and what that says."""
+    limit = float32_limit()
+    for chain in found.chains:
+        parting = {
+            f"{kind} {name}": next((at for at, most in enumerate(one.tensor.most) if not (most or 0) <= limit), None)
+            for kind, tensors in (("output", chain.outputs), ("state", chain.states))
+            for name, one in tensors.items()
+        }
+        places = [at for at in parting.values() if at is not None]
+        if not places:
+            continue
+        at = min(places) * chain.chain.every
+        names = [key for key, place in parting.items() if place == min(places)]
+        dead = [name for name in still - plan.idle if f"state {name}" in names or at]
+        if dead:
+            why = f"state {some(dead)} comes back as it went in"
+        elif chain is not found.chains[0]:
+            why = "whole segments of the longest chain agree, so look at resets, at idle sequences and at lengths"
+        elif at:
+            why = "the first segments agree, so look at what is fed back, at its order, and at what counts steps"
+        elif all(key.startswith("state ") for key in names):
+            why = "the outputs agree, so look at what is returned as the next state"
+        else:
+            why = "a single step differs, so look at weights, inputs, arithmetic and modes"
+        return f"they part first in segment {at + 1} of {chain.name}, at {some(names, 4)}: {why}"
+    return found.advice
