@@ -16,7 +16,7 @@ VERBS = {
     "inspect": "Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds.",
     "export": "Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle.",
     "build": "Build an engine of each program and put it into the bundle.",
-    "verify": "Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails.",
+    "verify": "Compare a bundle or an ONNX file with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
     "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",
     "score": "Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.",

@@ -43,10 +43,10 @@ def verify(
     threads: int | None = None,
     listener: Listener | None = None,
 ) -> Parity:
-    """Compare a bundle with PyTorch over chained segments.
+    """Compare a bundle, or an ONNX file made elsewhere, with PyTorch over chained segments.
 
     Args:
-        bundle: its folder.
+        bundle: its folder; or an ONNX file, which needs `module` or `adapter` and runs in a process of its own.
         checkpoint: what it was exported from, so that the import is repeated; without it the reference is
             rebuilt from the bundle's own weights.
         module, weights: of a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights; without it the
@@ -56,8 +56,8 @@ def verify(
         text, tokens: real text for the distribution and task gates.
         segments: of the longest chain.
         against: in place of PyTorch, an ONNX file made elsewhere, which ONNX Runtime runs in this process.
-        inputs, states: with `against`: an .npz file of real inputs, and of what the file takes besides; and the file's
-            inputs that are states, with the outputs that are their next values, where their names do not tell.
+        inputs, states: with an ONNX file: an .npz file of real inputs, and of what it takes besides; and those of its
+            inputs that are states, with the outputs that are their next values, where names do not tell.
         backend, threads: as `txl_runtime.load`.
         listener: hears of progress and warnings.
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
-from onnx import version_converter
+from onnx import helper, numpy_helper, version_converter
 from torch import Tensor, nn
 from torch.nn import functional
 from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
@@ -39,7 +40,7 @@ class Lstm(Wrong):
     def __init__(self) -> None:
         super().__init__()
         self.rnn, self.head = nn.LSTM(D, H, 2, batch_first=True), nn.Linear(H, D)
-        self.norm, self.drop = nn.LayerNorm(D), nn.Dropout(0.3)
+        self.norm = nn.LayerNorm(D)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Any:
         x = self.norm(x) if self.right("normaliser lost") else x
@@ -50,7 +51,7 @@ class Lstm(Wrong):
         if not self.right("layers upside down"):
             h, c = h.flip(0), c.flip(0)
         if not self.right("half precision inside"):
-            x = x.half().float()
+            x, h, c = (one.half().float() for one in (x, h, c))
         if not self.right("first state that is not the module's"):
             h = h + 0.1 * (h.abs().amax((0, 2), keepdim=True) == 0)
         y, (after, cell) = self.rnn(x, (h, c))
@@ -62,8 +63,6 @@ class Lstm(Wrong):
             _, (after, cell) = self.rnn(x[:, :-1], (h, c))
         if not self.right("state of the first layer"):
             after = after[:1].repeat(2, 1, 1)
-        if not self.right("dropout in training mode"):
-            y = functional.dropout(y, 0.3, True)
         if not self.right("an activation twice"):
             y = torch.tanh(y)
         if not self.right("states swapped"):
@@ -200,7 +199,7 @@ class Average(Wrong):
 
     def forward(self, level: Tensor, mean: Tensor, count: Tensor) -> Any:
         if not self.right("wrong from the second step on"):
-            mean = mean * (count < 1)
+            mean = mean * (count < 1)[:, None]
         after = count + 1
         mean = mean + (level.float() - mean) / after[:, None]
         if not self.right("noise"):
@@ -354,3 +353,79 @@ def _name(case: Outside, name: str, end: str, odd: str) -> str:
     if case.names is None:
         return odd
     return case.names.get(f"{name}{end}", f"{name}{end}")
+
+
+def _node(graph: onnx.GraphProto, operator: str) -> onnx.NodeProto:
+    return next(node for node in graph.node if node.op_type == operator)
+
+
+def dropout_in_training(model: onnx.ModelProto) -> None:
+    """Half of the values that a recurrence returns are zero, others in each call."""
+    graph, after = model.graph, _node(model.graph, "MatMul")
+    graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "ratio"))
+    graph.initializer.append(numpy_helper.from_array(np.array(True), "training"))
+    made = helper.make_node("Dropout", [after.input[0], "ratio", "training"], ["dropped"])
+    graph.node.insert([*graph.node].index(after), made)
+    after.input[0] = "dropped"
+
+
+def starts_anew(model: onnx.ModelProto) -> None:
+    """The recurrence begins with zeros in every call; the state is an input still, and read by nothing."""
+    node = _node(model.graph, "GRU")
+    del node.input[5:]
+
+
+def other_gate(model: onnx.ModelProto) -> None:
+    """The reset gate comes before the product, as in the first papers and not as in PyTorch."""
+    node = _node(model.graph, "GRU")
+    next(one for one in node.attribute if one.name == "linear_before_reset").i = 0
+
+
+def other_weights(model: onnx.ModelProto) -> None:
+    """Those of another training: a matrix is a hundredth larger."""
+    tensor = max(model.graph.initializer, key=lambda one: one.dims)
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.01), tensor.name))
+
+
+def other_epsilon(model: onnx.ModelProto) -> None:
+    """A normalisation's epsilon is that of another framework."""
+    next(one for one in _node(model.graph, "LayerNormalization").attribute if one.name == "epsilon").f = 1e-2
+
+
+def batch_of_one(model: onnx.ModelProto) -> None:
+    """The recurrence begins with a constant, traced with one sequence, where the sizes are declared open."""
+    shape = (1, 1, H)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), "fixed"))
+    _node(model.graph, "GRU").input[5] = "fixed"
+
+
+def without_input(name: str) -> Callable[[onnx.ModelProto], None]:
+    """An input is a constant of ones."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        (port,) = (one for one in model.graph.input if one.name == name)
+        sizes = [size.dim_value for size in port.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(sizes, np.float32), name))
+        model.graph.input.remove(port)
+
+    return edit
+
+
+def optional(name: str, value: float) -> Callable[[onnx.ModelProto], None]:
+    """An input has a value in the file, which is taken where a call gives none."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        (port,) = (one for one in model.graph.input if one.name == name)
+        sizes = [size.dim_value for size in port.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(np.full(sizes, value, np.float32), name))
+
+    return edit
+
+
+def not_returned(name: str) -> Callable[[onnx.ModelProto], None]:
+    """An output is left out."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        model.graph.output.remove(next(one for one in model.graph.output if one.name == name))
+
+    return edit

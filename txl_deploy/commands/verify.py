@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export, parse_pairs
+from txl_deploy.commands.options import Backend, Json, Threads, like_export, parse_pairs
 from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, number, print_json, rows_table, stderr, stdout
 from txl_deploy.extras import lean_heap, require_export
@@ -16,7 +16,12 @@ from txl_deploy.parity_tables import print_parity
 
 
 def run(
-    bundle: Bundle,
+    bundle: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BUNDLE", help="A bundle; with --module, an ONNX file made elsewhere.", show_default=False
+        ),
+    ],
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="The checkpoint it came from, to repeat the import.")
     ] = None,
@@ -35,11 +40,11 @@ def run(
     ] = None,
     inputs: Annotated[
         Path | None,
-        typer.Option("--inputs", help="With --against: an .npz file of real inputs, and of the file's constants."),
+        typer.Option("--inputs", help="With an ONNX file: an .npz file of real inputs, and of the file's constants."),
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", help="With --against: IN=OUT, an input of the file and its next value; repeat."),
+        typer.Option("--state", help="With an ONNX file: IN=OUT, an input of it and its next value; repeat."),
     ] = None,
     backend: Backend = "auto",
     threads: Threads = None,
@@ -53,7 +58,7 @@ def run(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Compare a bundle with PyTorch over chained segments; exit code 1 when a gate fails."""
+    """Compare a bundle or an ONNX file with PyTorch over chained segments; exit code 1 when a gate fails."""
     require_export("verify")
     lean_heap()
     import txl_export

@@ -181,7 +181,7 @@ def _told(found: Parity, plan: Plan, wiring: Wiring, still: set[str]) -> str:
         names = [key for key, place in parting.items() if place == min(places)]
         dead = [name for name in still - plan.idle if f"state {name}" in names or at]
         if dead:
-            why = f"state {some(dead)} comes back as it went in"
+            why = f"the file returns {some(dead)} as it was given"
         elif chain is not found.chains[0]:
             why = "whole segments of the longest chain agree, so look at resets, at idle sequences and at lengths"
         elif at:

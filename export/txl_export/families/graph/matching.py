@@ -3,108 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import TypeAlias
 
-from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.types import Array
 
 from txl_export.families.graph.naming import kinship, likeness
 from txl_export.families.graph.reading import Port
-from txl_export.families.own_module.spec import VALID, StateSpec, StepSpec
+from txl_export.families.own_module.spec import VALID, InputSpec, StateSpec, StepSpec
 
 MOST = 120
-"""Ways to match what names do not tell, of which each is run."""
-ADVICE = "call the inputs, states and outputs of the StepSpec as the file does, or give --state IN=OUT for each state"
+"""Ways to match what names do not tell that are looked at."""
+ADVICE = "call the inputs, states and outputs of the StepSpec as the file does"
+Fits: TypeAlias = Mapping[str, Sequence[str]]
+"""Names of a step's, and for each the names of the graph's that it can be."""
 
 
 @dataclass(frozen=True)
-class Slot:
-    """An input or state of a step, which the graph has to take.
-
-    Attributes:
-        name: in the specification.
-        kind: of its values, as NumPy has it: f, i or b.
-        axes: its sizes.
-        state: whether it is a state.
-        grows: the axis whose size is another in each run, or None.
-    """
-
-    name: str
-    kind: str
-    axes: Axes
-    state: bool = False
-    grows: int | None = None
-
-    @property
-    def told(self) -> str:
-        """It, for people."""
-        return f"{'state' if self.state else 'input'} {self.name} {list(self.axes.shape)}"
-
-    def fits(self, port: Port) -> bool:
-        """Whether the graph takes such values there, for some number of sequences and positions."""
-        return self.sizes(port) is not None
-
-    def sizes(self, port: Port) -> dict[str, set[int]] | None:
-        """The numbers of sequences and of positions that the graph fixes there; None where it takes something else."""
-        found: dict[str, set[int]] = {"B": set(), "L": set()}
-        if len(port.shape) != len(self.axes.shape) or kind_of(port.dtype) != self.kind:
-            return None
-        for axis, (said, size) in enumerate(zip(self.axes.shape, port.shape, strict=True)):
-            if isinstance(size, str):
-                continue
-            if axis == self.grows or (isinstance(said, int) and said != size):
-                return None
-            if isinstance(said, str):
-                found[said].add(size - (self.axes.ahead if said == "L" else 0))
-        return found if all(size > 0 for sizes in found.values() for size in sizes) else None
-
-
-@dataclass
 class Wiring:
     """What was matched.
 
     Attributes:
         takes: of a step's inputs and states, the graph's inputs.
-        returns: of its outputs, and of its states' next values, the graph's outputs: keys are "output" or "state" and
-            the name.
         given: of the graph's other inputs, the value that they always have.
-        batch: how many sequences it takes; None for any number.
-        length: how many positions; None for any number.
+        pairs: inputs of the graph that are states, with their next values, as far as the user said it.
+        batch, length: how many sequences and how many positions it takes; None for any number.
+        returns: of a step's outputs and of its states' next values, the graph's outputs; keys are as `bits.named` has
+            them.
     """
 
-    takes: dict[str, str]
-    returns: dict[str, str]
+    takes: Mapping[str, str]
     given: Mapping[str, Array]
-    batch: int | None = None
-    length: int | None = None
-    pairs: Mapping[str, str] = field(default_factory=dict)
-
-    def told(self, states: Sequence[str]) -> str:
-        """What its states were taken for, for people."""
-        return ", ".join(
-            f"{name}: {self.takes.get(name, 'nothing')} → {self.returns.get(f'state {name}', 'nothing')}"
-            for name in states
-        )
-
-
-def kind_of(dtype: str) -> str:
-    """The kind of values that a type has: f, i, b, or "" for others."""
-    return {"float": "f", "double": "f", "bfloat": "f", "int": "i", "uint": "i", "bool": "b"}.get(
-        dtype.rstrip("0123456789"), ""
-    )
-
-
-def slots_of(spec: StepSpec) -> list[Slot]:
-    """What a step takes, in the order of its arguments."""
-    given = [Slot(one.name, kind_of(one.module_dtype), one.axes) for one in spec.inputs]
-    counts = [Slot(VALID, "i", Axes(("B",)))] if spec.lengths else []
-    return [*given, *(_of_state(one) for one in spec.states), *counts]
-
-
-def _of_state(entry: StateSpec) -> Slot:
-    return Slot(entry.name, kind_of(entry.dtype), entry.axes, True, entry.grows)
+    pairs: Mapping[str, str]
+    batch: int | None
+    length: int | None
+    returns: Mapping[str, str] = field(default_factory=dict)
 
 
 def ways_in(
@@ -120,39 +55,40 @@ def ways_in(
     Args:
         where: the file, for messages.
         spec: of the step.
-        ports: the graph's inputs.
-        optional: those that have a value in the file; taken are the ones that names tell.
-        pairs: inputs that are states, with the outputs that are their next values, as far as the user says it.
-        given: values of inputs that are none of the step's.
+        ports, optional: the graph's inputs, and those that have a value in the file: of these, only the ones that are
+            called like something of the step are its.
+        pairs, given: see `Wiring`.
 
     Raises:
-        UsageError: `pairs` or `given` name no input of the graph, or it takes something that nobody gives.
-        CheckError: it takes nothing that could be a state or an input of the step.
+        UsageError: `pairs` or `given` name no input of the graph, or it takes what the step does not have.
+        CheckError: it takes other sizes or types than the step.
     """
-    slots = slots_of(spec)
-    kin = [port for port in optional if any(kinship(slot.name, port.name) > 1 for slot in slots)]
-    ports = [*ports, *(port for port in kin if port.name not in given)]
-    names = [port.name for port in ports]
-    if wrong := [name for name in (*pairs, *given) if name not in names]:
-        raise UsageError(f"{where}: has no input {some(wrong)}, it takes {some(names, 9)}; check --state and --inputs")
-    known = {port.name: port for port in ports if port.name not in given}
+    counts = [InputSpec(VALID, ("B",), "int32")] if spec.lengths else []
+    entries = {entry.name: entry for entry in (*spec.inputs, *counts, *spec.states)}
+    kin = [port for port in optional if any(kinship(name, port.name) > 1 for name in entries)]
+    known = {port.name: port for port in (*ports, *kin)}
+    if wrong := [name for name in (*pairs, *given) if name not in known]:
+        raise UsageError(f"{where}: has no input {some(wrong)}, it takes {some([*known], 9)}; check --state, --inputs")
     fits = {
-        slot.name: [name for name, port in known.items() if slot.fits(port) and (slot.state or name not in pairs)]
-        for slot in slots
+        name: [
+            port.name
+            for port in known.values()
+            if port.name not in given and (port.name not in pairs or isinstance(entry, StateSpec))
+            if _sizes(entry, port) is not None
+        ]
+        for name, entry in entries.items()
     }
-    taken = _by_names(fits, kinship)
-    left = {name: [port for port in some if port not in taken.values()] for name, some in fits.items()}
-    ways = [taken | more for more in _maps({name: some for name, some in left.items() if name not in taken})]
-    found = ways[0]
-    beside = [name for name in known if name not in found.values() and known[name] not in optional]
-    without = [slot.told for slot in slots if slot.name not in found]
+    ways = _ways(fits, kinship)
+    beside = [port for port in ports if port.name not in given and port.name not in ways[0].values()]
     if beside:
-        told = ", ".join(f"{name} {known[name].dtype} {list(known[name].shape)}" for name in beside[:4])
-        lacking = f"for {some(without, 4)} it takes nothing else" if without else "the module has nothing like it"
-        raise (CheckError if without else UsageError)(
-            f"{where}: takes {told} and {lacking}; {ADVICE}, and give constants by --inputs FILE.npz"
+        told = ", ".join(f"{port.name} {port.dtype} {list(port.shape)}" for port in beside[:4])
+        lacking = [f"{name} {entries[name].dtype} {list(entries[name].shape)}" for name in fits if name not in ways[0]]
+        if lacking:
+            raise CheckError(f"{where}: takes {told}, expected the module's {some(lacking, 4)}; {ADVICE}")
+        raise UsageError(
+            f"{where}: takes {told} besides, expected what the module takes; give constants by --inputs FILE.npz"
         )
-    return [_sized(where, slots, known, Wiring(way, {}, given, pairs=pairs)) for way in ways]
+    return [Wiring(way, given, pairs, *_fixed(where, entries, known, way)) for way in ways]
 
 
 def ways_out(where: str, wiring: Wiring, wanted: Mapping[str, Array], found: Mapping[str, Array]) -> list[Wiring]:
@@ -161,7 +97,7 @@ def ways_out(where: str, wiring: Wiring, wanted: Mapping[str, Array], found: Map
     Args:
         where: the file, for messages.
         wiring: the inputs.
-        wanted: what the step returned, by "output" or "state" and the name.
+        wanted: what the step returned, as `bits.named` has it.
         found: what the graph returned.
 
     Raises:
@@ -170,120 +106,117 @@ def ways_out(where: str, wiring: Wiring, wanted: Mapping[str, Array], found: Map
     """
     if wrong := [name for name in wiring.pairs.values() if name not in found]:
         raise UsageError(f"{where}: has no output {some(wrong)}, it gives {some([*found], 9)}; check --state")
-    said = {
-        f"state {name}": wiring.pairs[port]
-        for name, port in wiring.takes.items()
-        if port in wiring.pairs and f"state {name}" in wanted
-    }
-    rest = [name for name in found if name not in wiring.pairs.values()]
+    said = {f"state {name}": wiring.pairs[port] for name, port in wiring.takes.items() if port in wiring.pairs}
     fits = {
-        key: [name for name in rest if _alike(values, found[name])] for key, values in wanted.items() if key not in said
+        key: [
+            name
+            for name, array in found.items()
+            if name not in said.values() and array.shape == values.shape
+            if _kind(array.dtype.name) == _kind(values.dtype.name)
+        ]
+        for key, values in wanted.items()
+        if key not in said
     }
 
     def kin(key: str, port: str) -> int:
         kind, _, name = key.partition(" ")
-        own = likeness(wiring.takes[name], port) if kind == "state" and name in wiring.takes else 0
-        return max(kinship(name, port), own)
+        return max(kinship(name, port), likeness(wiring.takes.get(name, ""), port) if kind == "state" else 0)
 
-    taken = said | _by_names(fits, kin)
-    left = {
-        key: [port for port in some if port not in taken.values()] for key, some in fits.items() if key not in taken
-    }
-    ways = [Wiring(**{**vars(wiring), "returns": taken | more}) for more in _maps(left)]
-    if lacking := [key for key in wanted if key not in ways[0].returns and key.startswith("output ")]:
+    ways = [said | way for way in _ways(fits, kin)]
+    if lacking := [f"{key} {list(wanted[key].shape)}" for key in wanted if key[0] == "o" and key not in ways[0]]:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in [*found.items()][:6])
-        expected = ", ".join(f"{key} {list(wanted[key].shape)}" for key in lacking[:4])
-        raise CheckError(f"{where}: gives {shapes}, expected the module's {expected} among it; {ADVICE}")
-    return ways
+        raise CheckError(f"{where}: gives {shapes}, expected the module's {some(lacking, 4)}; {ADVICE}")
+    return [replace(wiring, returns=way) for way in ways]
 
 
 def the_right(where: str, ways: Sequence[Wiring], holds: Callable[[Wiring], bool]) -> Wiring:
-    """The first way in which the graph computes what the step computes; the only one is not tried.
+    """The first way in which the graph computes what the step computes; where there is one it is not tried.
 
     Raises:
         CheckError: there are several, and none is right.
     """
+    tried = ways[:MOST]
     if len(ways) == 1:
         return ways[0]
-    for way in ways[:MOST]:
-        if holds(way):
-            return way
-    first = ways[0]
-    differing = [
-        *(name for name in first.takes if len({way.takes.get(name) for way in ways}) > 1),
-        *(key for key in first.returns if len({way.returns.get(key) for way in ways}) > 1),
-    ]
-    choices = dict.fromkeys(
-        name for key in differing for way in ways for name in (way.takes.get(key), way.returns.get(key)) if name
-    )
+    if (right := next(filter(holds, tried), None)) is not None:
+        return right
+    sides = [{**way.takes, **way.returns} for way in tried]
+    names = [name for name in sides[0] if len({side.get(name) for side in sides}) > 1]
+    choices = dict.fromkeys(side[name] for name in names for side in sides if name in side)
     raise CheckError(
-        f"{where}: no name tells which of {some([*choices], 9)} is the module's {some(differing, 9)}, and in none of "
-        f"{len(ways[:MOST])} orders does it compute what the module computes in the first segments; {ADVICE}"
+        f"{where}: no name tells which of {some([*choices], 9)} is the module's {some(names, 9)}, and in none of "
+        f"{len(tried)} orders does it compute what the module computes; {ADVICE} to see where they part"
     )
 
 
-def _sized(where: str, slots: Sequence[Slot], known: Mapping[str, Port], wiring: Wiring) -> Wiring:
-    """The same with the numbers of sequences and of positions."""
+def _kind(dtype: str) -> str:
+    """The kind of a type's values: f, i or b."""
+    return dtype[:1].replace("u", "i")
+
+
+def _sizes(entry: InputSpec | StateSpec, port: Port) -> dict[str, set[int]] | None:
+    """The numbers of sequences and of positions that a graph fixes where it takes a step's input or state; None where
+    it does not take that.
+    """
+    axes, grows = entry.axes, entry.grows if isinstance(entry, StateSpec) else None
+    dtype = entry.dtype if isinstance(entry, StateSpec) else entry.module_dtype
+    if len(port.shape) != len(axes.shape) or _kind(port.dtype) != _kind(dtype):
+        return None
     fixed: dict[str, set[int]] = {"B": set(), "L": set()}
-    for slot in slots:
-        sizes = slot.sizes(known[wiring.takes[slot.name]]) if slot.name in wiring.takes else None
-        for letter, some_sizes in (sizes or {}).items():
-            fixed[letter] |= some_sizes
+    for axis, (said, size) in enumerate(zip(axes.shape, port.shape, strict=True)):
+        if isinstance(size, str):
+            continue
+        if axis == grows or (isinstance(said, int) and said != size):
+            return None
+        if isinstance(said, str):
+            fixed[said].add(size - (axes.ahead if said == "L" else 0))
+    return fixed
+
+
+def _fixed(
+    where: str, entries: Mapping[str, InputSpec | StateSpec], ports: Mapping[str, Port], way: Mapping[str, str]
+) -> Iterator[int | None]:
+    """The number of sequences, then that of positions; None for any."""
     for letter, what in (("B", "sequences"), ("L", "positions")):
-        if len(fixed[letter]) > 1:
-            raise CheckError(
-                f"{where}: takes {' and '.join(map(str, sorted(fixed[letter])))} {what} ({letter}) at once in "
-                f"different inputs, expected one number; {ADVICE}"
-            )
-    batch, length = (next(iter(fixed[letter]), None) for letter in "BL")
-    return Wiring(wiring.takes, wiring.returns, wiring.given, batch, length, wiring.pairs)
+        sizes = sorted({n for name, port in way.items() for n in (_sizes(entries[name], ports[port]) or {})[letter]})
+        if len(sizes) > 1 or min(sizes, default=1) < 1:
+            raise CheckError(f"{where}: takes {some(sizes)} {what} ({letter}) at once, expected one number; {ADVICE}")
+        yield sizes[0] if sizes else None
 
 
-def _alike(wanted: Array, found: Array) -> bool:
-    """Whether values have the kind and the shape of others."""
-    return wanted.shape == found.shape and kind_of(wanted.dtype.name) == kind_of(found.dtype.name)
+def _ways(fits: Fits, kin: Callable[[str, str], int]) -> list[dict[str, str]]:
+    """What names tell, with every way to give the others one each as far as there are any, in the order of both."""
+    taken = _by_names(fits, kin)
+    left = [(one, [other for other in some if other not in taken.values()]) for one, some in fits.items()]
+    found = list(islice(_maps([pair for pair in left if pair[0] not in taken], frozenset()), MOST))
+    most = max(map(len, found))
+    return [taken | way for way in found if len(way) == most]
 
 
-def _by_names(fits: Mapping[str, Sequence[str]], kin: Callable[[str, str], int]) -> dict[str, str]:
-    """What names tell: pairs that are more alike than each other pair that they rule out, the most alike first."""
-    scored = {(one, other): score for one, some in fits.items() for other in some if (score := kin(one, other))}
+def _by_names(fits: Fits, kin: Callable[[str, str], int]) -> dict[str, str]:
+    """Pairs that are more alike than each other pair that they rule out, the most alike first."""
+    scores = {(one, other): score for one, some in fits.items() for other in some if (score := kin(one, other))}
     taken: dict[str, str] = {}
-    while scored:
-        for (one, other), score in sorted(scored.items(), key=lambda item: -item[1]):
-            rivals = [s for (a, b), s in scored.items() if (a == one) != (b == other)]
-            if score > max(rivals, default=0):
+    while scores:
+        for one, other in sorted(scores, key=lambda pair: -scores[pair]):
+            rivals = [score for pair, score in scores.items() if (pair[0] == one) != (pair[1] == other)]
+            if scores[one, other] > max(rivals, default=0):
                 taken[one] = other
-                scored = {(a, b): s for (a, b), s in scored.items() if a != one and b != other}
+                scores = {pair: score for pair, score in scores.items() if pair[0] != one and pair[1] != other}
                 break
         else:
             break
     return taken
 
 
-def _maps(fits: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Ways to give each key another of its values, at most `MOST` + 1, those in the order of both first.
-
-    Where there are fewer values than keys, some keys get none.
-    """
-    for lacking in range(len(fits) + 1):
-        ways = list(islice(_with(list(fits.items()), lacking), MOST + 1))
-        if ways:
-            return ways
-    return [{}]
-
-
-def _with(
-    left: Sequence[tuple[str, Sequence[str]]], lacking: int, used: frozenset[str] = frozenset()
-) -> Iterator[dict[str, str]]:
-    """Maps of the first key and of those behind it, of which so many get nothing."""
+def _maps(left: Sequence[tuple[str, Sequence[str]]], used: frozenset[str]) -> Iterator[dict[str, str]]:
+    """Maps that give each key a value of its own; those that leave a key without one come last."""
     if not left:
-        if not lacking:
-            yield {}
+        yield {}
         return
     (key, values), *rest = left
     for value in values:
         if value not in used:
-            for more in _with(rest, lacking, used | {value}):
+            for more in _maps(rest, used | {value}):
                 yield {key: value, **more}
-    if lacking:
-        yield from _with(rest, lacking - 1, used)
+    yield from _maps(rest, used)

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
-from txl_runtime.errors import CheckError
+from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.engine import Engine
 from txl_runtime.model import Model
@@ -44,10 +44,15 @@ class Wired:
 
         Raises:
             RunError, EndedError: see `Runner.run`.
+            UsageError: it takes something that no numbers can be cast to, or is given such a thing.
         """
-        feeds = wiring.given | {port: values[name] for name, port in wiring.takes.items()}
-        with np.errstate(all="ignore"):  # NaN is no whole number, and half precision has no large ones
-            return self._runner.run({name: np.asarray(one).astype(self._types[name]) for name, one in feeds.items()})
+        feeds = {**wiring.given, **{port: values[name] for name, port in wiring.takes.items()}}
+        try:
+            with np.errstate(all="ignore"):  # NaN is no whole number, and half precision has no large ones
+                cast = {name: np.asarray(one).astype(self._types[name]) for name, one in feeds.items()}
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(f"{self.path}: takes other types than numbers, expected numbers; see --inputs") from None
+        return self._runner.run(cast)
 
     def stopped(self, wiring: Wiring, values: Mapping[str, Array], error: RunError) -> CheckError:
         """What to say where the graph does not run what the module runs."""
@@ -76,11 +81,7 @@ class FileEngine(Engine):
         def call() -> None:
             for name, values in self.run(program, inputs).items():
                 if values.shape != outputs[name].shape:
-                    raise CheckError(
-                        f"{self._file.path}: gives {self._port(name)} of the shape {list(values.shape)} in a segment "
-                        f"of {program.segment_length}, expected the module's {list(outputs[name].shape)}; look whether "
-                        "a size was fixed when it was exported, or a part is not cut off"
-                    )
+                    raise self._cut_wrong(program, name, values, list(outputs[name].shape))
                 outputs[name][...] = values
 
         return call
@@ -98,9 +99,14 @@ class FileEngine(Engine):
                 one.name: found[self._wiring.returns[f"output {one.name}"]].astype(one.dtype)
                 for one in self._manifest.outputs
             }
-            return returned | {
+            returned |= {
                 state.output: self._next(state, held[state.name], found, inputs.get(VALID)) for state in states
             }
+        for state in states:
+            values = returned[state.output]
+            if state.row_axis is not None and values.shape[state.row_axis] > state.shape[state.row_axis]:
+                raise self._cut_wrong(program, state.output, values, f"at most {list(state.shape)}")
+        return returned
 
     def _next(self, state: StateTensor, before: Array, found: Arrays, valid: Array | None) -> Array:
         """The state after a run, that before it of idle sequences; the same of all where the file returns none."""
@@ -112,10 +118,14 @@ class FileEngine(Engine):
             after = np.where(runs, after, before)
         return after.astype(before.dtype)
 
-    def _port(self, name: str) -> str:
-        """The file's name of a program's output."""
+    def _cut_wrong(self, program: Program, name: str, values: Array, expected: object) -> CheckError:
         keys = {state.output: f"state {state.name}" for state in self._manifest.states}
-        return self._wiring.returns.get(keys.get(name, f"output {name}"), name)
+        port = self._wiring.returns.get(keys.get(name, f"output {name}"), name)
+        return CheckError(
+            f"{self._file.path}: gives {port} of the shape {list(values.shape)} in a segment of "
+            f"{program.segment_length}, expected the module's {expected}; look whether a size was fixed when it was "
+            "exported, or is not cut off"
+        )
 
     def release_pages(self) -> None:
         """See `Engine`; no pages are mapped here."""

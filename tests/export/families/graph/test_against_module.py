@@ -1,0 +1,147 @@
+"""Files that others exported, held against their modules: right ones pass, and each mistake is found and placed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import txl_export
+from outside_exports import (
+    SPECS,
+    Outside,
+    batch_of_one,
+    dropout_in_training,
+    exported,
+    not_returned,
+    optional,
+    other_epsilon,
+    other_gate,
+    other_weights,
+    spec_of,
+    starts_anew,
+    without_input,
+)
+from txl_runtime.errors import CheckError
+
+ODD = None
+RIGHT = {
+    **{
+        f"{model}, one sequence": Outside(model, opset=opset) for model, opset in zip(SPECS, range(17, 25), strict=True)
+    },
+    **{f"{model}, four sequences": Outside(model, 4, 2, opset=17 + at % 5) for at, model in enumerate(SPECS)},
+    **{f"{model}, all open": Outside(model, 2, free="BL", opset=20 - at % 4) for at, model in enumerate(SPECS)},
+    **{f"{model}, without names": Outside(model, 2, 2, free="B", names=ODD) for model in SPECS},
+    "lstm, names of exporters": Outside("lstm", 2, names={"h_in": "hx", "h_out": "hy", "c_in": "cx", "c_out": "cy"}),
+    "gru, the first state in the file": Outside("average", edit=optional("mean_in", 0)),
+    "lstm, optional states": Outside("lstm", edit=optional("h_in", 0)),
+}
+"""Right exports."""
+QUICK = {"gru, all open", "lstm, without names", "growing, one sequence", "lstm, optional states"}
+
+START = "first state of the file max abs (relative)"
+REFUSED = {
+    "not cut off": r"a\.onnx: gives past_key_out of the shape .*, expected the module's at most",
+    "fixed": r"a\.onnx: (gives|does not run with) .*look whether a size was fixed",
+}
+FIRST = r"they part first in segment 1 of .*"
+LATER = r"they part first in segment ([2-9]|1\d) of .*"
+WRONG: dict[str, tuple[Outside, str]] = {
+    # A state that is forgotten, or begins otherwise than it should.
+    "a GRU that begins with zeros in every call": (Outside("gru", edit=starts_anew), FIRST + "output logits"),
+    "a hidden state that is wiped before each segment": (Outside("lstm", wrong="hidden state wiped"), LATER),
+    "a cell that is wiped before each segment": (Outside("lstm", wrong="cell state wiped"), LATER),
+    "a state that is returned as it was": (Outside("lstm", wrong="state before the update"), "h as it was given"),
+    "a state that is not returned": (Outside("gru", edit=not_returned("h_out")), "h as it was given"),
+    "a cache of zeros": (Outside("convolutions", wrong="zeros before"), LATER + "output y"),
+    "a first state that is not the module's": (
+        Outside("lstm", wrong="first state that is not the module's"),
+        FIRST + "a single step",
+    ),
+    "a first state in the file that is another": (Outside("lstm", edit=optional("c_in", 1)), START),
+    "a reset to zeros": (Outside("reset", wrong="reset to zeros"), "they part first"),
+    "a reset that is ignored": (Outside("reset", wrong="flag ignored"), "they part first"),
+    # A state that is another one.
+    "states swapped": (Outside("lstm", wrong="states swapped"), FIRST + "state h, state c: the outputs agree"),
+    "layers upside down": (Outside("lstm", wrong="layers upside down"), LATER),
+    "the first layer's state for both": (Outside("lstm", wrong="state of the first layer"), FIRST + "state h"),
+    "the state of the position before": (Outside("lstm", wrong="state of the position before"), FIRST + "state h"),
+    "memories of the other layer": (Outside("memories", wrong="memories of the other layer"), LATER),
+    "the memory of the segment before": (Outside("memories", wrong="memory of the segment before"), "as it was given"),
+    "sequences mixed": (Outside("lstm", 4, wrong="sequences mixed"), FIRST + "state h"),
+    "wrong from the second step on": (Outside("average", 2, wrong="wrong from the second step on"), "in segment 2 of"),
+    # Windows, caches, counters.
+    "padding on the wrong side": (Outside("convolutions", wrong="padding on the wrong side"), FIRST),
+    "context from the beginning of a segment": (Outside("convolutions", wrong="cache from the wrong end"), "cache_a"),
+    "a cache that is off by one": (Outside("convolutions", wrong="window off by one"), FIRST + "state cache_a"),
+    "a mask that is off by one": (Outside("window", wrong="mask off by one"), "output y"),
+    "rows that do not exist": (Outside("window", wrong="mask of empty rows lost"), FIRST + "output y"),
+    "a counter that stands still": (Outside("window", wrong="counter stuck"), "seen as it was given"),
+    "a counter of segments": (Outside("window", wrong="counter by one"), FIRST + "state seen"),
+    "a window cut at the wrong end": (Outside("window", wrong="window from the wrong end"), FIRST + "state keys"),
+    "values that come a step late": (Outside("window", wrong="values a step late"), FIRST + "state values"),
+    "a window that grows": (Outside("growing", wrong="window that grows"), "not cut off"),
+    "a growing cache cut at the wrong end": (Outside("growing", wrong="cut at the wrong end"), LATER + "past_key"),
+    # Arithmetic, modes, inputs, sizes.
+    "half precision inside": (Outside("lstm", wrong="half precision inside"), "they part first"),
+    "dropout in training mode": (Outside("lstm", edit=dropout_in_training), FIRST + "output y"),
+    "batch norm in training mode": (Outside("convolutions", wrong="batch norm in training mode"), FIRST + "output y"),
+    "a normaliser that is lost": (Outside("lstm", wrong="normaliser lost"), FIRST + "a single step"),
+    "an activation twice": (Outside("lstm", wrong="an activation twice"), FIRST + "output y"),
+    "another form of gate": (Outside("gru", edit=other_gate), FIRST),
+    "other weights": (Outside("lstm", edit=other_weights), FIRST),
+    "another epsilon": (Outside("lstm", edit=other_epsilon), FIRST),
+    "noise": (Outside("average", 2, wrong="noise"), FIRST),
+    "ids cut off": (Outside("gru", wrong="ids cut off"), "they part first"),
+    "an input that was folded": (Outside("reset", edit=without_input("gain")), FIRST),
+    "a number of sequences that was folded": (Outside("gru", free="B", edit=batch_of_one), "fixed"),
+    "a length that was folded": (Outside("window", free="L", wrong="length folded"), "fixed"),
+}
+"""Wrong exports, and what is said of them: where they part, or that a size does not fit."""
+NOW = {
+    "states swapped",
+    "wrong from the second step on",
+    "a first state in the file that is another",
+    "sequences mixed",
+}
+
+
+def verified(case: Outside, folder: Path, **options: Any) -> Any:
+    return txl_export.verify(exported(case, folder / "a.onnx"), module=spec_of(case.model), **options)
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_a_right_file_passes(name: str, tmp_path: Path) -> None:
+    assert verified(RIGHT[name], tmp_path, segments=12).passed
+
+
+@pytest.mark.slow(keep=6)
+@pytest.mark.parametrize("name", sorted(RIGHT))
+def test_no_right_file_is_accused(name: str, tmp_path: Path) -> None:
+    parity = verified(RIGHT[name], tmp_path)
+    assert parity.passed, parity.told
+
+
+@pytest.mark.parametrize("name", sorted(NOW))
+def test_a_mistake_is_found_and_placed(name: str, tmp_path: Path) -> None:
+    _found(name, tmp_path, 12)
+
+
+@pytest.mark.slow(keep=8)
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_every_mistake_is_found_and_placed(name: str, tmp_path: Path) -> None:
+    _found(name, tmp_path, None)
+
+
+def _found(name: str, folder: Path, segments: int | None) -> None:
+    case, said = WRONG[name]
+    if said in REFUSED:
+        with pytest.raises(CheckError, match=REFUSED[said]) as error:
+            verified(case, folder, segments=segments)
+        assert "\n" not in str(error.value)
+        return
+    parity = verified(case, folder, segments=segments)
+    gates = [gate.name for gate in parity.gates if gate.passed is False]
+    assert gates
+    assert said in gates or re.search(said, parity.told), parity.told
