@@ -383,7 +383,7 @@ def other_gate(model: onnx.ModelProto) -> None:
 
 def other_weights(model: onnx.ModelProto) -> None:
     """Those of another training: a matrix is a hundredth larger."""
-    tensor = max(model.graph.initializer, key=lambda one: one.dims)
+    tensor = max(model.graph.initializer, key=lambda one: np.prod(one.dims))
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.01), tensor.name))
 
 

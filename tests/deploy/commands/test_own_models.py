@@ -119,6 +119,40 @@ def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
         assert (refused.code, refused.stdout) == (2, "")
 
 
+def test_a_file_from_elsewhere_is_held_against_its_module(run, tmp_path):
+    """The same table, document and exit codes as of a bundle, and a line for what cannot be compared."""
+    cell, given = bad_models.Cell(), (torch.zeros(1, 4), torch.zeros(1, 8))
+    for name, change in (("right", 0.0), ("other", 0.01)):
+        cell.load_state_dict({key: tensor + change for key, tensor in torch.load("good.pt").items()})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            names = {"input_names": ["in.1", "in.2"], "output_names": ["out.1", "out.2"]}
+            torch.onnx.export(cell.eval(), given, f"{name}.onnx", dynamo=False, **names)
+    (tmp_path / "none.onnx").write_bytes(b"nothing")
+    asked = ("--module", "models.py:good", "--weights", "good.pt", "--segments", 8)
+    found = run("verify", "right.onnx", *asked, "--state", "in.2=out.2", "--json")
+    assert (found.code, json.loads(found.stdout)["passed"]) == (0, True), found.stderr
+    shown = run("verify", "right.onnx", *asked)
+    assert shown.code == 0
+    for part in ("fp32 on right.onnx, by ONNX Runtime on the CPU, against models.py:good", "outputs max abs", "passed"):
+        assert part in " ".join(shown.stdout.split())
+    failed = run("verify", "other.onnx", *asked)
+    assert failed.code == 1
+    assert "FAILED" in failed.stdout
+    assert "they part first in segment 1 of segments of 1, at output y, state h: a single step" in failed.stderr[-1]
+    for arguments, said in (
+        (("right.onnx",), "right.onnx: is an ONNX file, expected the module to compare it with; give --module"),
+        (("right.onnx", *asked, "--text", "models.py"), "is an ONNX file, which has no use for --text"),
+        (("right.onnx", *asked, "--state", "in.2=out.3"), "right.onnx: has no output out.3, it gives out.1, out.2"),
+        (("right.onnx", *asked, "--state", "in.3=out.2"), "right.onnx: has no input in.3, it takes in.1, in.2"),
+        (("none.onnx", *asked), "none.onnx: 7 bytes that are no ONNX model"),
+        (("nowhere.onnx", *asked), "nowhere.onnx: No such file"),
+    ):
+        refused = run("verify", *arguments)
+        assert (refused.code, refused.stdout) == (2, "")
+        assert said in refused.stderr[-1]
+
+
 WRONG = {
     "no such file": ("nowhere.py:build", (), "nowhere.py: no such file"),
     "no such function": ("models.py:nothing", (), "models.py has no nothing; its functions are"),

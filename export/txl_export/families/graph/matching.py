@@ -180,7 +180,8 @@ def _fixed(
     for letter, what in (("B", "sequences"), ("L", "positions")):
         sizes = sorted({n for name, port in way.items() for n in (_sizes(entries[name], ports[port]) or {})[letter]})
         if len(sizes) > 1 or min(sizes, default=1) < 1:
-            raise CheckError(f"{where}: takes {some(sizes)} {what} ({letter}) at once, expected one number; {ADVICE}")
+            found = some([*map(str, sizes)])
+            raise CheckError(f"{where}: takes {found} {what} ({letter}) at once, expected one number; {ADVICE}")
         yield sizes[0] if sizes else None
 
 

@@ -114,7 +114,12 @@ def main() -> None:
             folded = Path(place) / "folded.onnx"
             options.optimized_model_filepath = str(folded)
             try:
-                session = onnxruntime.InferenceSession(asked.path, options, providers=["CPUExecutionProvider"])
+                session = onnxruntime.InferenceSession(
+                    asked.path,
+                    options,
+                    providers=["CPUExecutionProvider"],
+                    disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
+                )
             except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
                 send(answers, Answer(error=one_line(error)))
                 return
