@@ -67,10 +67,10 @@ def verify(
     """
     if segments is not None and not 1 <= segments <= 1_000_000:
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
-    if Path(bundle).suffix == ".onnx" and not Path(bundle).is_dir():
-        others = {"--checkpoint": checkpoint, "--text": text, "--tokens": tokens, "--against": against}
-        others |= {"--threads": threads, "--backend": None if backend in ("auto", "cpu") else backend}
-        if wrong := [name for name, value in others.items() if value is not None]:
+    if str(bundle).endswith(".onnx") and not Path(bundle).is_dir():
+        others = dict[str, object](checkpoint=checkpoint, text=text, tokens=tokens, against=against, threads=threads)
+        others["backend"] = None if backend in ("auto", "cpu") else backend
+        if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
             raise UsageError(f"{bundle}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
         asked = asked_module(module, weights, adapter, config)
         if asked is None:

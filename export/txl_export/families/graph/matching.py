@@ -37,8 +37,8 @@ class Wiring:
     takes: Mapping[str, str]
     given: Mapping[str, Array]
     pairs: Mapping[str, str]
-    batch: int | None
-    length: int | None
+    batch: int | None = None
+    length: int | None = None
     returns: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,7 +64,8 @@ def ways_in(
         CheckError: it takes other sizes or types than the step.
     """
     counts = [InputSpec(VALID, ("B",), "int32")] if spec.lengths else []
-    entries = {entry.name: entry for entry in (*spec.inputs, *counts, *spec.states)}
+    every: list[InputSpec | StateSpec] = [*spec.inputs, *counts, *spec.states]
+    entries = {entry.name: entry for entry in every}
     kin = [port for port in optional if any(kinship(name, port.name) > 1 for name in entries)]
     known = {port.name: port for port in (*ports, *kin)}
     if wrong := [name for name in (*pairs, *given) if name not in known]:
@@ -88,7 +89,7 @@ def ways_in(
         raise UsageError(
             f"{where}: takes {told} besides, expected what the module takes; give constants by --inputs FILE.npz"
         )
-    return [Wiring(way, given, pairs, *_fixed(where, entries, known, way)) for way in ways]
+    return [_sized(where, entries, known, Wiring(way, given, pairs)) for way in ways]
 
 
 def ways_out(where: str, wiring: Wiring, wanted: Mapping[str, Array], found: Mapping[str, Array]) -> list[Wiring]:
@@ -173,16 +174,18 @@ def _sizes(entry: InputSpec | StateSpec, port: Port) -> dict[str, set[int]] | No
     return fixed
 
 
-def _fixed(
-    where: str, entries: Mapping[str, InputSpec | StateSpec], ports: Mapping[str, Port], way: Mapping[str, str]
-) -> Iterator[int | None]:
-    """The number of sequences, then that of positions; None for any."""
+def _sized(
+    where: str, entries: Mapping[str, InputSpec | StateSpec], ports: Mapping[str, Port], wiring: Wiring
+) -> Wiring:
+    """The same with how many sequences and positions the graph takes."""
+    sizes, found = [_sizes(entries[name], ports[port]) or {} for name, port in wiring.takes.items()], list[int | None]()
     for letter, what in (("B", "sequences"), ("L", "positions")):
-        sizes = sorted({n for name, port in way.items() for n in (_sizes(entries[name], ports[port]) or {})[letter]})
-        if len(sizes) > 1 or min(sizes, default=1) < 1:
-            found = some([*map(str, sizes)])
-            raise CheckError(f"{where}: takes {found} {what} ({letter}) at once, expected one number; {ADVICE}")
-        yield sizes[0] if sizes else None
+        fixed = sorted({size for one in sizes for size in one[letter]})
+        if len(fixed) > 1 or min(fixed, default=1) < 1:
+            told = some([*map(str, fixed)])
+            raise CheckError(f"{where}: takes {told} {what} ({letter}) at once, expected one number; {ADVICE}")
+        found.append(fixed[0] if fixed else None)
+    return replace(wiring, batch=found[0], length=found[1])
 
 
 def _ways(fits: Fits, kin: Callable[[str, str], int]) -> list[dict[str, str]]:

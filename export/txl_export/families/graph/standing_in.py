@@ -103,9 +103,9 @@ class FileEngine(Engine):
                 state.output: self._next(state, held[state.name], found, inputs.get(VALID)) for state in states
             }
         for state in states:
-            values = returned[state.output]
-            if state.row_axis is not None and values.shape[state.row_axis] > state.shape[state.row_axis]:
-                raise self._cut_wrong(program, state.output, values, f"at most {list(state.shape)}")
+            after = returned[state.output]
+            if state.row_axis is not None and after.shape[state.row_axis] > state.shape[state.row_axis]:
+                raise self._cut_wrong(program, state.output, after, f"at most {list(state.shape)}")
         return returned
 
     def _next(self, state: StateTensor, before: Array, found: Arrays, valid: Array | None) -> Array:
