@@ -207,6 +207,35 @@ class Average(Wrong):
         return mean * 2, mean, after
 
 
+class Ahead(Wrong):
+    """A convolution that sees two positions behind the segment, and one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(D, H, 4)
+
+    def forward(self, x: Tensor, cache: Tensor) -> Any:
+        rows = torch.cat([cache, x], 1)
+        last = rows[:, -3:-2] if self.right("look-ahead kept") else rows[:, -1:]
+        return self.conv(rows.transpose(1, 2)).transpose(1, 2), last
+
+
+class Counted(Wrong):
+    """A GRU cell, position by position, as many of them as count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(D, H)
+
+    def forward(self, x: Tensor, h: Tensor, valid: Tensor) -> Any:
+        found = []
+        for at in range(x.shape[1]):
+            after = self.cell(x[:, at], h)
+            h = torch.where((at < valid)[:, None], after, h) if self.right("padding counted") else after + 0 * valid[0]
+            found.append(h)
+        return torch.stack(found, 1), h
+
+
 def _feature(name: str, *shape: Any, **more: Any) -> InputSpec:
     return InputSpec(name, shape, **more)
 
@@ -266,6 +295,16 @@ SPECS: dict[str, Callable[[], StepSpec]] = {
         [StateSpec("mean", ("B", 3)), StateSpec("count", ("B",), "int32")],
         ["out"],
     ),
+    "ahead": lambda: StepSpec(
+        Ahead(),
+        [_feature("x", "B", "L", D, lookahead=2)],
+        [StateSpec("cache", ("B", 1, D))],
+        ["y"],
+        segment_lengths=(3, 1),
+    ),
+    "counted": lambda: StepSpec(
+        Counted(), [_feature("x", "B", "L", D)], [StateSpec("h", ("B", H))], ["y"], lengths=True, segment_lengths=(3,)
+    ),
 }
 
 
@@ -306,15 +345,15 @@ def exported(case: Outside, path: Path) -> Path:
     spec = spec_of(case.model)
     module = copy.deepcopy(spec.module).eval()
     module.wrong = case.wrong
-    sizes = {"B": case.batch, "L": case.length}
     entries, free = [*spec.inputs, *spec.states], {}
+    entries += [InputSpec("valid", ("B",), "int32")] * spec.lengths
     given, takes, gives = [], [], []
     outputs = [one if isinstance(one, str) else one.name for one in spec.outputs]
     for number, entry in enumerate(entries):
         state = isinstance(entry, StateSpec)
         name = _name(case, entry.name, "_in" if state else "", f"onnx::Cast_{number}")
         takes.append(name)
-        shape = [sizes.get(size, size) for size in entry.shape]
+        shape = list(entry.axes.sizes(case.batch, case.length))
         open_axes = {axis: size for axis, size in enumerate(entry.shape) if size in (*case.free,)}
         if state and entry.grows is not None:
             open_axes[entry.grows], shape[entry.grows] = f"past_{entry.name}", 2
@@ -420,6 +459,14 @@ def optional(name: str, value: float) -> Callable[[onnx.ModelProto], None]:
         model.graph.initializer.append(numpy_helper.from_array(np.full(sizes, value, np.float32), name))
 
     return edit
+
+
+def turned(model: onnx.ModelProto) -> None:
+    """Inputs and outputs stand the other way round."""
+    for side in (model.graph.input, model.graph.output):
+        ports = [*side][::-1]
+        del side[:]
+        side.extend(ports)
 
 
 def not_returned(name: str) -> Callable[[onnx.ModelProto], None]:

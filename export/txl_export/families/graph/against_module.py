@@ -38,7 +38,7 @@ from txl_export.proof.verification import verify_model
 
 SEQUENCES = 3
 """Of a file that takes any number of them: so many run beside each other at most."""
-SECONDS = 900.0
+SECONDS = 600.0
 """That all runs of the file may take, with the module's between them."""
 TRIED = 3
 """Segments in which an order has to be right that no name tells."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import txl_export
 from outside_exports import (
     SPECS,
+    D,
     Outside,
     batch_of_one,
     dropout_in_training,
@@ -21,24 +25,29 @@ from outside_exports import (
     other_weights,
     spec_of,
     starts_anew,
+    turned,
     without_input,
 )
-from txl_runtime.errors import CheckError
+from txl_export.families.graph import against_module
+from txl_runtime.errors import BackendError, CheckError, UsageError
 
 ODD = None
 RIGHT = {
-    **{
-        f"{model}, one sequence": Outside(model, opset=opset) for model, opset in zip(SPECS, range(17, 25), strict=True)
-    },
+    **{f"{model}, one sequence": Outside(model, opset=17 + at % 7) for at, model in enumerate(SPECS)},
     **{f"{model}, four sequences": Outside(model, 4, 2, opset=17 + at % 5) for at, model in enumerate(SPECS)},
-    **{f"{model}, all open": Outside(model, 2, free="BL", opset=20 - at % 4) for at, model in enumerate(SPECS)},
+    **{
+        f"{model}, all open": Outside(model, 2, free="B" if model == "counted" else "BL", opset=20 - at % 4)
+        for at, model in enumerate(SPECS)
+    },
     **{f"{model}, without names": Outside(model, 2, 2, free="B", names=ODD) for model in SPECS},
     "lstm, names of exporters": Outside("lstm", 2, names={"h_in": "hx", "h_out": "hy", "c_in": "cx", "c_out": "cy"}),
-    "gru, the first state in the file": Outside("average", edit=optional("mean_in", 0)),
+    "average, with the first state in the file": Outside("average", edit=optional("mean_in", 0)),
+    "lstm, without names and turned": Outside("lstm", 2, free="BL", names=ODD, edit=turned),
+    "window, without names and turned": Outside("window", 2, free="BL", names=ODD, edit=turned),
     "lstm, optional states": Outside("lstm", edit=optional("h_in", 0)),
 }
 """Right exports."""
-QUICK = {"gru, all open", "lstm, without names", "growing, one sequence", "lstm, optional states"}
+QUICK = {"gru, all open", "lstm, without names and turned", "growing, one sequence", "lstm, optional states"}
 
 START = "first state of the file max abs (relative)"
 REFUSED = {
@@ -83,6 +92,8 @@ WRONG: dict[str, tuple[Outside, str]] = {
     "values that come a step late": (Outside("window", wrong="values a step late"), FIRST + "state values"),
     "a window that grows": (Outside("growing", wrong="window that grows"), "not cut off"),
     "a growing cache cut at the wrong end": (Outside("growing", wrong="cut at the wrong end"), LATER + "past_key"),
+    "a cache of positions ahead": (Outside("ahead", wrong="look-ahead kept"), FIRST + "state cache"),
+    "positions that do not count": (Outside("counted", wrong="padding counted"), "look at resets, at idle"),
     # Arithmetic, modes, inputs, sizes.
     "half precision inside": (Outside("lstm", wrong="half precision inside"), "they part first"),
     "dropout in training mode": (Outside("lstm", edit=dropout_in_training), FIRST + "output y"),
@@ -145,3 +156,37 @@ def _found(name: str, folder: Path, segments: int | None) -> None:
     gates = [gate.name for gate in parity.gates if gate.passed is False]
     assert gates
     assert said in gates or re.search(said, parity.told), parity.told
+
+
+def test_what_cannot_be_run_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, spec = exported(Outside("gru"), tmp_path / "a.onnx"), spec_of("gru")
+    absent = replace(spec, states=[replace(spec.states[0], initial=None)])
+    with pytest.raises(UsageError, match="state h is absent before the first step, expected one that is there"):
+        txl_export.verify(path, module=absent)
+    with pytest.raises(UsageError, match="takes other types than numbers"):
+        verified(Outside("gru"), tmp_path, inputs=_arrays(tmp_path, h_in=np.array(["text"])))
+    monkeypatch.setattr(against_module, "SECONDS", 0.0)
+    with pytest.raises(BackendError, match=r"a\.onnx: took more than 0 s; try fewer --segments"):
+        txl_export.verify(path, module=spec)
+    monkeypatch.undo()
+    model = onnx.load(path)
+    model.graph.node[0].domain = "nowhere"
+    onnx.save(model, path)
+    with pytest.raises(UsageError, match=r"a\.onnx: ONNX Runtime does not open it: .*; export it again") as refusal:
+        txl_export.verify(path, module=spec)
+    assert "\n" not in str(refusal.value)
+
+
+def test_real_inputs_are_read_and_constants_given(tmp_path: Path) -> None:
+    real = {"x": np.ones((2, D), np.float32), "gain": np.zeros((2, 1), np.float32), "done": np.zeros(2, bool)}
+    wrong = Outside("reset", wrong="an input folded")
+    assert not verified(wrong, tmp_path, segments=8).passed
+    assert verified(
+        wrong, tmp_path, segments=8, inputs=_arrays(tmp_path, **(real | {"gain": real["gain"] + 0.5}))
+    ).passed
+    assert not verified(wrong, tmp_path, segments=8, inputs=_arrays(tmp_path, **real)).passed
+
+
+def _arrays(folder: Path, **arrays: np.ndarray) -> Path:
+    np.savez(folder / "real.npz", **arrays)
+    return folder / "real.npz"

@@ -88,6 +88,8 @@ def test_what_is_missing_is_left_out_and_what_is_too_much_is_refused() -> None:
         CheckError, match=r"takes x float32 \[2, 4, 7\], expected the module's x float32 \['B', 'L', 4\]"
     ):
         matched([other, *ports()[1:]])
+    with pytest.raises(CheckError, match=r"takes x int64 \[2, 4, 4\], expected the module's x"):
+        matched([Port("x", "int64", (2, 4, 4)), *ports()[1:]])
     fixed = [*ports()[:4], Port("past", "float32", (2, 5, 3))]
     with pytest.raises(CheckError, match=r"takes past float32 \[2, 5, 3\], expected the module's past"):
         matched(fixed)  # of a cache that grows the size is open
