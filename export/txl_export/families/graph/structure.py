@@ -19,9 +19,8 @@ MOVES = frozenset(
     re.findall(
         r"\w+",
         "Identity Reshape Squeeze Unsqueeze Transpose Slice Split Flatten Expand Tile Cast Gather GatherND "
-        "GatherElements Pad DepthToSpace SpaceToDepth "
-        "Dropout ReverseSequence Compress Trilu ScatterElements ScatterND TensorScatter "
-        "Enter",
+        "GatherElements Pad DepthToSpace SpaceToDepth Dropout ReverseSequence Compress Trilu ScatterElements "
+        "ScatterND TensorScatter Enter",
     )
 )
 """Operators whose first input's numbers are the result's, at other places."""
@@ -149,11 +148,17 @@ class _Pass:
         names = tuple(port.name for port in inputs)
         self._flat, self.found = flat, Structure(names)
         self._ways: dict[int, Ways] = {NONE: Ways()}
-        self._gate, self._candidate, self._zeros = set[int](), set[int](), set[int]()
+        self._gate, self._candidate = set[int](), set[int]()
         self._gated: dict[int, int] = {}
         self._padding: dict[int, tuple[int, int]] = {}
         self._convolved: dict[int, tuple[Node, int, int]] = {}
         self._origin: dict[int, set[int]] = {}
+        self._rules: dict[str, Callable[[Node, list[Ways]], None]] = {
+            **dict.fromkeys(RECURRENT, self._recurrent),
+            **dict.fromkeys(("Loop", "Scan"), self._loop),
+            **dict.fromkeys(("Gather", "Equal", "Either"), self._asked),
+            **dict.fromkeys(("Conv", "Slice", "Pad"), self._window),
+        }
         self._floats = sum(1 << at for at, port in enumerate(inputs) if port.dtype.startswith("float"))
         for at, name in enumerate(names):
             bit = 1 << at
@@ -187,13 +192,7 @@ class _Pass:
         if passed:
             self._follow(node)
         self._cells(node, ways)
-        rule: Callable[[Node, list[Ways]], None] | None = {
-            **dict.fromkeys(RECURRENT, self._recurrent),
-            **dict.fromkeys(("Loop", "Scan"), self._loop),
-            **dict.fromkeys(("Gather", "Equal", "Either"), self._asked),
-            **dict.fromkeys(("Conv", "Slice", "Pad"), self._window),
-        }.get(op)
-        if rule is not None and node.outputs:
+        if node.outputs and (rule := self._rules.get(op)):
             rule(node, ways)
 
     def _passed(self, node: Node, ways: list[Ways]) -> list[Ways]:
@@ -226,7 +225,7 @@ class _Pass:
         source = node.inputs[0] if node.inputs else NONE
         for value in node.outputs:
             self._origin[value] = {source, *list(self._origin.get(source, ()))[:8]}
-            for known in (self._gate, self._candidate, self._zeros):
+            for known in (self._gate, self._candidate):
                 if source in known:
                     known.add(value)
             for table in (self._gated, self._padding):
@@ -266,8 +265,7 @@ class _Pass:
             start = ways[place] if place < len(ways) else self._ways[NONE]
             given |= start.reach
             self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
-        if node.outputs:  # all steps, of which there may be one
-            self._ways[node.outputs[0]] = Ways(reach=_any(ways, "reach"))
+        self._ways[node.outputs[0]] = Ways(reach=_any(ways, "reach"))  # all steps, of which there may be one
         direction = node.attributes["direction"].s.decode("ascii", "replace") if "direction" in node.attributes else ""
         self._note(node, node.number("hidden_size"), direction or "forward", bool(given))
 
@@ -275,7 +273,7 @@ class _Pass:
         first = 2 if node.op == "Loop" else 0
         starts = ways[first : first + node.data]
         for start, output in zip(starts, node.outputs, strict=False):
-            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.moved)
+            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
         if node.data:
             self._note(node, 0, "forward", any(start.reach & self._floats for start in starts))
 
@@ -307,9 +305,8 @@ class _Pass:
                 self._padding[node.outputs[0]] = (before + pads[len(pads) // 2 - 1], behind + pads[-1])
         elif node.op == "Slice" and source in self._convolved and len(node.inputs) > 2:
             convolution, before, behind = self._convolved[source]
-            if before == behind > 0 and self._flat.numbers(node.inputs[2]) == [
-                -behind
-            ]:  # padded twice, cut on the right
+            cut = self._flat.numbers(node.inputs[2])
+            if before == behind > 0 and cut == [-behind]:  # padded on both sides, cut on the right
                 self.found.windows.append(Window(convolution.name, "", before, 1, True))
         elif node.op == "Conv" and len(node.inputs) > 1 and len(dims := self._flat.dims(node.inputs[1])) == 3:
             pads = [*node.numbers("pads"), 0, 0][:2]
