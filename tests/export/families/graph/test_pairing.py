@@ -23,7 +23,7 @@ def test_every_state_is_found_with_its_output(name: str, odd: int | None, tmp_pa
     assert {state.input: state.output for state in found.states} == pairs
 
 
-@pytest.mark.parametrize("odd", [None, 1])
+@pytest.mark.parametrize("odd", [None, pytest.param(1, marks=pytest.mark.slow(keep=8))])
 @pytest.mark.parametrize("name", STATELESS)
 def test_no_state_is_invented(name: str, odd: int | None, tmp_path: Path) -> None:
     found, _ = paired(exported(STATELESS[name], odd)[0], tmp_path)
