@@ -37,7 +37,7 @@ def run(
     alias: Annotated[list[str] | None, like_export("aliases")] = None,
     json: Json = False,
 ) -> None:
-    """Show architecture, sizes, context, the parity reached; what a checkpoint holds, what an ONNX file remembers."""
+    """Show architecture, sizes, context and parity; what a checkpoint holds, or what an ONNX file remembers."""
     path, aliases = Path(place), parse_aliases(alias)
     if not place.strip():
         raise UsageError("the path is empty, expected a bundle or a checkpoint; name one")
