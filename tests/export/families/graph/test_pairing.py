@@ -47,6 +47,7 @@ def _results(case: Case) -> tuple[torch.Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", ["gru cell", "lstm of two layers", "convolutions"])
 def test_what_the_newer_exporter_writes_is_found_too(dynamo: str, tmp_path: Path) -> None:
     data, pairs = exported(STATEFUL[dynamo], 3, dynamo=True)
