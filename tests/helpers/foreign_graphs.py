@@ -298,6 +298,12 @@ def _reset(self: Any, x: Tensor, h: Tensor, c: Tensor, done: Tensor) -> Any:
     return self.o(y), h, c
 
 
+def _rated(self: Any, x: Tensor, h: Tensor, rate: Tensor) -> Any:
+    """The rate is read and changes nothing, so that exporters keep it among the inputs."""
+    y, h = self.l(x, h)
+    return self.o(y), h + (rate * 0).to(h.dtype)
+
+
 def _static(self: Any, x: Tensor, position: Tensor, keys: Tensor) -> Any:
     keys = torch.where(torch.arange(M)[None, :, None] == position, self.k(x)[:, None], keys)
     return _attend(x[:, None], keys, keys)[:, 0], keys
@@ -508,6 +514,12 @@ STATEFUL: dict[str, Case] = {
         _PAIRS,
         _HC,
     ),
+    "gru and a rate": Case(
+        step(_rated, l=lambda: nn.GRU(D, H), o=linear(H, 3)),
+        {"x": normal(T, B, D), "h": normal(1, B, H), "rate": torch.tensor(16000)},
+        ("y", "hn"),
+        {"h": "hn"},
+    ),
     "keys at a place that is given": Case(
         step(_static, k=linear(H, H)),
         {"x": normal(B, H), "position": torch.tensor(2), "key_cache": normal(B, M, H)},
@@ -674,6 +686,14 @@ STATELESS: dict[str, Case] = {
         lambda self, x, e: x + self.a(x) + self.b(e),
         {"hidden": normal(B, D), "cond": normal(B, H)},
         ("hidden_out",),
+        a=linear(),
+        b=linear(H, D),
+    ),
+    "layer of memory of any length": _net(
+        lambda self, x, e: (x + self.a(x) + self.b(e)[:, None], self.a(x).mean(-1)),
+        {"memory": normal(B, T, D), "cond": normal(B, H)},
+        ("memory_out", "scores"),
+        {"memory": {1: "time"}, "memory_out": {1: "time"}, "scores": {1: "time"}},
         a=linear(),
         b=linear(H, D),
     ),

@@ -265,7 +265,6 @@ class _Pass:
             start = ways[place] if place < len(ways) else self._ways[NONE]
             given |= start.reach
             self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
-        self._ways[node.outputs[0]] = Ways(reach=_any(ways, "reach"))  # all steps, of which there may be one
         direction = node.attributes["direction"].s.decode("ascii", "replace") if "direction" in node.attributes else ""
         self._note(node, node.number("hidden_size"), direction or "forward", bool(given))
 
