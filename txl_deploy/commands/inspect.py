@@ -94,7 +94,7 @@ def _is_engine(path: Path) -> bool:
     """Whether a graph is an engine: by where it lies, or by its facts beside it, where other files have JSON, too."""
     facts = path.parent / sidecar_path(path.name)
     with contextlib.suppress(BundleError):
-        return f"{path.absolute().parents[1].name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))
+        return f"{path.absolute().parent.parent.name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))
     return False
 
 
