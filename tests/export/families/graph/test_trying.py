@@ -71,6 +71,18 @@ def test_symbols_are_sequences_positions_or_rows_by_their_names(inputs_of):
     }
 
 
+def test_symbols_that_an_exporter_made_up_are_sequences_in_a_state_and_at_the_front(inputs_of):
+    case = STATEFUL["lstm"]
+    free = {"x": [0, 1], "h": [1], "c": [1], "y": [0, 1], "hn": [1], "cn": [1]}
+    roles = inputs_of(exported(Case(case.make, case.given, case.returned, {}, free))[0]).roles  # type: ignore[arg-type]
+    assert {symbol.partition("_dynamic")[0]: role for symbol, role in roles.items() if role == "batch"} == {
+        "x": "batch",
+        "h": "batch",
+        "c": "batch",
+    }
+    assert len(roles) == 4
+
+
 def test_more_numbers_than_anybody_needs_are_not_drawn(inputs_of, monkeypatch):
     inputs = inputs_of(exported(STATEFUL["gru cell"])[0])
     monkeypatch.setattr(trying, "MOST_NUMBERS", 20)
