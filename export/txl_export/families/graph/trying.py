@@ -93,7 +93,7 @@ class Inputs:
         if self._plain:
             return np.full(shape, self._plain - 1, dtype)
         if dtype.kind == "b" or speaks_of(name, "mask"):
-            return np.full(shape, speaks_of(name, "mask"), dtype)
+            return np.full(shape, speaks_of(name, "mask") or name in self.structure.branching, dtype)
         length = next((sizes[symbol] for symbol, role in self.roles.items() if role == "segment"), 1)
         if speaks_of(name, "pos"):
             rows = next((sizes[symbol] for symbol, role in self.roles.items() if role == "rows"), 0)

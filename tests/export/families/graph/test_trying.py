@@ -46,13 +46,16 @@ def test_indices_masks_places_and_lengths_are_what_they_are_called(inputs_of):
     }
     free = {"ids": {1: "seq"}, "attention_mask": {1: "seq"}, "position_ids": {1: "seq"}}
     case = Case(step(run, e=lambda: nn.Embedding(5, 4)), given, ("y",), {}, free)
-    drawn = inputs_of(exported(case)[0]).draw(0, {"seq": 50})
+    inputs = inputs_of(exported(case)[0])
+    drawn = inputs.draw(0, {"seq": 50})
     assert sorted(set(drawn["ids"].ravel().tolist())) == [0, 1, 2, 3, 4]
     assert drawn["attention_mask"].all()
     assert drawn["position_ids"].tolist() == [list(range(50))] * 2
     assert drawn["place_pos"].shape == ()
     assert drawn["lengths"].tolist() == [50, 50]
     assert not drawn["done"].any()
+    inputs.structure.branching.add("done")  # as "use_cache_branch" of decoders, whose cache is in the branch of true
+    assert inputs.draw(0, {"seq": 50})["done"].all()
 
 
 def test_a_seed_gives_the_same_numbers_and_another_one_others(inputs_of):
