@@ -54,7 +54,7 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
         "sequences any number, independent of one another",
         "positions axis 1 of x; 1, 4, 5, 8 of them run",
         "may take 30 s and 2.1 GB",
-        "operators of ai.onnx 20",
+        "operators of ai.onnx",
         "[batch, time, 6]",
         "exports no ONNX file",
     ):
