@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import foreign_graphs as graphs
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, B, Case, D, H, exported, step
+from support import PACKAGES
 from torch import Tensor, nn
 from txl_export.families import registry
 from txl_export.families.graph import describing
@@ -178,15 +178,13 @@ def test_a_graph_without_state_needs_nothing(tmp_path):
     assert "exports no ONNX file" in of_case(STATELESS["gru that starts anew"], tmp_path).next
 
 
-SILERO = importlib.util.find_spec("silero_vad")
+SILERO = PACKAGES / "silero_vad" / "data"
 
 
-@pytest.mark.skipif(SILERO is None, reason="make packages installs silero-vad")
+@pytest.mark.skipif(not SILERO.exists(), reason="make packages installs silero-vad")
 @pytest.mark.parametrize("name", ["silero_vad", "silero_vad_16k_op15"])
 def test_silero_vad_keeps_one_state_and_needs_64_samples_in_front(name):
-    assert SILERO is not None
-    assert SILERO.submodule_search_locations
-    facts = describe_graph(Path(SILERO.submodule_search_locations[0]) / "data" / f"{name}.onnx", Silent())
+    facts = describe_graph(SILERO / f"{name}.onnx", Silent())
     assert [(state.input, state.output, state.proof) for state in facts.states] == [("state", "stateN", "recurrent")]
     state = facts.states[0]
     assert (state.shape[0], state.shape[2], type(state.shape[1])) == (2, 128, str)
