@@ -797,14 +797,14 @@ class Here:
 
     left, runs, memory = 30.0, 0, 0
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 4, 1
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(path.with_suffix(".folded"))
+        options.optimized_model_filepath = str(folder / "folded.onnx")
         self._session = onnxruntime.InferenceSession(str(path), options)
         self._names = [output.name for output in self._session.get_outputs()]
-        self.folded = path.with_suffix(".folded").read_bytes()
+        self.folded = (folder / "folded.onnx").read_bytes()
 
     def check(self) -> None:
         """There is always time."""
@@ -821,7 +821,7 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     """What is decided of a file, with its graph run in this process."""
     path = folder / "graph.onnx"
     path.write_bytes(data)
-    foreign, runner = read_foreign(path), Here(path)
+    foreign, runner = read_foreign(path), Here(path, folder)
     structure = read_structure(parse(runner.folded, "graph"), foreign.inputs)
     inputs = Inputs(foreign, structure)
     return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]

@@ -29,6 +29,8 @@ from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Ways
 from txl_export.families.graph.trying import Inputs
 
+EXACT = frozenset(("recurrent", "cell", "emitted"))
+"""Proofs that say which input an output belongs to, whatever both are called."""
 LOOKED_AT = 1024
 """Numbers of an output that are looked at one by one."""
 MOST_PAIRS = 2**13
@@ -128,7 +130,8 @@ class _Pairing:
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
         self._places: dict[str, Arrays] = {}
-        self._in_order: Arrays = {}
+        self._after: dict[str, Arrays] = {}
+        self._in_order: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
                 self._change(name)
@@ -145,6 +148,8 @@ class _Pairing:
                 self._chain()
             else:
                 found = [pair for pair, shown in self._proofs.items() if proof in shown]
+                if proof not in EXACT:
+                    found = [pair for pair in found if not self._named_otherwise(pair)]
                 self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
         states = [self._state(given, *taken) for given, taken in self._taken.items()]
         order = list(self._ports)
@@ -183,6 +188,13 @@ class _Pairing:
         changed = self._changed.get(pair[0], set())
         return not changed.isdisjoint(rest) or bool(self._taken and rest)  # of a stack, a layer changes the next alone
 
+    def _named_otherwise(self, pair: tuple[str, str]) -> bool:
+        """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
+        returned = {output for output, _ in self._taken.values()}
+        rivals = [(g, o) for g, o in self._proofs if (g == pair[0]) != (o == pair[1])]
+        free = [rival for rival in rivals if rival[0] not in self._taken and rival[1] not in returned]
+        return max((likeness(*rival) for rival in free), default=0) > likeness(*pair)
+
     def _others_vary(self, given: str) -> bool:
         """Whether something new comes in beside an input and the states."""
         taken = {given, *self._taken}
@@ -197,13 +209,15 @@ class _Pairing:
             value = ~value if value.dtype == bool else value + np.ones((), value.dtype)
         with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
             found = self._runner.run({**self._given, name: value})
-        self._changed[name], self._places[name] = set(), {}
+        self._changed[name], self._places[name], self._after[name] = set(), {}, {}
+        self._other[name] = value
         for output, before in self._first.items():
             if output in found and found[output].shape == before.shape and before.size:
                 after, at = found[output], self._at[output]
                 if not np.array_equal(after, before, equal_nan=before.dtype.kind == "f"):
                     self._changed[name].add(output)
-                self._places[name][output] = after.ravel()[at] != before.ravel()[at]
+                self._after[name][output] = after.ravel()[at]
+                self._places[name][output] = self._after[name][output] != before.ravel()[at]
 
     def _fits(self, given: str, returned: str) -> bool:
         """Whether what is returned can be given again: as it is, or grown on one axis that is open."""
@@ -253,7 +267,9 @@ class _Pairing:
         if own is None or not array.size or array.dtype.kind not in ("f" if not moved else "fiu"):
             return ""  # whole numbers are alike by chance
         numbers, grown = found.ravel()[at], array.shape != found.shape
-        copies = _within(numbers, self._sorted(given)) & (numbers != 0)
+        # Copies follow the input to other numbers: what is among its numbers by chance once is not so twice.
+        first, second = self._sorted(given)
+        copies = own & (numbers != 0) & _within(numbers, first) & _within(self._after[given][returned], second)
         if not grown:
             copies &= numbers != array.ravel()[at]
         others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
@@ -264,10 +280,10 @@ class _Pairing:
         pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
 
-    def _sorted(self, given: str) -> NDArray[Any]:
-        """The numbers of an input in order, which is what takes time."""
+    def _sorted(self, given: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Both draws of an input in order, which is what takes time."""
         if given not in self._in_order:
-            self._in_order[given] = np.sort(self._given[given], None)
+            self._in_order[given] = np.sort(self._given[given], None), np.sort(self._other[given], None)
         return self._in_order[given]
 
     # ---- which pairs belong together

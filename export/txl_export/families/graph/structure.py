@@ -27,6 +27,8 @@ MOVES = frozenset(
 SIZES = frozenset(("Shape", "Size"))
 GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
 """Operators that may add to a number, or multiply it by, what is no data at all."""
+SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
+"""Operators that a state passes which a flag resets, and an index that is kept in range."""
 GATES, CANDIDATES = frozenset(("Sigmoid", "HardSigmoid")), frozenset(("Tanh", "Softsign", "Relu"))
 BESIDE = 16
 """Inputs of a Concat that are taken for parts of a window; one of more is none."""
@@ -41,7 +43,7 @@ class Ways:
     Attributes:
         reach: at all, by value and not by size.
         moved: some of their numbers are numbers of it, at other places.
-        scaled: moved, or multiplied by something else, as a state is that a flag resets.
+        scaled: moved, or changed by `SCALES`.
         written: moved, and something is written among them at a place that is computed.
         beside: they stand before it in a Concat, so that the window of the two may be what moves on.
         recurrent: they are the first state of a recurrent operator, and this its last one.
@@ -183,7 +185,7 @@ class _Pass:
                 setattr(result, kind, getattr(result, kind) | getattr(way, kind))
         if op in SCATTERS and len(ways) > SCATTERS[op] and ways[SCATTERS[op]].reach:
             result.written |= ways[0].moved
-        if op in ("Mul", "Where"):
+        if op in SCALES:
             result.scaled |= _any(ways, "scaled")
         if op == "Concat":
             self._concat(node, result, ways)
@@ -283,9 +285,11 @@ class _Pass:
     def _asked(self, node: Node, ways: list[Ways]) -> None:
         """Indices into tables, numbers that settings are compared with, and what decides between branches."""
         if node.op == "Gather" and len(node.inputs) > 1:
-            dims, axis = self._flat.dims(node.inputs[0]), node.number("axis")
+            table, axis = node.inputs[0], node.number("axis")
+            origins = (table, *self._origin.get(table, ()))  # a table may be stored in another type
+            dims = next((found for value in origins if (found := self._flat.dims(value))), [])
             if dims and -len(dims) <= axis < len(dims):
-                for name in self.found.among(ways[1].moved):
+                for name in self.found.among(ways[1].scaled):
                     self.found.rows[name] = min(self.found.rows.get(name, dims[axis]), dims[axis])
         elif node.op == "Equal" and len(node.inputs) == 2:
             for way, other in zip(ways, node.inputs[::-1], strict=True):
