@@ -13,7 +13,7 @@ import typer
 from txl_deploy.helping import SETTINGS, Command, Group
 
 VERBS = {
-    "inspect": "Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds.",
+    "inspect": "Show architecture, sizes, context and parity; what a checkpoint holds, or what an ONNX file remembers.",
     "export": "Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle.",
     "build": "Build an engine of each program and put it into the bundle.",
     "verify": "Compare a bundle or an ONNX file with PyTorch over chained segments; exit code 1 when a gate fails.",

@@ -298,6 +298,12 @@ def _reset(self: Any, x: Tensor, h: Tensor, c: Tensor, done: Tensor) -> Any:
     return self.o(y), h, c
 
 
+def _rated(self: Any, x: Tensor, h: Tensor, rate: Tensor) -> Any:
+    """The rate is read and changes nothing, so that exporters keep it among the inputs."""
+    y, h = self.l(x, h)
+    return self.o(y), h + (rate * 0).to(h.dtype)
+
+
 def _static(self: Any, x: Tensor, position: Tensor, keys: Tensor) -> Any:
     keys = torch.where(torch.arange(M)[None, :, None] == position, self.k(x)[:, None], keys)
     return _attend(x[:, None], keys, keys)[:, 0], keys
@@ -508,6 +514,12 @@ STATEFUL: dict[str, Case] = {
         _PAIRS,
         _HC,
     ),
+    "gru and a rate": Case(
+        step(_rated, l=lambda: nn.GRU(D, H), o=linear(H, 3)),
+        {"x": normal(T, B, D), "h": normal(1, B, H), "rate": torch.tensor(16000)},
+        ("y", "hn"),
+        {"h": "hn"},
+    ),
     "keys at a place that is given": Case(
         step(_static, k=linear(H, H)),
         {"x": normal(B, H), "position": torch.tensor(2), "key_cache": normal(B, M, H)},
@@ -677,6 +689,14 @@ STATELESS: dict[str, Case] = {
         a=linear(),
         b=linear(H, D),
     ),
+    "layer of memory of any length": _net(
+        lambda self, x, e: (x + self.a(x) + self.b(e)[:, None], self.a(x).mean(-1)),
+        {"memory": normal(B, T, D), "cond": normal(B, H)},
+        ("memory_out", "scores"),
+        {"memory": {1: "time"}, "memory_out": {1: "time"}, "scores": {1: "time"}},
+        a=linear(),
+        b=linear(H, D),
+    ),
     "masked language model": _net(
         lambda self, ids: self.o(self.e(ids)),
         {"input_ids": torch.randint(0, 9, (B, T))},
@@ -777,14 +797,17 @@ class Here:
 
     left, runs, memory = 30.0, 0, 0
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 4, 1
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(path.with_suffix(".folded"))
+        options.optimized_model_filepath = str(folder / "folded.onnx")
         self._session = onnxruntime.InferenceSession(str(path), options)
         self._names = [output.name for output in self._session.get_outputs()]
-        self.folded = path.with_suffix(".folded").read_bytes()
+        self.folded = (folder / "folded.onnx").read_bytes()
+
+    def check(self) -> None:
+        """There is always time."""
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """See `Runner.run`."""
@@ -798,7 +821,7 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     """What is decided of a file, with its graph run in this process."""
     path = folder / "graph.onnx"
     path.write_bytes(data)
-    foreign, runner = read_foreign(path), Here(path)
+    foreign, runner = read_foreign(path), Here(path, folder)
     structure = read_structure(parse(runner.folded, "graph"), foreign.inputs)
     inputs = Inputs(foreign, structure)
     return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]

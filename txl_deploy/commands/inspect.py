@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +17,11 @@ from txl_report.facts.source import Source, source_of
 from txl_report.facts.tables import tables_of
 from txl_report.numbers import counted, prefixed
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import MANIFEST, open_bundle
+from txl_runtime.bundle.reading import ENGINES, MANIFEST, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts
-from txl_runtime.device.engines.sidecar import sidecar_path
-from txl_runtime.errors import UsageError
+from txl_runtime.device.engines.sidecar import read_sidecar, sidecar_path
+from txl_runtime.errors import BundleError, UsageError
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
 from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
@@ -40,7 +41,7 @@ def run(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds."""
+    """Show architecture, sizes, context and parity; what a checkpoint holds, or what an ONNX file remembers."""
     path, aliases = Path(place), parse_aliases(alias)
     if not place.strip():
         raise UsageError("the path is empty, expected a bundle or a checkpoint; name one")
@@ -63,7 +64,7 @@ def run(
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
         return
-    if path.suffix == ".onnx" and not (path.parent / sidecar_path(path.name)).exists():
+    if path.suffix == ".onnx" and not _is_engine(path):
         if family != "auto" or config is not None or aliases:
             raise UsageError(
                 f"{path}: is an ONNX file, --family, --config and --alias are for checkpoints; leave them out"
@@ -108,6 +109,14 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
         why = document.get("refused", "expected a TorchScript archive of no known family")
         raise UsageError(f"{path}: there is no module to write for it, {why}; leave out --skeleton")
     stdout.print(document["skeleton"], soft_wrap=True, end="")
+
+
+def _is_engine(path: Path) -> bool:
+    """Whether a graph is an engine: by where it lies, or by its facts beside it, where other files have JSON, too."""
+    facts = path.parent / sidecar_path(path.name)
+    with contextlib.suppress(BundleError):
+        return f"{path.absolute().parent.parent.name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))
+    return False
 
 
 def _describe_graph(path: Path, json: bool) -> None:

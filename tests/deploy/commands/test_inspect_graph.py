@@ -54,7 +54,7 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
         "sequences any number, independent of one another",
         "positions axis 1 of x; 1, 4, 5, 8 of them run",
         "may take 30 s and 2.1 GB",
-        "operators of ai.onnx 20",
+        "operators of ai.onnx",
         "[batch, time, 6]",
         "exports no ONNX file",
     ):
@@ -87,6 +87,21 @@ def test_as_json_it_is_one_document_with_everything(run, here):
     assert document["axes"]["independent"] is True
     assert {found["state"] for found in document["lasting"]} == {"h", "c"}
     assert (document["seconds"], document["stopped"]) == (30, "")
+
+
+def test_json_beside_a_file_makes_no_engine_of_it(run, here):
+    (here / "lstm.json").write_text('{"sample_rate": 16000}')
+    assert "h → hn" in run("inspect", "lstm.onnx").stdout
+
+
+def test_what_lies_where_engines_lie_is_an_engine_or_refused(run, here, monkeypatch):
+    place = here / "engines" / "cuda"
+    place.mkdir(parents=True)
+    (here / "lstm.onnx").rename(place / "lstm.onnx")
+    monkeypatch.chdir(place)
+    found = run("inspect", "lstm.onnx")
+    assert (found.code, found.stdout) == (2, "")
+    assert "lstm.json" in found.stderr
 
 
 def test_names_that_a_stranger_chose_are_not_obeyed(run, here):

@@ -9,7 +9,7 @@ import foreign_graphs as graphs
 import msgspec
 from foreign_graphs import STATEFUL, STATELESS, exported
 from txl_export.families.graph.naming import likeness
-from txl_export.families.graph.reading import opsets, producer, read_foreign
+from txl_export.families.graph.reading import read_foreign
 from txl_export.families.graph.running import RunError
 from txl_export.families.graph.structure import read_structure
 from txl_export.families.graph.trying import Inputs
@@ -38,14 +38,7 @@ def one_input(data: bytes) -> None:
     for given in foreign.inputs[:4]:
         for returned in foreign.outputs[:4]:
             assert likeness(given.name, returned.name) in (0, 1, 2)
-    told = [
-        foreign.inputs,
-        foreign.outputs,
-        structure.recurrences,
-        structure.windows,
-        opsets(foreign),
-        producer(foreign),
-    ]
+    told = [foreign.inputs, foreign.outputs, structure.recurrences, structure.windows, structure.compared]
     msgspec.json.encode(utf8(msgspec.to_builtins(told)))
     inputs = Inputs(foreign, structure)
     for seed in range(2):

@@ -114,9 +114,10 @@ class Behaviour:
         Raises:
             EndedError: see `Runner.run`.
         """
+        until = time.monotonic() + min(SECONDS, self._runner.left * 0.8)
         for number, state in enumerate(self._states):
-            share = min(SECONDS, self._runner.left * 0.8) / (len(self._states) - number)
-            yield self._follow(state, time.monotonic() + share)
+            now = time.monotonic()
+            yield self._follow(state, now + (until - now) / (len(self._states) - number))
             told()
 
     # ---- axes
@@ -144,8 +145,8 @@ class Behaviour:
 
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int]:
         """The axes that grow where symbols do; none where the graph does not run then."""
-        given = self._inputs.draw(0, dict.fromkeys(symbols, size))
         try:
+            given = self._inputs.draw(0, dict.fromkeys(symbols, size))
             returned = self._runner.run(given)
         except RunError:
             return {}

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from txl_runtime.errors import CheckpointError, printable
+from txl_runtime.errors import CheckpointError, brief, printable
 from txl_runtime.listener import Listener
 
 from txl_export.families.graph.behaviour import Axes, Behaviour, Lasting
 from txl_export.families.graph.pairing import State, Undecided, pair
-from txl_export.families.graph.reading import Foreign, Port, opsets, parse, producer, read_foreign
+from txl_export.families.graph.reading import Foreign, Port, parse, read_foreign
 from txl_export.families.graph.running import SECONDS, EndedError, RunError, Runner
 from txl_export.families.graph.structure import Recurrence, Structure, Window, read_structure
 from txl_export.families.graph.trying import Inputs
@@ -77,18 +77,19 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> Gra
         CheckpointError: it is no ONNX model, or none that is read here.
     """
     foreign = read_foreign(path)
+    model = foreign.model
     facts = GraphFacts(
         "onnx",
         path.name,
         foreign.bytes,
-        producer(foreign),
-        foreign.model.ir_version,
-        opsets(foreign),
+        brief(printable(f"{model.producer_name} {model.producer_version}".strip())),
+        model.ir_version,
+        {printable(entry.domain) or "ai.onnx": entry.version for entry in model.opset_import},
         foreign.inputs,
         foreign.outputs,
         seconds=seconds,
     )
-    _nodes(foreign.model, facts)
+    _nodes(model, facts)
     heard.stage("open the graph in a helper process")
     runner = Runner(foreign, seconds)
     facts.memory = runner.memory

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from txl_export.families.graph.reading import subgraphs
@@ -16,8 +15,8 @@ from txl_export.families.graph.reading import subgraphs
 Scope: TypeAlias = "ChainMap[str, int]"
 NONE = 0
 """The value that stands for an input that is left out."""
-CONSTANT = 2**16
-"""Numbers of a constant that are looked at; a table of words has more, and its sizes are enough."""
+FEW = 64
+"""Numbers of a constant that are looked at: of a larger one its sizes are enough."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +67,21 @@ class Flat:
         self._graph(model.graph, scope, "")
         self.outputs = {value.name: scope.get(value.name, NONE) for value in model.graph.output}
 
-    def array(self, value: int) -> NDArray[Any] | None:
-        """The numbers of a small constant; None of what is none."""
-        tensor = self.tensors.get(value)
-        if tensor is None or tensor.external_data or not all(0 <= size <= CONSTANT for size in tensor.dims):
-            return None
-        try:
-            return numpy_helper.to_array(tensor) if np.prod(tensor.dims, dtype=float) <= CONSTANT else None
-        except (ValueError, TypeError, KeyError, AttributeError):  # its bytes are not what its sizes say
-            return None
-
     def numbers(self, value: int) -> list[int]:
-        """A small constant as whole numbers; empty for what is none."""
-        found = self.array(value)
-        return found.ravel().tolist() if found is not None and found.dtype.kind in "iu" and found.size <= 64 else []
+        """A small constant of whole numbers as a list; empty for what is none."""
+        tensor = self.tensors.get(value)
+        if (
+            tensor is None
+            or tensor.external_data
+            or np.prod(tensor.dims, dtype=float) > FEW
+            or min(tensor.dims, default=0) < 0
+        ):
+            return []
+        try:
+            found = numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, KeyError, AttributeError):  # its bytes are not what its sizes say
+            return []
+        return found.ravel().tolist() if found.dtype.kind in "iu" else []
 
     def dims(self, value: int) -> list[int]:
         """The sizes of a constant; empty for what is none."""
@@ -104,7 +104,7 @@ class Flat:
         attributes = {attribute.name: attribute for attribute in node.attribute}
         name = node.name or next(iter(node.output), "")
         if node.op_type in ("Loop", "Scan") and "body" in attributes:
-            self._body(node.op_type, name, inputs, node.output, attributes, scope, branch)
+            self._body(node, inputs, attributes, scope, branch)
             return
         if held := subgraphs(node):
             results = list(self._branches(held, scope, branch or name))
@@ -124,18 +124,9 @@ class Flat:
             self._graph(graph, inner, branch)
             yield [inner.get(value.name, NONE) for value in graph.output]
 
-    def _body(
-        self,
-        op: str,
-        name: str,
-        inputs: tuple[int, ...],
-        outputs: Any,
-        attributes: dict[str, Any],
-        scope: Scope,
-        branch: str,
-    ) -> None:
+    def _body(self, node: Any, inputs: tuple[int, ...], attributes: dict[str, Any], scope: Scope, branch: str) -> None:
         """A Loop or Scan: what is carried enters the body, and what the body returns leaves it."""
-        body = attributes["body"].g
+        op, name, body = node.op_type, node.name or next(iter(node.output), ""), attributes["body"].g
         inner = scope.new_child()
         entered = [self._new(inner, value.name) for value in body.input]
         skipped = 2 if op == "Loop" else 0  # of the node and of its body: the count and the condition
@@ -146,5 +137,5 @@ class Flat:
                 self.nodes.append(Node("Enter", name, (value,), (entered[skipped + at],), 0, {}, branch))
         self._graph(body, inner, branch)
         ends = [inner.get(value.name, NONE) for value in body.output][1 if op == "Loop" else 0 :]
-        results = tuple(self._new(scope, output) for output in outputs)
+        results = tuple(self._new(scope, output) for output in node.output)
         self.nodes.append(Node(op, name, (*inputs, *ends), results, len(carried), attributes, branch))

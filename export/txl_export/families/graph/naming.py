@@ -18,9 +18,8 @@ DATA = frozenset(
     re.findall(
         r"\w+",
         "x y image images img frame frames audio wav waveform sample samples noisy clean mask masks src tgt source "
-        "target mel spec spectrum data feature "
-        "features feats obs observation observations tokens token ids pixel pixels "
-        "video signal speech logits logit embeds embedding embeddings latent latents cond query",
+        "target mel spec spectrum data feature features feats obs observation observations tokens token ids pixel "
+        "pixels video signal speech logits logit embeds embedding embeddings latent latents cond query",
     )
 )
 LAYERS = frozenset(("hidden", "states"))

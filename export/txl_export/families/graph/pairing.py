@@ -29,12 +29,14 @@ from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Ways
 from txl_export.families.graph.trying import Inputs
 
+EXACT = frozenset(("recurrent", "cell", "emitted"))
+"""Proofs that say which input an output belongs to, whatever both are called."""
 LOOKED_AT = 1024
 """Numbers of an output that are looked at one by one."""
-MOST_PAIRS = 2**14
+MOST_PAIRS = 2**13
 """Pairs that are looked at."""
-ASSIGNMENTS = 24
-"""Ways to pair what is left that are tried."""
+ASSIGNMENTS, ORDERS = 24, 720
+"""Ways to pair what is left that are tried, of so many orders."""
 CLOSE = 1e-4
 """How near two computations of one result are, relative to its largest number."""
 PROOFS = {
@@ -128,6 +130,8 @@ class _Pairing:
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
         self._places: dict[str, Arrays] = {}
+        self._after: dict[str, Arrays] = {}
+        self._in_order: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
                 self._change(name)
@@ -144,6 +148,8 @@ class _Pairing:
                 self._chain()
             else:
                 found = [pair for pair, shown in self._proofs.items() if proof in shown]
+                if proof not in EXACT:
+                    found = [pair for pair in found if not self._named_otherwise(pair)]
                 self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
         states = [self._state(given, *taken) for given, taken in self._taken.items()]
         order = list(self._ports)
@@ -182,6 +188,13 @@ class _Pairing:
         changed = self._changed.get(pair[0], set())
         return not changed.isdisjoint(rest) or bool(self._taken and rest)  # of a stack, a layer changes the next alone
 
+    def _named_otherwise(self, pair: tuple[str, str]) -> bool:
+        """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
+        returned = {output for output, _ in self._taken.values()}
+        rivals = [(g, o) for g, o in self._proofs if (g == pair[0]) != (o == pair[1])]
+        free = [rival for rival in rivals if rival[0] not in self._taken and rival[1] not in returned]
+        return max((likeness(*rival) for rival in free), default=0) > likeness(*pair)
+
     def _others_vary(self, given: str) -> bool:
         """Whether something new comes in beside an input and the states."""
         taken = {given, *self._taken}
@@ -196,13 +209,15 @@ class _Pairing:
             value = ~value if value.dtype == bool else value + np.ones((), value.dtype)
         with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
             found = self._runner.run({**self._given, name: value})
-        self._changed[name], self._places[name] = set(), {}
+        self._changed[name], self._places[name], self._after[name] = set(), {}, {}
+        self._other[name] = value
         for output, before in self._first.items():
             if output in found and found[output].shape == before.shape and before.size:
                 after, at = found[output], self._at[output]
                 if not np.array_equal(after, before, equal_nan=before.dtype.kind == "f"):
                     self._changed[name].add(output)
-                self._places[name][output] = after.ravel()[at] != before.ravel()[at]
+                self._after[name][output] = after.ravel()[at]
+                self._places[name][output] = self._after[name][output] != before.ravel()[at]
 
     def _fits(self, given: str, returned: str) -> bool:
         """Whether what is returned can be given again: as it is, or grown on one axis that is open."""
@@ -218,6 +233,7 @@ class _Pairing:
 
     def _shown(self, given: str, returned: str) -> set[str]:
         """What speaks for a pair, as keys of `PROOFS`."""
+        self._runner.check()
         ways, bit = self._structure.outputs.get(returned, Ways()), self._structure.bits(given)
         shown = {kind for kind in ("recurrent", "cell", "emitted") if getattr(ways, kind) & bit}
         alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
@@ -231,9 +247,9 @@ class _Pairing:
         if ways.written & bit and array.shape == found.shape:
             shown.add("written")
         kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
-        whole = any(np.array_equal(found, other) for name, other in self._given.items() if name != given)
-        if ways.beside & bit and kept and (alike or not whole):
-            shown |= {"window"} if array.shape == found.shape and self._taken_up(given, returned) else set()
+        if ways.beside & bit and kept and array.shape == found.shape and self._taken_up(given, returned):
+            whole = any(np.array_equal(found, other) for name, other in self._given.items() if name != given)
+            shown |= {"window"} if alike or not whole else set()
         roles = self._inputs.roles
         stretched = any(roles.get(str(size)) == "segment" for size in self._ports[given].shape)
         if alike == 2 and not stretched and self._taken_up(given, returned):
@@ -251,22 +267,24 @@ class _Pairing:
         if own is None or not array.size or array.dtype.kind not in ("f" if not moved else "fiu"):
             return ""  # whole numbers are alike by chance
         numbers, grown = found.ravel()[at], array.shape != found.shape
-        copies = np.isin(numbers, array) & (numbers != 0)
+        # Copies follow the input to other numbers: what is among its numbers by chance once is not so twice.
+        first, second = self._sorted(given)
+        copies = own & (numbers != 0) & _within(numbers, first) & _within(self._after[given][returned], second)
         if not grown:
             copies &= numbers != array.ravel()[at]
         others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
         if not copies.any() or not (~own & np.any([np.zeros_like(own), *others], 0)).any():
             return ""
-        pasted = (
-            grown
-            and not alike
-            and any(
-                np.isin(other.ravel()[:256], found).all() and other.dtype == found.dtype
-                for name, other in self._given.items()
-                if name != given and other.size and other.ndim == found.ndim
-            )
-        )
-        return "" if pasted else "grown" if grown else "moved"
+        inputs = [name for name, other in self._given.items() if grown and name != given and other.ndim == found.ndim]
+        wholly = [self._given[name].ravel()[:LOOKED_AT] for name in inputs if self._given[name].dtype == found.dtype]
+        pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
+        return "" if pasted and not alike else "grown" if grown else "moved"
+
+    def _sorted(self, given: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Both draws of an input in order, which is what takes time."""
+        if given not in self._in_order:
+            self._in_order[given] = np.sort(self._given[given], None), np.sort(self._other[given], None)
+        return self._in_order[given]
 
     # ---- which pairs belong together
 
@@ -287,11 +305,12 @@ class _Pairing:
 
     def _by_name(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
         """A pair whose names are more alike than those of each other pair that it rules out."""
-        best = {pair: likeness(*pair) for pair in sorted(left)}
-        for (given, returned), alike in best.items():
-            rivals = [a for (g, o), a in best.items() if (g == given) != (o == returned)]
-            if alike > max(rivals, default=0):
-                return given, returned
+        alike = {pair: likeness(*pair) for pair in sorted(left)}
+        many = Counter((side, pair[side], how) for pair, how in alike.items() for side in (0, 1))
+        for pair, how in alike.items():
+            better = sum(many[side, pair[side], more] for side in (0, 1) for more in range(how + 1, 3))
+            if how and not better and many[0, pair[0], how] == many[1, pair[1], how] == 1:
+                return pair
         return None
 
     # ---- one run over two segments against two runs
@@ -323,23 +342,12 @@ class _Pairing:
         except RunError:
             return
         left = [pair for pair in left if pair[0] not in long]
-        holding = [
-            pairs
-            for pairs in _assignments(left)
-            if self._equal(wanted, before, halves[1], {**dict(pairs), **{g: o for g, (o, _) in self._taken.items()}})
-        ]
-        needed = [
-            [
-                pair
-                for pair in pairs
-                if not self._equal(
-                    wanted, before, halves[1], {**dict(pairs), **{g: o for g, (o, _) in self._taken.items()}}, pair[0]
-                )
-            ]
-            for pairs in holding
-        ]
+        fed = {given: output for given, (output, _) in self._taken.items()}
+        holding = [each for each in _assignments(left) if self._equal(wanted, before, halves[1], fed | dict(each))]
         if len(holding) == 1:
-            self._assign(needed[0], "chained")
+            pairs = fed | dict(holding[0])
+            needed = [each for each in holding[0] if not self._equal(wanted, before, halves[1], pairs, each[0])]
+            self._assign(needed, "chained")
 
     def _equal(self, wanted: Arrays, before: Arrays, second: Arrays, pairs: Mapping[str, str], unfed: str = "") -> bool:
         """Whether two runs, with the pairs fed back, return what one does; `unfed` stays as it was at first."""
@@ -366,9 +374,14 @@ def _assignments(left: list[tuple[str, str]]) -> Iterable[list[tuple[str, str]]]
     """Ways to give each output one of the inputs that fit, at most `ASSIGNMENTS`, none of them twice."""
     inputs, outputs = sorted({given for given, _ in left}), sorted({output for _, output in left})
     few, many = sorted((inputs, outputs), key=len)
-    found = (list(zip(few, chosen, strict=True)) for chosen in permutations(many, len(few)))
+    found = (list(zip(few, chosen, strict=True)) for chosen in islice(permutations(many, len(few)), ORDERS))
     paired = ([pair if few is inputs else pair[::-1] for pair in pairs] for pairs in found)
     return islice((pairs for pairs in paired if all(pair in left for pair in pairs)), ASSIGNMENTS)
+
+
+def _within(numbers: NDArray[Any], ordered: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which numbers are among others, which are in order and not none."""
+    return np.asarray(ordered[np.minimum(np.searchsorted(ordered, numbers), ordered.size - 1)] == numbers)
 
 
 def _close(found: NDArray[Any], wanted: NDArray[Any]) -> bool:

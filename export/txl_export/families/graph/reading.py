@@ -114,17 +114,6 @@ def subgraphs(node: Any) -> list[Any]:
     return [graph for attribute in node.attribute for graph in _held(attribute)]
 
 
-def opsets(foreign: Foreign) -> dict[str, int]:
-    """The version of each domain of operators; ONNX's own is called "ai.onnx"."""
-    return {printable(entry.domain) or "ai.onnx": entry.version for entry in foreign.model.opset_import}
-
-
-def producer(foreign: Foreign) -> str:
-    """What wrote the file, as far as it says so."""
-    model = foreign.model
-    return brief(printable(" ".join(part for part in (model.producer_name, model.producer_version) if part)))
-
-
 def _held(attribute: Any) -> list[Any]:
     return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 

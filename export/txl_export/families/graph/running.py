@@ -84,6 +84,15 @@ class Runner:
         """Seconds that are left."""
         return self._until - time.monotonic()
 
+    def check(self) -> None:
+        """Go on while there is time left.
+
+        Raises:
+            EndedError: there is none.
+        """
+        if self.left <= 0:
+            raise self._late()
+
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name for inputs by name; what is no array of numbers is left out.
 
@@ -100,14 +109,13 @@ class Runner:
 
     def _ask(self, message: Any) -> Answer:
         assert self._process.stdin is not None
-        if self.left <= 0:
-            raise EndedError(f"took more than {self._seconds:.0f} s")
+        self.check()
         try:
             worker.send(self._process.stdin, message)
             data = self._answers.get(timeout=max(self.left, 0))
             answer = msgspec.msgpack.decode(data, type=Answer)
         except queue.Empty:
-            raise EndedError(f"took more than {self._seconds:.0f} s") from None
+            raise self._late() from None
         except (OSError, msgspec.DecodeError):  # nothing is no message
             raise self._died() from None
         if answer.error:
@@ -121,6 +129,9 @@ class Runner:
             while data := worker.receive(self._process.stdout):
                 self._answers.put(data)
         self._answers.put(b"")
+
+    def _late(self) -> EndedError:
+        return EndedError(f"took more than {self._seconds:.0f} s")
 
     def _died(self) -> EndedError:
         self._process.kill()

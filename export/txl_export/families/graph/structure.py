@@ -19,15 +19,16 @@ MOVES = frozenset(
     re.findall(
         r"\w+",
         "Identity Reshape Squeeze Unsqueeze Transpose Slice Split Flatten Expand Tile Cast Gather GatherND "
-        "GatherElements Pad DepthToSpace SpaceToDepth "
-        "Dropout ReverseSequence Compress Trilu ScatterElements ScatterND TensorScatter "
-        "Enter",
+        "GatherElements Pad DepthToSpace SpaceToDepth Dropout ReverseSequence Compress Trilu ScatterElements "
+        "ScatterND TensorScatter Enter",
     )
 )
 """Operators whose first input's numbers are the result's, at other places."""
 SIZES = frozenset(("Shape", "Size"))
 GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
 """Operators that may add to a number, or multiply it by, what is no data at all."""
+SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
+"""Operators that a state passes which a flag resets, and an index that is kept in range."""
 GATES, CANDIDATES = frozenset(("Sigmoid", "HardSigmoid")), frozenset(("Tanh", "Softsign", "Relu"))
 BESIDE = 16
 """Inputs of a Concat that are taken for parts of a window; one of more is none."""
@@ -42,7 +43,7 @@ class Ways:
     Attributes:
         reach: at all, by value and not by size.
         moved: some of their numbers are numbers of it, at other places.
-        scaled: moved, or multiplied by something else, as a state is that a flag resets.
+        scaled: moved, or changed by `SCALES`.
         written: moved, and something is written among them at a place that is computed.
         beside: they stand before it in a Concat, so that the window of the two may be what moves on.
         recurrent: they are the first state of a recurrent operator, and this its last one.
@@ -149,11 +150,17 @@ class _Pass:
         names = tuple(port.name for port in inputs)
         self._flat, self.found = flat, Structure(names)
         self._ways: dict[int, Ways] = {NONE: Ways()}
-        self._gate, self._candidate, self._zeros = set[int](), set[int](), set[int]()
+        self._gate, self._candidate = set[int](), set[int]()
         self._gated: dict[int, int] = {}
         self._padding: dict[int, tuple[int, int]] = {}
         self._convolved: dict[int, tuple[Node, int, int]] = {}
         self._origin: dict[int, set[int]] = {}
+        self._rules: dict[str, Callable[[Node, list[Ways]], None]] = {
+            **dict.fromkeys(RECURRENT, self._recurrent),
+            **dict.fromkeys(("Loop", "Scan"), self._loop),
+            **dict.fromkeys(("Gather", "Equal", "Either"), self._asked),
+            **dict.fromkeys(("Conv", "Slice", "Pad"), self._window),
+        }
         self._floats = sum(1 << at for at, port in enumerate(inputs) if port.dtype.startswith("float"))
         for at, name in enumerate(names):
             bit = 1 << at
@@ -178,7 +185,7 @@ class _Pass:
                 setattr(result, kind, getattr(result, kind) | getattr(way, kind))
         if op in SCATTERS and len(ways) > SCATTERS[op] and ways[SCATTERS[op]].reach:
             result.written |= ways[0].moved
-        if op in ("Mul", "Where"):
+        if op in SCALES:
             result.scaled |= _any(ways, "scaled")
         if op == "Concat":
             self._concat(node, result, ways)
@@ -187,13 +194,7 @@ class _Pass:
         if passed:
             self._follow(node)
         self._cells(node, ways)
-        rule: Callable[[Node, list[Ways]], None] | None = {
-            **dict.fromkeys(RECURRENT, self._recurrent),
-            **dict.fromkeys(("Loop", "Scan"), self._loop),
-            **dict.fromkeys(("Gather", "Equal", "Either"), self._asked),
-            **dict.fromkeys(("Conv", "Slice", "Pad"), self._window),
-        }.get(op)
-        if rule is not None and node.outputs:
+        if node.outputs and (rule := self._rules.get(op)):
             rule(node, ways)
 
     def _passed(self, node: Node, ways: list[Ways]) -> list[Ways]:
@@ -226,7 +227,7 @@ class _Pass:
         source = node.inputs[0] if node.inputs else NONE
         for value in node.outputs:
             self._origin[value] = {source, *list(self._origin.get(source, ()))[:8]}
-            for known in (self._gate, self._candidate, self._zeros):
+            for known in (self._gate, self._candidate):
                 if source in known:
                     known.add(value)
             for table in (self._gated, self._padding):
@@ -266,8 +267,6 @@ class _Pass:
             start = ways[place] if place < len(ways) else self._ways[NONE]
             given |= start.reach
             self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
-        if node.outputs:  # all steps, of which there may be one
-            self._ways[node.outputs[0]] = Ways(reach=_any(ways, "reach"))
         direction = node.attributes["direction"].s.decode("ascii", "replace") if "direction" in node.attributes else ""
         self._note(node, node.number("hidden_size"), direction or "forward", bool(given))
 
@@ -275,7 +274,7 @@ class _Pass:
         first = 2 if node.op == "Loop" else 0
         starts = ways[first : first + node.data]
         for start, output in zip(starts, node.outputs, strict=False):
-            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.moved)
+            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
         if node.data:
             self._note(node, 0, "forward", any(start.reach & self._floats for start in starts))
 
@@ -286,9 +285,11 @@ class _Pass:
     def _asked(self, node: Node, ways: list[Ways]) -> None:
         """Indices into tables, numbers that settings are compared with, and what decides between branches."""
         if node.op == "Gather" and len(node.inputs) > 1:
-            dims, axis = self._flat.dims(node.inputs[0]), node.number("axis")
+            table, axis = node.inputs[0], node.number("axis")
+            origins = (table, *self._origin.get(table, ()))  # a table may be stored in another type
+            dims = next((found for value in origins if (found := self._flat.dims(value))), [])
             if dims and -len(dims) <= axis < len(dims):
-                for name in self.found.among(ways[1].moved):
+                for name in self.found.among(ways[1].scaled):
                     self.found.rows[name] = min(self.found.rows.get(name, dims[axis]), dims[axis])
         elif node.op == "Equal" and len(node.inputs) == 2:
             for way, other in zip(ways, node.inputs[::-1], strict=True):
@@ -307,9 +308,8 @@ class _Pass:
                 self._padding[node.outputs[0]] = (before + pads[len(pads) // 2 - 1], behind + pads[-1])
         elif node.op == "Slice" and source in self._convolved and len(node.inputs) > 2:
             convolution, before, behind = self._convolved[source]
-            if before == behind > 0 and self._flat.numbers(node.inputs[2]) == [
-                -behind
-            ]:  # padded twice, cut on the right
+            cut = self._flat.numbers(node.inputs[2])
+            if before == behind > 0 and cut == [-behind]:  # padded on both sides, cut on the right
                 self.found.windows.append(Window(convolution.name, "", before, 1, True))
         elif node.op == "Conv" and len(node.inputs) > 1 and len(dims := self._flat.dims(node.inputs[1])) == 3:
             pads = [*node.numbers("pads"), 0, 0][:2]

@@ -20,6 +20,8 @@ ROWS = (6, 0, 1, 16)
 """Rows of a cache that are tried where a graph leaves them open."""
 MOST_NUMBERS = 2**24
 """Numbers of all inputs together; more are not drawn."""
+_MADE_UP = re.compile(r"(_dynamic_axes|_dim)_\d+|(input|output) .* axis \d+")
+"""Symbols that an exporter or `reading` has called after their places."""
 _SUM = re.compile(r"[\w.]+( *\+ *[\w.]+)+")
 
 
@@ -91,7 +93,7 @@ class Inputs:
         if self._plain:
             return np.full(shape, self._plain - 1, dtype)
         if dtype.kind == "b" or speaks_of(name, "mask"):
-            return np.full(shape, speaks_of(name, "mask"), dtype)
+            return np.full(shape, speaks_of(name, "mask") or name in self.structure.branching, dtype)
         length = next((sizes[symbol] for symbol, role in self.roles.items() if role == "segment"), 1)
         if speaks_of(name, "pos"):
             rows = next((sizes[symbol] for symbol, role in self.roles.items() if role == "rows"), 0)
@@ -122,7 +124,7 @@ class Inputs:
             for axis, symbol in enumerate(port.shape):
                 if isinstance(symbol, int) or symbol in found or _SUM.fullmatch(symbol):
                     continue
-                unnamed = symbol == f"input {port.name} axis {axis}"
+                unnamed = bool(_MADE_UP.search(symbol))
                 if not unnamed and (speaks_of(symbol, "batch") or symbol.lower() in ("b", "n", "bs")):
                     found[symbol] = "batch"
                 elif not unnamed and speaks_of(symbol, "total"):
@@ -150,7 +152,7 @@ def _alike(port: Port, output: Port) -> bool:
 def _grows(port: Port, output: Port, axis: int) -> bool:
     """Whether an output has another named size where an input has an open one."""
     symbol = output.shape[axis] if _alike(port, output) else 0
-    return isinstance(symbol, str) and symbol not in (port.shape[axis], f"output {output.name} axis {axis}")
+    return isinstance(symbol, str) and symbol != port.shape[axis] and not _MADE_UP.search(symbol)
 
 
 def _value(symbol: str, sizes: Mapping[str, int]) -> int:

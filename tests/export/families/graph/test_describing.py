@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import foreign_graphs as graphs
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, B, Case, D, H, exported, step
+from support import PACKAGES
 from torch import Tensor, nn
 from txl_export.families import registry
 from txl_export.families.graph import describing
@@ -59,6 +61,53 @@ def test_growing_caches_are_followed_as_they_grow(name, tmp_path):
     assert facts.stopped == ""
     assert {state.grows for state in facts.states} == {2}
     assert [(found.open, found.followed) for found in facts.lasting] == [(True, 16)] * 2
+
+
+def of_function(
+    folder: Path, function: Callable[..., Any], given: dict[str, Tensor], free: Any = None, **layers: Any
+) -> GraphFacts:
+    return of_case(Case(step(function, **layers), given, ("y",), {}, free), folder)
+
+
+def test_time_first_and_open_is_no_axis_of_sequences(tmp_path):
+    case = STATEFUL["lstm time first"]
+    renamed = {"c": {0: "time"}, "y": {0: "time"}}
+    axes = of_case(Case(case.make, case.given, case.returned, {}, renamed), tmp_path).axes
+    assert axes is not None
+    assert (axes.sequences, axes.segment) == (1, {"c": 0, "y": 0})
+
+
+def test_what_reads_both_ways_has_no_positions_one_after_the_other(tmp_path):
+    axes = of_case(STATELESS["lstm in both directions"], tmp_path).axes
+    assert axes is not None
+    assert axes.segment == {}
+
+
+def test_lengths_that_are_multiples_are_found(tmp_path):
+    free = {"x": {1: "time"}, "y": {1: "time"}}
+    facts = of_function(tmp_path, lambda self, x: x.reshape(B, -1, 4, D).mean(2), {"x": graphs.normal(B, 8, D)}, free)
+    assert facts.axes is not None
+    assert (facts.axes.segment, facts.axes.lengths) == ({"x": 1, "y": 1}, [4, 8])
+
+
+def test_the_first_length_that_is_tried_is_that_of_a_window_over_the_input(tmp_path):
+    layer = lambda: nn.Conv1d(1, 4, 256, stride=128)  # noqa: E731
+    facts = of_function(
+        tmp_path, lambda self, x: self.c(x), {"x": graphs.normal(1, 1, 576)}, {"x": {2: "time"}}, c=layer
+    )
+    assert facts.sizes == {"time": 640}
+
+
+def test_where_two_sequences_do_not_run_one_is_tried(tmp_path):
+    given = {"x": graphs.normal(1, D), "e": graphs.normal(1, D)}
+    facts = of_function(tmp_path, lambda self, x, e: torch.cat([x, e], 1), given, {"x": {0: "batch"}})
+    assert (facts.stopped, facts.sizes) == ("", {"batch": 1})
+
+
+def test_where_whole_numbers_do_not_fit_zeros_are_tried(tmp_path):
+    given = {"x": graphs.normal(B, 1, D), "which": torch.tensor([0])}
+    facts = of_function(tmp_path, lambda self, x, which: torch.index_select(x, 1, which), given)
+    assert facts.stopped == ""
 
 
 def _reaching(self: nn.Module, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,15 +178,13 @@ def test_a_graph_without_state_needs_nothing(tmp_path):
     assert "exports no ONNX file" in of_case(STATELESS["gru that starts anew"], tmp_path).next
 
 
-SILERO = importlib.util.find_spec("silero_vad")
+SILERO = PACKAGES / "silero_vad" / "data"
 
 
-@pytest.mark.skipif(SILERO is None, reason="make packages installs silero-vad")
+@pytest.mark.skipif(not SILERO.exists(), reason="make packages installs silero-vad")
 @pytest.mark.parametrize("name", ["silero_vad", "silero_vad_16k_op15"])
 def test_silero_vad_keeps_one_state_and_needs_64_samples_in_front(name):
-    assert SILERO is not None
-    assert SILERO.submodule_search_locations
-    facts = describe_graph(Path(SILERO.submodule_search_locations[0]) / "data" / f"{name}.onnx", Silent())
+    facts = describe_graph(SILERO / f"{name}.onnx", Silent())
     assert [(state.input, state.output, state.proof) for state in facts.states] == [("state", "stateN", "recurrent")]
     state = facts.states[0]
     assert (state.shape[0], state.shape[2], type(state.shape[1])) == (2, 128, str)

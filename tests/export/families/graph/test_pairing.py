@@ -8,6 +8,7 @@ import foreign_graphs as graphs
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, Case, exported, paired, step
+from txl_export.families.graph.pairing import _Pairing
 
 EXPORTS = [
     *((name, None) for name in STATEFUL),
@@ -23,7 +24,7 @@ def test_every_state_is_found_with_its_output(name: str, odd: int | None, tmp_pa
     assert {state.input: state.output for state in found.states} == pairs
 
 
-@pytest.mark.parametrize("odd", [None, 1])
+@pytest.mark.parametrize("odd", [None, pytest.param(1, marks=pytest.mark.slow(keep=8))])
 @pytest.mark.parametrize("name", STATELESS)
 def test_no_state_is_invented(name: str, odd: int | None, tmp_path: Path) -> None:
     found, _ = paired(exported(STATELESS[name], odd)[0], tmp_path)
@@ -47,6 +48,7 @@ def _results(case: Case) -> tuple[torch.Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamo", ["gru cell", "lstm of two layers", "convolutions"])
 def test_what_the_newer_exporter_writes_is_found_too(dynamo: str, tmp_path: Path) -> None:
     data, pairs = exported(STATEFUL[dynamo], 3, dynamo=True)
@@ -102,6 +104,27 @@ def test_without_the_names_that_are_needed_nothing_wrong_is_said(name: str, tmp_
     said = {state.input: state.output for state in found.states}
     assert said.items() < pairs.items()
     assert {each.input for each in found.undecided} >= pairs.keys() - said.keys()
+
+
+def test_what_two_runs_leave_is_compared_too_and_not_their_results_alone(tmp_path: Path) -> None:
+    """The result is that of the sum of both states, whichever is which."""
+
+    def run(self: torch.nn.Module, x: torch.Tensor, s: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (s + r)[:, None] + 3 * torch.cumsum(x, 1), s + x.sum(1), r + 2 * x.sum(1)
+
+    given = {"x": graphs.normal(2, 4, 6), "s": graphs.normal(2, 6), "r": graphs.normal(2, 6)}
+    free = {"x": {1: "time"}, "y": {1: "time"}}
+    found, _ = paired(exported(Case(step(run), given, ("y", "u", "v"), {}, free))[0], tmp_path)
+    assert {state.input: (state.output, state.proof) for state in found.states} == {
+        "s": ("u", "chained"),
+        "r": ("v", "chained"),
+    }
+
+
+def test_of_two_names_the_nearer_one_is_taken() -> None:
+    left = {("r1i", "r1o"), ("r1i", "updated_r1i")}
+    assert _Pairing._by_name(None, left) == ("r1i", "updated_r1i")  # type: ignore[arg-type]
+    assert _Pairing._by_name(None, {("r1i", "zq"), ("r1i", "wq")}) is None  # type: ignore[arg-type]
 
 
 def test_two_outputs_that_are_one_are_not_told_apart(tmp_path: Path) -> None:
