@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from keyword import iskeyword
@@ -51,6 +52,8 @@ def build(weights):
     ]
     return StepSpec(model.eval(), inputs, states, outputs=["output"])
 """
+_SEARCHED = 256
+"""How many calls are looked at for the next one."""
 _TAKEN = ("self", "features", "frames", "tokens", "output", "valid")
 _READ = "\n# The code in an archive is text that can be read: unzip -p {} '*.py'"
 
@@ -79,7 +82,7 @@ def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: st
         layers="\n        ".join(made.lines),
         arguments=", ".join(forward.arguments),
         calls="\n        ".join(forward.lines),
-        input=_input(made.first),
+        input=_input(forward.first),
         states="\n        ".join(f"{state}," for state in forward.states),
     )
 
@@ -122,11 +125,6 @@ class _Layers:
         self.buffers: dict[str, Tensor] = {}
         self._told: set[str] = set()
         self._write(top, "self", "")
-
-    @property
-    def first(self) -> Layer | None:
-        """The first layer that says how much it takes."""
-        return next((layer for call in self.calls for layer in call.sized), None)
 
     def _write(self, part: Part, place: str, name: str) -> None:
         length = _length(part)
@@ -198,7 +196,10 @@ def _quoted(value: Size) -> str:
 class _Forward:
     """The calls, one after the other as long as what one gives is what the next one takes.
 
+    Of several that fit it is the next one in the file, and from its end on the first.
+
     Attributes:
+        first: the layer that takes the input; None where none has a size.
         arguments, lines: of `forward`.
         states: specifications.
     """
@@ -207,22 +208,31 @@ class _Forward:
         self.lines = ["# TODO: is this the order of the calls, and does nothing lie between them?"]
         self.arguments, self.states = ["x"], list[str]()
         self._free = dict(made.buffers)
-        first, used = made.first, 0
-        self._axes, self._width = ("", None) if first is None else (first.axes, first.takes)
-        for number, call in enumerate(made.calls, 1):
-            if call.sized and not self._fits(call.sized[0]):
-                break
-            if call.sized or number == len(made.calls):  # what has no sizes is called with the next one that has
-                for each in made.calls[used:number]:
-                    self._call(each)
-                used = number
-        if left := [*(call.place for call in made.calls[used:]), *map(shown, self._free)]:
+        groups: list[list[_Call]] = []
+        for call in made.calls:  # what has no sizes is called before the next one that has
+            if not groups or groups[-1][-1].sized:
+                groups.append([])
+            groups[-1].append(call)
+        end = [] if not groups or groups[-1][-1].sized else groups.pop()
+        self.first = _beginning([group[-1].sized for group in groups])
+        self._axes, self._width = ("", None) if self.first is None else (self.first.axes, self.first.takes)
+        while group := next((group for group in groups[:_SEARCHED] if self._fits(group[-1].sized[0])), None):
+            at = groups.index(group)
+            groups = groups[at + 1 :] + groups[:at]
+            for call in group:
+                self._call(call)
+        if groups:
+            groups.append(end)
+        else:
+            for call in end:
+                self._call(call)
+        if left := [*(call.place for group in groups for call in group), *map(shown, self._free)]:
             self.lines += ["# TODO: not used yet:", *(f"#   {place}" for place in left)]
         self.lines.append(f"return {', '.join(self.arguments)}")
 
     def _fits(self, layer: Layer) -> bool:
-        between = self._axes == layer.axes or (self._axes, layer.axes) in _BETWEEN
-        return layer.takes == self._width and between
+        """Whether x can go into it."""
+        return layer.takes == self._width and (self._axes, layer.axes) in {(self._axes, self._axes), *_BETWEEN}
 
     def _call(self, call: _Call) -> None:
         layer = call.layers[0]
@@ -254,6 +264,15 @@ class _Forward:
         self.arguments.append(name)
         self.states.append(f'StateSpec("{name}", ({", ".join(map(_quoted, shape))}){initial})')
         return name
+
+
+def _beginning(chains: list[list[Layer]]) -> Layer | None:
+    """The first layer that takes what no other gives; the first of all where each takes what another gives."""
+    given = Counter(chain[-1].gives for chain in chains)
+    own = (chain[0].takes == chain[-1].gives for chain in chains)
+    free = [chain[0] for chain, itself in zip(chains, own, strict=True) if given[chain[0].takes] == itself]
+    tokens = [chain[0] for chain in chains if chain[0].axes == "tokens"]
+    return next(iter([*tokens, *free, *(chain[0] for chain in chains)]), None)
 
 
 def _input(first: Layer | None) -> str:

@@ -24,8 +24,8 @@ class Lstm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = nn.LSTM(47, 64)
         self.actor = nn.Sequential(nn.Linear(64, 32), nn.ELU(), nn.Linear(32, 12))
+        self.memory = nn.LSTM(47, 64)
         self.register_buffer("hidden_state", torch.rand(1, 1, 64))
         self.register_buffer("cell_state", torch.rand(1, 1, 64))
 
@@ -55,8 +55,8 @@ class Tokens(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.cells = nn.Embedding(9, 4), nn.ModuleList([nn.LSTMCell(4, 8), nn.LSTMCell(8, 8)])
-        self.head = nn.Linear(8, 9, bias=False)
+        self.head, self.embedding = nn.Linear(8, 9, bias=False), nn.Embedding(9, 4)
+        self.cells = nn.ModuleList([nn.LSTMCell(4, 8), nn.LSTMCell(8, 8)])
         self.states = [torch.zeros(1, 8)] * 4
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,6 +176,18 @@ def test_a_sequence_with_a_recurrent_layer_in_it_is_called_layer_by_layer() -> N
         "x = self.body[1](x)",
         "hidden = self.body[2](x, hidden)",
     ]
+
+
+def test_what_has_no_sizes_stays_before_the_next_layer_and_at_the_end() -> None:
+    tensors = {f"{name}.weight": torch.zeros(size) for name, size in (("late", (2, 3)), ("early", (3, 5)))}
+    activation = "torch.nn.modules.activation.Tanh"
+    classes = {"": "Own", "late": "", "between": activation, "early": "", "end": activation}
+    text = skeleton(tensors, classes, "policy.pt")
+    calls = [line.strip() for line in text.splitlines() if line.startswith("        x = self.")]
+    assert calls == [f"x = self.{name}(x)" for name in ("between", "early", "late", "end")]
+    classes = {"": "Own", "late": "", "early": "", "other": "", "end": activation}
+    text = skeleton(tensors | {"other.weight": torch.zeros(9, 9)}, classes, "policy.pt")
+    assert [line.strip() for line in text.splitlines() if "#   self" in line] == ["#   self.other", "#   self.end"]
 
 
 ODD = ["import", "a b", "x=1;import os", "é", "x\nimport os", "0x", "x)"]
