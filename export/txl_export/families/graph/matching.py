@@ -10,7 +10,7 @@ from typing import TypeAlias
 from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.types import Array
 
-from txl_export.families.graph.naming import kinship, likeness
+from txl_export.families.graph.naming import kinship, likeness, most_alike
 from txl_export.families.graph.reading import Port
 from txl_export.families.own_module.spec import VALID, InputSpec, StateSpec, StepSpec
 
@@ -200,16 +200,10 @@ def _ways(fits: Fits, kin: Callable[[str, str], int]) -> list[dict[str, str]]:
 def _by_names(fits: Fits, kin: Callable[[str, str], int]) -> dict[str, str]:
     """Pairs that are more alike than each other pair that they rule out, the most alike first."""
     scores = {(one, other): score for one, some in fits.items() for other in some if (score := kin(one, other))}
-    taken: dict[str, str] = {}
-    while scores:
-        for one, other in sorted(scores, key=lambda pair: -scores[pair]):
-            rivals = [score for pair, score in scores.items() if (pair[0] == one) != (pair[1] == other)]
-            if scores[one, other] > max(rivals, default=0):
-                taken[one] = other
-                scores = {pair: score for pair, score in scores.items() if pair[0] != one and pair[1] != other}
-                break
-        else:
-            break
+    scores, taken = dict(sorted(scores.items(), key=lambda item: -item[1])), dict[str, str]()
+    while (pair := most_alike(scores)) is not None:
+        taken[pair[0]] = pair[1]
+        scores = {other: score for other, score in scores.items() if other[0] != pair[0] and other[1] != pair[1]}
     return taken
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 
 LATER = frozenset(["new", "next", "present", "updated", "update", "curr", "current", "nxt", "now"])
 EARLIER = frozenset(["old", "prev", "previous", "past", "last", "init", "initial"])
@@ -61,6 +63,17 @@ def kinship(name: str, other: str) -> int:
         return 3
     one, two = _bare(name), _bare(other)
     return 2 if one == two else 1 if _same(one, two) else 0
+
+
+def most_alike(scores: Mapping[tuple[str, str], int]) -> tuple[str, str] | None:
+    """A pair of names that are more alike than those of each other pair that it rules out, or None."""
+    many = Counter((side, pair[side], how) for pair, how in scores.items() for side in (0, 1))
+    most = max(scores.values(), default=0)
+    for pair, how in scores.items():
+        better = sum(many[side, pair[side], more] for side in (0, 1) for more in range(how + 1, most + 1))
+        if how and not better and many[0, pair[0], how] == many[1, pair[1], how] == 1:
+            return pair
+    return None
 
 
 def speaks_of(name: str, *words: str) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_export.families.graph.naming import likeness
+from txl_export.families.graph.naming import likeness, most_alike
 from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Ways
 from txl_export.families.graph.trying import Inputs
@@ -305,13 +305,7 @@ class _Pairing:
 
     def _by_name(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
         """A pair whose names are more alike than those of each other pair that it rules out."""
-        alike = {pair: likeness(*pair) for pair in sorted(left)}
-        many = Counter((side, pair[side], how) for pair, how in alike.items() for side in (0, 1))
-        for pair, how in alike.items():
-            better = sum(many[side, pair[side], more] for side in (0, 1) for more in range(how + 1, 3))
-            if how and not better and many[0, pair[0], how] == many[1, pair[1], how] == 1:
-                return pair
-        return None
+        return most_alike({pair: likeness(*pair) for pair in sorted(left)})
 
     # ---- one run over two segments against two runs
 

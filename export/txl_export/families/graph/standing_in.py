@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from operator import gt
 from weakref import WeakSet
 
 import numpy as np
@@ -103,9 +104,9 @@ class FileEngine(Engine):
                 state.output: self._next(state, held[state.name], found, inputs.get(VALID)) for state in states
             }
         for state in states:
-            after = returned[state.output]
-            if state.row_axis is not None and after.shape[state.row_axis] > state.shape[state.row_axis]:
-                raise self._cut_wrong(program, state.output, after, f"at most {list(state.shape)}")
+            after, most = returned[state.output], state.shape
+            if state.rows and (after.ndim != len(most) or any(map(gt, after.shape, most))):
+                raise self._cut_wrong(program, state.output, after, f"at most {list(most)}")
         return returned
 
     def _next(self, state: StateTensor, before: Array, found: Arrays, valid: Array | None) -> Array:
