@@ -101,7 +101,7 @@ def verify_file(
     defaults = {tensor.name: tensor for tensor in foreign.model.graph.initializer}
     starts = {one: defaults[port] for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts)))
-    return replace(found, advice=_told(found, plan, wiring, model.engine.still))
+    return replace(found, advice=_told(found, model.engine.still))
 
 
 def _matched(file: Wired, plan: Plan, ins: Sequence[Wiring]) -> Wiring:
@@ -165,22 +165,22 @@ def _first_states(plan: Plan, starts: Mapping[str, Any]) -> list[Gate]:
     return [Gate("first state of the file max abs (relative)", worst, limit, worst <= limit)] if starts else []
 
 
-def _told(found: Parity, plan: Plan, wiring: Wiring, still: set[str]) -> str:
-    """Where the two part first, and what that says."""
+def _told(found: Parity, still: set[str]) -> str:
+    """Where the two part first, and what that says. `still` are states that the file never changed."""
     limit = float32_limit()
     for chain in found.chains:
         parting = {
-            f"{kind} {name}": next((at for at, most in enumerate(one.tensor.most) if not (most or 0) <= limit), None)
+            f"{kind} {name}": number * (chain.chain.every if kind == "state" else 1)
             for kind, tensors in (("output", chain.outputs), ("state", chain.states))
-            for name, one in tensors.items()
+            for name, errors in tensors.items()
+            for number in [next((at for at, most in enumerate(errors.tensor.most) if not (most or 0) <= limit), None)]
+            if number is not None
         }
-        places = [at for at in parting.values() if at is not None]
-        if not places:
+        if not parting:
             continue
-        at = min(places) * chain.chain.every
-        names = [key for key, place in parting.items() if place == min(places)]
-        dead = [name for name in still - plan.idle if f"state {name}" in names or at]
-        if dead:
+        at = min(parting.values())
+        names = [key for key, place in parting.items() if place == at]
+        if dead := sorted(name for name in still if f"state {name}" in parting):
             why = f"the file returns {some(dead)} as it was given"
         elif chain is not found.chains[0]:
             why = "whole segments of the longest chain agree, so look at resets, at idle sequences and at lengths"

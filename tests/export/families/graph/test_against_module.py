@@ -177,6 +177,13 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path: Path, monkeypatch: 
     assert "\n" not in str(refusal.value)
 
 
+def test_where_no_order_is_right_the_error_names_the_choices_and_a_pair_can_be_said(tmp_path: Path) -> None:
+    nameless = Outside("lstm", names=ODD, edit=other_weights)
+    with pytest.raises(CheckError, match=r"no name tells which of onnx::Cast_1, onnx::Cast_2, .* in none of 4 orders"):
+        verified(nameless, tmp_path)
+    assert verified(replace(nameless, edit=None), tmp_path, segments=8, states={"onnx::Cast_2": "v.514"}).passed
+
+
 def test_real_inputs_are_read_and_constants_given(tmp_path: Path) -> None:
     real = {"x": np.ones((2, D), np.float32), "gain": np.zeros((2, 1), np.float32), "done": np.zeros(2, bool)}
     wrong = Outside("reset", wrong="an input folded")
