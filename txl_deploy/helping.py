@@ -20,6 +20,10 @@ GROUPS = {
         "Proof": "verify text tokens inputs",
         "Models of your own and of packages": "adapter weights growth",
     },
+    "verify": {
+        "What it is compared with": "checkpoint module adapter config weights against",
+        "What both read": "text tokens inputs segments state",
+    },
     "serve": {
         "Where it listens": "host port token token-file name",
         "Sessions": "max-sessions session-bytes park-dir disk-bytes idle-seconds checkpoint-dir checkpoint-every",

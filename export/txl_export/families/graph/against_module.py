@@ -149,7 +149,7 @@ def _tell(wiring: Wiring, plan: Plan, heard: Listener) -> None:
         port, after = wiring.takes.get(state.name), wiring.returns.get(f"state {state.name}")
         lacking += [f"takes nothing for state {state.name}"] * (port is None)
         lacking += [f"returns nothing for state {state.name}"] * (after is None)
-        if port and after and min(kinship(state.name, port), kinship(state.name, after)) < 2:
+        if port and after and not (kinship(state.name, port) and kinship(state.name, after)):
             heard.warn(f"state {state.name} is taken for the file's {port} and {after}")
     for said in lacking:
         heard.warn(f"the file {said}")
