@@ -346,8 +346,10 @@ def _grown(layers: int, ids: bool = False, mask: bool = False, odd_mask: bool = 
     return Case(step(_growing, **_heads(layers)), {**given, **caches}, ("logits", *pairs.values()), pairs, free)
 
 
-def _states(kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    given = {f"{kind}_{at}": normal(*shape) for at, shape in enumerate(shapes)}
+def _states(
+    kind: str, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    given = {f"{kind}_{at}": normal(*shape).to(dtype) for at, shape in enumerate(shapes)}
     return given, {name: f"new_{name}" for name in given}
 
 
@@ -360,7 +362,7 @@ def _case(
     named: bool = False,
 ) -> Case:
     """A case of one array of data, some states and one result; `free` are the open axes of all arrays."""
-    given, pairs = _states(kind, shapes)
+    given, pairs = _states(kind, shapes, x.dtype)
     every = dict.fromkeys(("x", "y", *given, *pairs.values()), free) if free else None
     return Case(make, {"x": x, **given}, ("y", *pairs.values()), pairs, every, named)
 
@@ -453,6 +455,12 @@ STATEFUL: dict[str, Case] = {
         normal(B, 1, H),
         "kv",
         [(B, M, H)] * 4,
+    ),
+    "windows in half precision, whose numbers are alike by chance": _case(
+        step(_windowed, layers=lambda: nn.ModuleList(nn.Linear(64, 3 * 64).half() for _ in range(3))),
+        normal(B, 2, 64).half(),
+        "kv",
+        [(B, M, 64)] * 6,
     ),
     "growing cache": _grown(1),
     "growing caches": _grown(2),

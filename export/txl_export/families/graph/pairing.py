@@ -130,8 +130,7 @@ class _Pairing:
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
         self._places: dict[str, Arrays] = {}
-        self._after: dict[str, Arrays] = {}
-        self._in_order: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._in_order: Arrays = {}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
                 self._change(name)
@@ -209,15 +208,13 @@ class _Pairing:
             value = ~value if value.dtype == bool else value + np.ones((), value.dtype)
         with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
             found = self._runner.run({**self._given, name: value})
-        self._changed[name], self._places[name], self._after[name] = set(), {}, {}
-        self._other[name] = value
+        self._changed[name], self._places[name] = set(), {}
         for output, before in self._first.items():
             if output in found and found[output].shape == before.shape and before.size:
                 after, at = found[output], self._at[output]
                 if not np.array_equal(after, before, equal_nan=before.dtype.kind == "f"):
                     self._changed[name].add(output)
-                self._after[name][output] = after.ravel()[at]
-                self._places[name][output] = self._after[name][output] != before.ravel()[at]
+                self._places[name][output] = after.ravel()[at] != before.ravel()[at]
 
     def _fits(self, given: str, returned: str) -> bool:
         """Whether what is returned can be given again: as it is, or grown on one axis that is open."""
@@ -264,12 +261,10 @@ class _Pairing:
         """What is shown where numbers come back at other places, beside ones that do not depend on them; or ""."""
         array, found = self._given[given], self._first[returned]
         own, at = self._places.get(given, {}).get(returned), self._at[returned]
-        if own is None or not array.size or array.dtype.kind not in ("f" if not moved else "fiu"):
-            return ""  # whole numbers are alike by chance
+        if own is None or not array.size or not moved:
+            return ""  # without a way for them, numbers are alike by chance, as in half precision
         numbers, grown = found.ravel()[at], array.shape != found.shape
-        # Copies follow the input to other numbers: what is among its numbers by chance once is not so twice.
-        first, second = self._sorted(given)
-        copies = own & (numbers != 0) & _within(numbers, first) & _within(self._after[given][returned], second)
+        copies = own & (numbers != 0) & _within(numbers, self._sorted(given))
         if not grown:
             copies &= numbers != array.ravel()[at]
         others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
@@ -280,10 +275,10 @@ class _Pairing:
         pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
 
-    def _sorted(self, given: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Both draws of an input in order, which is what takes time."""
+    def _sorted(self, given: str) -> NDArray[Any]:
+        """The numbers of an input in order, which is what takes time."""
         if given not in self._in_order:
-            self._in_order[given] = np.sort(self._given[given], None), np.sort(self._other[given], None)
+            self._in_order[given] = np.sort(self._given[given], None)
         return self._in_order[given]
 
     # ---- which pairs belong together

@@ -9,6 +9,9 @@ import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, Case, exported, paired, step
 from txl_export.families.graph.pairing import _Pairing
+from txl_export.families.graph.reading import read_foreign
+from txl_export.families.graph.structure import read_structure
+from txl_export.families.graph.trying import Inputs
 
 EXPORTS = [
     *((name, None) for name in STATEFUL),
@@ -125,6 +128,17 @@ def test_of_two_names_the_nearer_one_is_taken() -> None:
     left = {("r1i", "r1o"), ("r1i", "updated_r1i")}
     assert _Pairing._by_name(None, left) == ("r1i", "updated_r1i")  # type: ignore[arg-type]
     assert _Pairing._by_name(None, {("r1i", "zq"), ("r1i", "wq")}) is None  # type: ignore[arg-type]
+
+
+def test_names_that_agree_come_before_a_pair_that_alone_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "graph.onnx").write_bytes(exported(STATEFUL["window of keys and values"])[0])
+    foreign, runner = read_foreign(tmp_path / "graph.onnx"), graphs.Here(tmp_path / "graph.onnx", tmp_path)
+    inputs = Inputs(foreign, read_structure(foreign.model, foreign.inputs))
+    pairing = _Pairing(inputs, runner, inputs.find(runner))  # type: ignore[arg-type]
+    for shown in pairing._proofs.values():
+        shown.clear()
+    pairing._proofs["kv_0", "new_kv_1"].add("window")
+    assert pairing.decide().states == []
 
 
 def test_two_outputs_that_are_one_are_not_told_apart(tmp_path: Path) -> None:
