@@ -5,8 +5,7 @@ back they would change what comes later, so that alone proves nothing. What does
 
 * a recurrent operator, or a cell written out, starts from the input and ends in the output;
 * the output holds numbers of the input at other places, behind or before new ones that do not depend on it: a window
-  that moves on, a cache that grows;
-* one run over two segments computes the same as two runs with the output fed back, and it does not without.
+  that moves on, a cache that grows.
 
 Names decide between pairs that are alike, and they are believed where nothing speaks against a pair. Whatever remains
 is undecided, and said to be.
@@ -16,9 +15,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
@@ -29,16 +27,12 @@ from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Ways
 from txl_export.families.graph.trying import Inputs
 
-EXACT = frozenset(("recurrent", "cell", "emitted"))
+EXACT = frozenset(("recurrent", "cell"))
 """Proofs that say which input an output belongs to, whatever both are called."""
 LOOKED_AT = 1024
 """Numbers of an output that are looked at one by one."""
 MOST_PAIRS = 2**13
 """Pairs that are looked at."""
-ASSIGNMENTS, ORDERS = 24, 720
-"""Ways to pair what is left that are tried, of so many orders."""
-CLOSE = 1e-4
-"""How near two computations of one result are, relative to its largest number."""
 PROOFS = {
     "recurrent": "a recurrent operator starts from it and ends in what is returned",
     "moved": "what is returned holds its numbers at other places, and new ones beside them",
@@ -47,12 +41,10 @@ PROOFS = {
     "cell": "a gate carries it over and adds a bounded candidate, as a GRU's or LSTM's cell",
     "window": "it stands before what is returned in one window",
     "counted": "what is returned is it and a constant more",
-    "emitted": "it opens the gates of an LSTM's cell, whose output is returned",
-    "chained": "one run over two segments equals two runs with it fed back, and only so",
     "named": "it takes up other inputs, changes other outputs, and the names say so",
 }
 """What shows that a pair is a state, the strongest first."""
-DECIDES = "Whoever trained it knows; a graph of open length would show it, and names such as state and next_state"
+DECIDES = "Whoever trained it knows, and names such as state and next_state would show it"
 """What would settle an undecided pair."""
 Arrays = dict[str, NDArray[Any]]
 
@@ -143,13 +135,10 @@ class _Pairing:
     def decide(self) -> Paired:
         """See `pair`."""
         for proof in PROOFS:
-            if proof == "chained":
-                self._chain()
-            else:
-                found = [pair for pair, shown in self._proofs.items() if proof in shown]
-                if proof not in EXACT:
-                    found = [pair for pair in found if not self._named_otherwise(pair)]
-                self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
+            found = [pair for pair, shown in self._proofs.items() if proof in shown]
+            if proof not in EXACT:
+                found = [pair for pair in found if not self._named_otherwise(pair)]
+            self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
         states = [self._state(given, *taken) for given, taken in self._taken.items()]
         order = list(self._ports)
         result = Paired(sorted(states, key=lambda state: order.index(state.input)))
@@ -232,7 +221,7 @@ class _Pairing:
         """What speaks for a pair, as keys of `PROOFS`."""
         self._runner.check()
         ways, bit = self._structure.outputs.get(returned, Ways()), self._structure.bits(given)
-        shown = {kind for kind in ("recurrent", "cell", "emitted") if getattr(ways, kind) & bit}
+        shown = {kind for kind in EXACT if getattr(ways, kind) & bit}
         alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
         if array.dtype.kind in "iu":
             steps = {int(step) for step in np.unique(found - array)} if array.shape == found.shape else {0}
@@ -308,81 +297,7 @@ class _Pairing:
                 return pair
         return None
 
-    # ---- one run over two segments against two runs
-
-    def _chain(self) -> None:
-        """Pair what is left so that two runs compute what one does."""
-        returned = {output for output, _ in self._taken.values()}
-        left = [pair for pair in self._proofs if pair[0] not in self._taken and pair[1] not in returned]
-        roles = self._inputs.roles
-        if not left or not {"rows", "total"}.isdisjoint(roles.values()):
-            return
-        segments = {symbol for symbol, role in roles.items() if role == "segment"}
-        length = self._inputs.sizes[min(segments)] if segments else 0
-        long = {
-            name: port.shape.index(symbol)
-            for name, port in self._ports.items()
-            for symbol in port.shape
-            if symbol in segments
-        }
-        if not long or any(name in self._taken for name in long):
-            return
-        whole = self._inputs.draw(3, dict.fromkeys(segments, 2 * length))
-        halves = [
-            {n: np.take(a, range(at, at + length), long[n]) if n in long else a for n, a in whole.items()}
-            for at in (0, length)
-        ]
-        try:
-            wanted, before = self._runner.run(whole), self._runner.run(halves[0])
-        except RunError:
-            return
-        left = [pair for pair in left if pair[0] not in long]
-        fed = {given: output for given, (output, _) in self._taken.items()}
-        holding = [each for each in _assignments(left) if self._equal(wanted, before, halves[1], fed | dict(each))]
-        if len(holding) == 1:
-            pairs = fed | dict(holding[0])
-            needed = [each for each in holding[0] if not self._equal(wanted, before, halves[1], pairs, each[0])]
-            self._assign(needed, "chained")
-
-    def _equal(self, wanted: Arrays, before: Arrays, second: Arrays, pairs: Mapping[str, str], unfed: str = "") -> bool:
-        """Whether two runs, with the pairs fed back, return what one does; `unfed` stays as it was at first."""
-        fed = {given: before[output] for given, output in pairs.items() if given != unfed}
-        try:
-            after = self._runner.run({**second, **fed})
-        except RunError:
-            return False
-        told = False
-        for output, whole in wanted.items():
-            if output in pairs.values():
-                if not _close(after[output], whole):
-                    return False
-                continue
-            unlike = [axis for axis in range(whole.ndim) if whole.shape[axis] != after[output].shape[axis]]
-            if len(unlike) == 1:
-                told = True
-                if not _close(np.concatenate([before[output], after[output]], unlike[0]), whole):
-                    return False
-        return told
-
-
-def _assignments(left: list[tuple[str, str]]) -> Iterable[list[tuple[str, str]]]:
-    """Ways to give each output one of the inputs that fit, at most `ASSIGNMENTS`, none of them twice."""
-    inputs, outputs = sorted({given for given, _ in left}), sorted({output for _, output in left})
-    few, many = sorted((inputs, outputs), key=len)
-    found = (list(zip(few, chosen, strict=True)) for chosen in islice(permutations(many, len(few)), ORDERS))
-    paired = ([pair if few is inputs else pair[::-1] for pair in pairs] for pairs in found)
-    return islice((pairs for pairs in paired if all(pair in left for pair in pairs)), ASSIGNMENTS)
-
 
 def _within(numbers: NDArray[Any], ordered: NDArray[Any]) -> NDArray[np.bool_]:
     """Which numbers are among others, which are in order and not none."""
     return np.asarray(ordered[np.minimum(np.searchsorted(ordered, numbers), ordered.size - 1)] == numbers)
-
-
-def _close(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    if found.shape != wanted.shape:
-        return False
-    if wanted.dtype.kind != "f":
-        return bool(np.array_equal(found, wanted))
-    scale = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros(wanted.shape)).max(initial=1.0)
-    return bool(np.allclose(found, wanted, rtol=0, atol=CLOSE * scale, equal_nan=True))

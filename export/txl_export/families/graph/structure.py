@@ -48,7 +48,6 @@ class Ways:
         beside: they stand before it in a Concat, so that the window of the two may be what moves on.
         recurrent: they are the first state of a recurrent operator, and this its last one.
         cell: they are carried over by a gate, and a bounded candidate is added, as cells of GRU and LSTM do.
-        emitted: they open the gates of an LSTM cell whose output this is.
     """
 
     reach: int = 0
@@ -58,10 +57,9 @@ class Ways:
     beside: int = 0
     recurrent: int = 0
     cell: int = 0
-    emitted: int = 0
 
 
-PASSED = ("moved", "scaled", "written", "beside", "recurrent", "cell", "emitted")
+PASSED = ("moved", "scaled", "written", "beside", "recurrent", "cell")
 """What a value keeps that is moved, or that something other than data is added to."""
 
 
@@ -243,10 +241,6 @@ class _Pass:
             self._gate.update(outputs)
         elif op in CANDIDATES or (op == "Mul" and gates and others and all(o in self._candidate for o in others)):
             self._candidate.update(outputs)
-            for value in others if op == "Mul" else ():
-                if self._of(value).cell:  # an LSTM's output: gate times tanh of what the cell carries
-                    for output in outputs:
-                        self._of(output).emitted |= self._of(gates[0]).reach & ~self._of(value).cell
         elif op == "Mul" and gates and others:
             for output in outputs:
                 self._gated[output] = self._of(others[0]).scaled | self._gated.get(others[0], 0)
@@ -257,9 +251,6 @@ class _Pass:
             if through and any(value in self._candidate for value in inputs):
                 for output in outputs:
                     self._of(output).cell |= self._gated[through[0]]
-        if op in ("Tanh", "Softsign"):  # what the cell carries is told of behind its activation, for `emitted`
-            for output in outputs:
-                self._of(output).cell |= ways[0].cell if ways else 0
 
     def _recurrent(self, node: Node, ways: list[Ways]) -> None:
         given = 0
