@@ -12,8 +12,6 @@ import torch
 from foreign_graphs import STATEFUL, STATELESS, B, Case, D, H, exported, step
 from support import PACKAGES
 from torch import Tensor, nn
-from txl_export.families import registry
-from txl_export.families.graph import describing
 from txl_export.families.graph.describing import GraphFacts, describe_graph
 from txl_runtime.listener import Silent
 
@@ -162,15 +160,6 @@ def test_what_cannot_be_run_is_told_with_what_the_nodes_say(tmp_path):
 def test_numbers_are_the_same_in_every_run(tmp_path):
     first, second = (of_case(STATEFUL["lstm cell"], tmp_path) for _ in range(2))
     assert first == second
-
-
-def test_the_line_to_type_is_printed_once_there_is_something_that_takes_it(tmp_path, monkeypatch):
-    facts = of_case(STATEFUL["lstm"], tmp_path)
-    assert "exports no ONNX file" in facts.next
-    assert "docs/own-models.md" in facts.next
-    monkeypatch.setitem(registry.FAMILIES, "graph", "txl_export.families.graph")
-    line = describing.what_next(Path("a b.onnx"), facts)
-    assert line == "txl-deploy export 'a b.onnx' --state h=hn --state c=cn"
 
 
 def test_a_graph_without_state_needs_nothing(tmp_path):
