@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from txl_export.families.graph.behaviour import Axes, Lasting
 from txl_export.families.graph.describing import GraphFacts
-from txl_export.families.graph.pairing import PROOFS
+from txl_export.families.graph.pairing import PROOFS, State
 from txl_export.families.graph.reading import Port
 from txl_export.families.graph.structure import Recurrence, Window
 from txl_report.numbers import counted, prefixed
@@ -48,16 +48,16 @@ def _print_states(facts: GraphFacts) -> None:
         stdout.print("\nno state: nothing that it returns was shown to be for the next call")
         return
     lasting = {found.state: found for found in facts.lasting}
-    rows = [(f"{state.input} → {state.output}", _lasts(lasting.get(state.input))) for state in facts.states]
+    rows = [(f"{state.input} → {state.output}", _lasts(state, lasting.get(state.input))) for state in facts.states]
     stdout.print(rows_table(("\nstate: given → returned", "\na change of it is told"), rows))
     for proof in dict.fromkeys(state.proof for state in facts.states):
         names = ", ".join(state.input for state in facts.states if state.proof == proof)
         stdout.print(f"\nproof of {names}: {PROOFS[proof]}")
 
 
-def _lasts(found: Lasting | None) -> str:
+def _lasts(state: State, found: Lasting | None) -> str:
     if found is None:
-        return "not followed"
+        return "not followed" if state.grows is None else "not followed, it grows"
     if not found.runs:
         return f"never in {counted(found.followed, 'run')}: a dead state"
     return f"after {found.runs} runs still" if found.open and found.itself else f"for {counted(found.runs, 'run')}"

@@ -18,8 +18,6 @@ STEPS = 256
 """Runs over which a change of a state is followed."""
 SECONDS = 10.0
 """That following the changes of all states may take together."""
-GROWN = 16
-"""The same for graphs whose states grow with each run."""
 TOLD = 1e-6
 """What counts as another result, relative to its largest number: rounding is none."""
 Arrays = dict[str, NDArray[Any]]
@@ -109,11 +107,13 @@ class Behaviour:
         return found
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
-        """Follow a change of each state over runs; `told` is called after each.
+        """Follow a change of each state over runs, where none grows with each run; `told` is called after each.
 
         Raises:
             EndedError: see `Runner.run`.
         """
+        if any(state.grows is not None for state in self._states):
+            return
         until = time.monotonic() + min(SECONDS, self._runner.left * 0.8)
         for number, state in enumerate(self._states):
             now = time.monotonic()
@@ -224,15 +224,13 @@ class Behaviour:
     # ---- chains
 
     def _follow(self, state: State, until: float) -> Lasting:
-        growing = any(other.grows is not None for other in self._states)
-        bound = GROWN if growing else STEPS
         name, other = state.input, self._inputs.draw(1)[state.input]
         held = [{each.input: self._given[each.input] for each in self._states} for _ in range(2)]
         held[1][name] = other if not np.array_equal(other, held[0][name]) else held[0][name] + np.ones((), other.dtype)
         runs = followed = 0
         itself = True
-        while followed < bound and (time.monotonic() < until or not followed):
-            feeds = self._inputs.draw(100 + followed, self._sizes(held[0]))
+        while followed < STEPS and (time.monotonic() < until or not followed):
+            feeds = self._inputs.draw(100 + followed)
             try:
                 results = [self._runner.run({**feeds, **states}) for states in held]
             except (RunError, EndedError):
@@ -247,16 +245,6 @@ class Behaviour:
             if not any(_differ(held[0][each], held[1][each]) for each in held[0]):
                 break
         return Lasting(name, runs, followed, itself)
-
-    def _sizes(self, held: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-        """The sizes of symbols of states that have grown, and of the sums that hang on them."""
-        before, sizes = self._inputs.sizes, dict(self._inputs.sizes)
-        for state in self._states:
-            if state.grows is not None and isinstance(symbol := state.shape[state.grows], str):
-                sizes[symbol] = held[state.input].shape[state.grows]
-                totals = [name for name, role in self._inputs.roles.items() if role == "total"]
-                sizes |= {name: before[name] + sizes[symbol] - before.get(symbol, 0) for name in totals}
-        return sizes
 
 
 def _differ(before: NDArray[Any], after: NDArray[Any]) -> bool:

@@ -122,7 +122,7 @@ class _Pairing:
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
         self._places: dict[str, Arrays] = {}
-        self._in_order: Arrays = {}
+        self._in_order = {name: np.sort(self._given[name], None) for name in inputs.could_be_states}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
                 self._change(name)
@@ -234,8 +234,7 @@ class _Pairing:
             shown.add("written")
         kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
         if ways.beside & bit and kept and array.shape == found.shape and self._taken_up(given, returned):
-            whole = any(np.array_equal(found, other) for name, other in self._given.items() if name != given)
-            shown |= {"window"} if alike or not whole else set()
+            shown.add("window")
         roles = self._inputs.roles
         stretched = any(roles.get(str(size)) == "segment" for size in self._ports[given].shape)
         if alike == 2 and not stretched and self._taken_up(given, returned):
@@ -253,7 +252,7 @@ class _Pairing:
         if own is None or not array.size or not moved:
             return ""  # without a way for them, numbers are alike by chance, as in half precision
         numbers, grown = found.ravel()[at], array.shape != found.shape
-        copies = own & (numbers != 0) & _within(numbers, self._sorted(given))
+        copies = own & (numbers != 0) & _within(numbers, self._in_order[given])
         if not grown:
             copies &= numbers != array.ravel()[at]
         others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
@@ -263,12 +262,6 @@ class _Pairing:
         wholly = [self._given[name].ravel()[:LOOKED_AT] for name in inputs if self._given[name].dtype == found.dtype]
         pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
-
-    def _sorted(self, given: str) -> NDArray[Any]:
-        """The numbers of an input in order, which is what takes time."""
-        if given not in self._in_order:
-            self._in_order[given] = np.sort(self._given[given], None)
-        return self._in_order[given]
 
     # ---- which pairs belong together
 

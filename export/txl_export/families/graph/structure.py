@@ -151,12 +151,11 @@ class _Value:
 
     Attributes:
         ways: in which inputs reach it.
-        tensor: the constant that it is, as onnx has it; else None.
+        tensor: the constant that it is, maybe in another type, as onnx has it; else None.
         gate, candidate: whether it is what opens a gate of a cell, or what a cell takes up.
         gated: inputs that a gate has let through, as bits.
         padding: zeros before and behind the numbers that it was moved from.
         convolved: the convolution that it comes from, and zeros before and behind what that read; else None.
-        origins: values whose numbers it has, the nearest first.
     """
 
     ways: Ways = field(default_factory=Ways)
@@ -166,7 +165,6 @@ class _Value:
     gated: int = 0
     padding: tuple[int, int] = (0, 0)
     convolved: tuple[str, int, int] | None = None
-    origins: tuple[_Value, ...] = ()
 
     def numbers(self) -> list[int]:
         """A small constant of whole numbers as a list; empty for what is none."""
@@ -217,9 +215,7 @@ class _Pass:
             bit = 1 << at
             self._values[name] = _Value(Ways(reach=bit, moved=bit, scaled=bit))
         for output, value in zip(graph.output, self._graph(graph, ""), strict=True):
-            ways = replace(value.ways)
-            ways.beside |= _any(value.origins, "beside")  # what became known of them later
-            self.found.outputs[output.name] = ways
+            self.found.outputs[output.name] = value.ways
 
     def _of(self, name: str) -> _Value:
         return (self._values.get(name) if name else None) or _Value()
@@ -265,6 +261,8 @@ class _Pass:
         result = _passing([] if op in SIZES else values, self._passed(op, values))
         if op == "Constant" and (constant := node.attribute("value")) is not None:
             result.tensor = constant.t
+        elif op == "Cast":  # a table may be stored in another type
+            result.tensor = values[0].tensor if values else None
         if op in SCATTERS and _any(values[SCATTERS[op] :][:1], "reach"):
             result.ways.written |= values[0].ways.moved
         if op in SCALES:
@@ -311,8 +309,7 @@ class _Pass:
         """Indices into tables, and numbers that settings are compared with."""
         one, two = node.values[:2]
         if node.op == "Gather":
-            axis = node.number("axis")  # a table may be stored in another type
-            dims = next((found for value in (one, *one.origins) if (found := value.dims())), [])
+            axis, dims = node.number("axis"), one.dims()
             if -len(dims) <= axis < len(dims):
                 for name in self.found.among(two.ways.scaled):
                     self.found.rows[name] = min(self.found.rows.get(name, dims[axis]), dims[axis])
@@ -348,10 +345,7 @@ class _Pass:
 def _passing(inputs: Sequence[_Value], passed: Sequence[_Value]) -> _Value:
     """A value that all inputs reach, and that has the numbers of those that are passed on."""
     ways = Ways(_any(inputs, "reach"), **{kind: _any(passed, kind) for kind in PASSED})
-    if not passed:
-        return _Value(ways)
-    first = passed[0]
-    return replace(first, ways=ways, tensor=None, convolved=None, origins=(first, *first.origins[:8]))
+    return replace(passed[0], ways=ways, tensor=None, convolved=None) if passed else _Value(ways)
 
 
 def _concat(values: Sequence[_Value], result: _Value) -> None:
@@ -359,8 +353,7 @@ def _concat(values: Sequence[_Value], result: _Value) -> None:
     for at, value in enumerate(values[:BESIDE]):
         if value.ways.moved and value.ways.moved == value.ways.reach:
             for other in [*values[:at], *values[at + 1 : BESIDE]]:
-                for origin in (other, *other.origins):
-                    origin.ways.beside |= value.ways.moved
+                other.ways.beside |= value.ways.moved
             result.ways.beside |= value.ways.moved
 
 
