@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,11 +138,9 @@ class Behaviour:
         return firsts.pop() if len(firsts) == 1 and self._data() else 1
 
     def _runs(self, symbols: Sequence[str], size: int) -> bool:
-        try:
-            self._runner.run(self._inputs.draw(0, dict.fromkeys(symbols, size)))
-        except RunError:
-            return False
-        return True
+        with contextlib.suppress(RunError):
+            return bool(self._runner.run(self._inputs.draw(0, dict.fromkeys(symbols, size))))
+        return False
 
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int]:
         """The axes that grow where symbols do; none where the graph does not run then."""
@@ -164,10 +163,9 @@ class Behaviour:
             feeds[name] = feeds[name].copy()
             at = (slice(None),) * axis_of[name] + (place,)
             feeds[name][at] = other[name][at]
-        try:
+        with contextlib.suppress(RunError):
             return self._runner.run(feeds)
-        except RunError:
-            return None
+        return None
 
     def _sequences(self, found: Axes, count: int) -> None:
         """Whether the first sequence reaches the others, and through which inputs."""
@@ -178,17 +176,22 @@ class Behaviour:
                 own = [
                     axis for axis, after in results.items() if after and not self._reached(after, state.output, axis)
                 ]
-                if own or places:
+                if places:
                     found.batch[state.input] = found.batch[state.output] = (own or places)[0]
         for name, array in self._first.items():
-            if name not in found.batch and name not in self._returned and array.ndim and array.shape[0] == count:
-                found.batch[name] = 0
-        fed = {state.input for state in self._states}
-        tried = [name for name in self._given if name in found.batch and (name in self._data() or name in fed)]
-        for name in tried:
-            after = self._changed([name], found.batch, 0)
-            if after and any(self._reached(after, each, found.batch[each]) for each in after if each in found.batch):
-                found.reaching.append(name)
+            if name not in self._returned and array.ndim and array.shape[0] == count:
+                found.batch.setdefault(name, 0)
+        fed = {state.input for state in self._states} | {*self._data()}
+        tried = {
+            name: self._changed([name], found.batch, 0) or {}
+            for name in self._given
+            if name in found.batch.keys() & fed
+        }
+        found.reaching = [
+            name
+            for name, after in tried.items()
+            if any(self._reached(after, each, found.batch[each]) for each in after if each in found.batch)
+        ]
         found.independent = not found.reaching if tried else None
 
     def _reached(self, after: Arrays, output: str, axis: int) -> bool:
@@ -205,19 +208,12 @@ class Behaviour:
             for axis, size in enumerate(self._given[name].shape):
                 if size < 2 or (name, axis) in taken:
                     continue
-                last = self._changed([name], {name: axis}, size - 1)
-                first = self._changed([name], {name: axis}, 0)
-                for output, before in self._first.items():
-                    if output in self._returned or axis >= before.ndim or before.shape[axis] != size:
+                first, last = (self._changed([name], {name: axis}, place) for place in (0, size - 1))
+                for output, before in self._first.items() if first and last else ():
+                    if output in self._returned or before.shape[axis : axis + 1] != (size,):
                         continue
                     earlier = (slice(None),) * axis + (slice(0, -1),)
-                    later = (slice(None),) * axis + (slice(1, None),)
-                    if (
-                        last
-                        and first
-                        and not _differ(before[earlier], last[output][earlier])
-                        and _differ(before[later], first[output][later])
-                    ):
+                    if not _differ(before[earlier], last[output][earlier]) and self._reached(first, output, axis):
                         return {name: axis, output: axis}
         return {}
 
