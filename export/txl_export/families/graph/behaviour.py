@@ -156,8 +156,8 @@ class Behaviour:
             if array.shape != before.shape and array.ndim == before.ndim
         }
 
-    def _changed(self, names: Iterable[str], axis_of: Mapping[str, int], place: int) -> Arrays | None:
-        """Results where some inputs are others at one place of an axis."""
+    def _changed(self, names: Iterable[str], axis_of: Mapping[str, int], place: int) -> Arrays:
+        """Results where some inputs are others at one place of an axis; none where the graph does not run then."""
         feeds, other = dict(self._given), self._inputs.draw(1)
         for name in names:
             feeds[name] = feeds[name].copy()
@@ -165,7 +165,7 @@ class Behaviour:
             feeds[name][at] = other[name][at]
         with contextlib.suppress(RunError):
             return self._runner.run(feeds)
-        return None
+        return {}
 
     def _sequences(self, found: Axes, count: int) -> None:
         """Whether the first sequence reaches the others, and through which inputs."""
@@ -183,9 +183,7 @@ class Behaviour:
                 found.batch.setdefault(name, 0)
         fed = {state.input for state in self._states} | {*self._data()}
         tried = {
-            name: self._changed([name], found.batch, 0) or {}
-            for name in self._given
-            if name in found.batch.keys() & fed
+            name: self._changed([name], found.batch, 0) for name in self._given if name in found.batch.keys() & fed
         }
         found.reaching = [
             name

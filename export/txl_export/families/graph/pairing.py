@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,35 +153,41 @@ class _Pairing:
 
     def _leftover(self, given: str, result: Paired) -> None:
         """Say of an input that is no state, and has an output of its shape, what it is or may be."""
-        returned = {output for output, _ in self._taken.values()}
-        open_to = [output for (name, output) in self._proofs if name == given and output not in returned]
-        if given in self._taken or not open_to:
+        open_to = [output for name, output in self._free(self._proofs) if name == given]
+        if not open_to:
             return
         same = [output for output in open_to if np.array_equal(self._first[output], self._given[given])]
         if same:
             result.data[given] = f"is returned as it is: {', '.join(same)}"
         elif not self._others_vary(given):
             result.data[given] = "is the one input with data: fed back, nothing new would ever come in"
-        elif result.states and set(open_to) == self._first.keys() - returned and len(open_to) == 1:
+        elif result.states and len(open_to) == 1 and open_to == self._rest():
             result.data[given] = "if it were a state, too, the graph would return nothing else"
         else:
-            rivals = {name for name, output in self._proofs if output in open_to and name not in self._taken}
+            rivals = {name for name, output in self._free(self._proofs) if output in open_to}
             alike = f"; {', '.join(sorted(rivals - {given}))} would fit as well" if len(rivals) > 1 else ""
             why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
             result.undecided.append(Undecided(given, tuple(open_to), f"{why}. {DECIDES}"))
 
+    def _rest(self) -> list[str]:
+        """Outputs that are no states as far as is known."""
+        returned = {output for output, _ in self._taken.values()}
+        return [output for output in self._first if output not in returned]
+
+    def _free(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those pairs of which neither side is a state's."""
+        rest = set(self._rest())
+        return [pair for pair in pairs if pair[0] not in self._taken and pair[1] in rest]
+
     def _returns_more(self, pair: tuple[str, str]) -> bool:
-        returned = {output for output, _ in self._taken.values()} | {pair[1]}
-        rest = [output for output in self._first if output not in returned]
+        rest = [output for output in self._rest() if output != pair[1]]
         changed = self._changed.get(pair[0], set())
         return not changed.isdisjoint(rest) or bool(self._taken and rest)  # of a stack, a layer changes the next alone
 
     def _named_otherwise(self, pair: tuple[str, str]) -> bool:
         """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
-        returned = {output for output, _ in self._taken.values()}
-        rivals = [(g, o) for g, o in self._proofs if (g == pair[0]) != (o == pair[1])]
-        free = [rival for rival in rivals if rival[0] not in self._taken and rival[1] not in returned]
-        return max((likeness(*rival) for rival in free), default=0) > likeness(*pair)
+        rivals = [(g, o) for g, o in self._free(self._proofs) if (g == pair[0]) != (o == pair[1])]
+        return max((likeness(*rival) for rival in rivals), default=0) > likeness(*pair)
 
     def _others_vary(self, given: str) -> bool:
         """Whether something new comes in beside an input and the states."""
@@ -267,14 +273,13 @@ class _Pairing:
 
     def _assign(self, pairs: list[tuple[str, str]], proof: str) -> None:
         """Take pairs as states where an input has one output and an output one input, by names where there are more."""
-        returned = {output for output, _ in self._taken.values()}
-        left = {pair for pair in pairs if pair[0] not in self._taken and pair[1] not in returned}
+        left = self._free(pairs)
         while left:
             chosen = self._alone(left) or self._by_name(left)
             if chosen is None:
                 return
             self._taken[chosen[0]] = chosen[1], proof
-            left = {pair for pair in left if pair[0] != chosen[0] and pair[1] != chosen[1]}
+            left = self._free(left)
 
     def _alone(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
         inputs, outputs = Counter(given for given, _ in left), Counter(output for _, output in left)
