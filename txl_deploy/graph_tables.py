@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from txl_export.families.graph.behaviour import Axes, Lasting
 from txl_export.families.graph.describing import GraphFacts
@@ -21,8 +22,7 @@ def print_graph(facts: GraphFacts) -> None:
     shown = {
         "file": f"{facts.file}, {prefixed(facts.bytes)}, an ONNX graph from outside",
         "made by": f"{facts.producer or 'not said'}; operators of {opsets}",
-        "sequences": _sequences(facts.axes),
-        "positions": _positions(facts.axes),
+        **_axes(facts.axes),
     }
     for name, numbers in facts.settings.items():
         told = f", which it compares with {', '.join(map(str, numbers))}" if numbers else ""
@@ -93,25 +93,20 @@ def _window(found: Window) -> str:
     )
 
 
-def _sequences(axes: Axes | None) -> str:
+def _axes(axes: Axes | None) -> dict[str, str]:
     if axes is None:
-        return "not known"
-    many = "any number" if axes.sequences is None else f"{axes.sequences}, fixed"
-    if axes.independent is None:
-        return many
-    if axes.independent:
-        return f"{many}, independent of one another"
-    return f"{many}; one reaches another through {', '.join(axes.reaching)}"
-
-
-def _positions(axes: Axes | None) -> str:
-    if axes is None:
-        return "not known"
-    if not axes.segment:
-        return "no axis of them was found"
-    name, axis = next(iter(axes.segment.items()))
-    lengths = f"; {', '.join(map(str, axes.lengths))} of them run" if axes.lengths else ", fixed"
-    return f"axis {axis} of {name}{lengths}"
+        return dict.fromkeys(("sequences", "positions"), "not known")
+    many, positions = (
+        "any number" if axes.sequences is None else f"{axes.sequences}, fixed",
+        "no axis of them was found",
+    )
+    if axes.independent is not None:
+        reaching = f"; one reaches another through {', '.join(axes.reaching)}"
+        many += ", independent of one another" if axes.independent else reaching
+    for name, axis in islice(axes.segment.items(), 1):
+        lengths = f"; {', '.join(map(str, axes.lengths))} of them run" if axes.lengths else ", fixed"
+        positions = f"axis {axis} of {name}{lengths}"
+    return {"sequences": many, "positions": positions}
 
 
 def _row(port: Port) -> tuple[str, str, str]:
