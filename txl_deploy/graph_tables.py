@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from txl_export.families.graph.behaviour import Axes, Lasting
 from txl_export.families.graph.describing import GraphFacts
-from txl_export.families.graph.pairing import PROOFS
+from txl_export.families.graph.pairing import PROOFS, State
 from txl_export.families.graph.reading import Port
 from txl_export.families.graph.structure import Recurrence, Window
 from txl_report.numbers import counted, prefixed
@@ -21,8 +22,7 @@ def print_graph(facts: GraphFacts) -> None:
     shown = {
         "file": f"{facts.file}, {prefixed(facts.bytes)}, an ONNX graph from outside",
         "made by": f"{facts.producer or 'not said'}; operators of {opsets}",
-        "sequences": _sequences(facts.axes),
-        "positions": _positions(facts.axes),
+        **_axes(facts.axes),
     }
     for name, numbers in facts.settings.items():
         told = f", which it compares with {', '.join(map(str, numbers))}" if numbers else ""
@@ -48,16 +48,16 @@ def _print_states(facts: GraphFacts) -> None:
         stdout.print("\nno state: nothing that it returns was shown to be for the next call")
         return
     lasting = {found.state: found for found in facts.lasting}
-    rows = [(f"{state.input} → {state.output}", _lasts(lasting.get(state.input))) for state in facts.states]
+    rows = [(f"{state.input} → {state.output}", _lasts(state, lasting.get(state.input))) for state in facts.states]
     stdout.print(rows_table(("\nstate: given → returned", "\na change of it is told"), rows))
     for proof in dict.fromkeys(state.proof for state in facts.states):
         names = ", ".join(state.input for state in facts.states if state.proof == proof)
         stdout.print(f"\nproof of {names}: {PROOFS[proof]}")
 
 
-def _lasts(found: Lasting | None) -> str:
+def _lasts(state: State, found: Lasting | None) -> str:
     if found is None:
-        return "not followed"
+        return "not followed" if state.grows is None else "not followed, it grows"
     if not found.runs:
         return f"never in {counted(found.followed, 'run')}: a dead state"
     return f"after {found.runs} runs still" if found.open and found.itself else f"for {counted(found.runs, 'run')}"
@@ -93,25 +93,20 @@ def _window(found: Window) -> str:
     )
 
 
-def _sequences(axes: Axes | None) -> str:
+def _axes(axes: Axes | None) -> dict[str, str]:
     if axes is None:
-        return "not known"
-    many = "any number" if axes.sequences is None else f"{axes.sequences}, fixed"
-    if axes.independent is None:
-        return many
-    if axes.independent:
-        return f"{many}, independent of one another"
-    return f"{many}; one reaches another through {', '.join(axes.reaching)}"
-
-
-def _positions(axes: Axes | None) -> str:
-    if axes is None:
-        return "not known"
-    if not axes.segment:
-        return "no axis of them was found"
-    name, axis = next(iter(axes.segment.items()))
-    lengths = f"; {', '.join(map(str, axes.lengths))} of them run" if axes.lengths else ", fixed"
-    return f"axis {axis} of {name}{lengths}"
+        return dict.fromkeys(("sequences", "positions"), "not known")
+    many, positions = (
+        "any number" if axes.sequences is None else f"{axes.sequences}, fixed",
+        "no axis of them was found",
+    )
+    if axes.independent is not None:
+        reaching = f"; one reaches another through {', '.join(axes.reaching)}"
+        many += ", independent of one another" if axes.independent else reaching
+    for name, axis in islice(axes.segment.items(), 1):
+        lengths = f"; {', '.join(map(str, axes.lengths))} of them run" if axes.lengths else ", fixed"
+        positions = f"axis {axis} of {name}{lengths}"
+    return {"sequences": many, "positions": positions}
 
 
 def _row(port: Port) -> tuple[str, str, str]:

@@ -274,19 +274,6 @@ def _average(self: Any, x: Tensor, mean: Tensor) -> Any:
     return self.o(x - mean), mean
 
 
-def _smoothed(self: Any, x: Tensor, s: Tensor) -> Any:
-    """A decaying sum over any number of positions at once."""
-    t = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[None, :, None]
-    y = 0.9**t * (s[:, None] + torch.cumsum(x * 0.9**-t, 1))
-    return self.o(y), y[:, -1]
-
-
-def _summed(self: Any, x: Tensor, s: Tensor, r: Tensor) -> Any:
-    y = s[:, None] + torch.cumsum(x, 1)
-    z = r[:, None] + torch.cumsum(torch.tanh(y), 1)
-    return self.o(z), z[:, -1], y[:, -1]
-
-
 def _elman(self: Any, x: Tensor, h: Tensor) -> Any:
     h = torch.tanh(self.i(x) + self.h(h))
     return self.o(h), h
@@ -398,7 +385,11 @@ STATEFUL: dict[str, Case] = {
     ),
     "rnn": Case(_gru(nn.RNN), {"x": normal(T, B, D), "h": normal(1, B, H)}, ("y", "hn"), {"h": "hn"}),
     "lstm cell": _case(
-        step(_cells, cells=lambda: nn.ModuleList([nn.LSTMCell(D, H)]), o=linear(H, 3)), normal(B, D), "s", [(B, H)] * 2
+        step(_cells, cells=lambda: nn.ModuleList([nn.LSTMCell(D, H)]), o=linear(H, 3)),
+        normal(B, D),
+        "state",
+        [(B, H)] * 2,
+        named=True,
     ),
     "lstm cells": _case(
         step(_cells, cells=lambda: nn.ModuleList([nn.LSTMCell(D, H), nn.LSTMCell(H, H)]), o=linear(H, 3)),
@@ -502,20 +493,6 @@ STATEFUL: dict[str, Case] = {
         {"before": "after"},
     ),
     "delay line": _case(step(_delay, o=linear(2 * D, 3)), normal(B, D), "line", [(B, 7, D)]),
-    "decaying sum over any length": Case(
-        step(_smoothed, o=linear(D, 3)),
-        {"x": normal(B, T, D), "s": normal(B, D)},
-        ("y", "t"),
-        {"s": "t"},
-        {"x": {0: "batch", 1: "time"}, "y": {0: "batch", 1: "time"}, "s": BATCH, "t": BATCH},
-    ),
-    "two sums over any length": Case(
-        step(_summed, o=linear(D, 3)),
-        {"x": normal(B, T, D), "s": normal(B, D), "r": normal(B, D)},
-        ("y", "u", "v"),
-        {"s": "v", "r": "u"},
-        {"x": {1: "time"}, "y": {1: "time"}},
-    ),
     "lstm with resets": Case(
         step(_reset, l=lambda: nn.LSTM(D, H), o=linear(H, 3)),
         {"x": normal(1, B, D), "h": normal(1, B, H), "c": normal(1, B, H), "done": torch.zeros(B)},

@@ -33,6 +33,7 @@ def here(tmp_path, monkeypatch):
         "gru": exported(STATELESS["gru that starts anew"])[0],
         "both": exported(STATELESS["lstm in both directions"])[0],
         "if": graphs.branched(),
+        "cache": exported(STATEFUL["growing cache"])[0],
         "\x1b[31mred": exported(STATELESS["classifier"])[0],
     }
     for name, data in files.items():
@@ -68,6 +69,7 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
         ("denoiser", ("undecided: sample → out_sample", "no state: nothing", "Whoever trained it knows")),
         ("gru", ("forgets after each call: GRU node", "hidden size 8", "no state: x is the one input with data")),
         ("both", ("forgets after each call: LSTM node", "bidirectional: it cannot be opened")),
+        ("cache", ("past_key_values.0.key → present.0.key not followed, it grows",)),
         ("if", ("setting rate", "compares with 16000", "in one branch of if alone", "h → hn")),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,6 @@ STEPS = 256
 """Runs over which a change of a state is followed."""
 SECONDS = 10.0
 """That following the changes of all states may take together."""
-GROWN = 16
-"""The same for graphs whose states grow with each run."""
 TOLD = 1e-6
 """What counts as another result, relative to its largest number: rounding is none."""
 Arrays = dict[str, NDArray[Any]]
@@ -109,11 +108,13 @@ class Behaviour:
         return found
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
-        """Follow a change of each state over runs; `told` is called after each.
+        """Follow a change of each state over runs, where none grows with each run; `told` is called after each.
 
         Raises:
             EndedError: see `Runner.run`.
         """
+        if any(state.grows is not None for state in self._states):
+            return
         until = time.monotonic() + min(SECONDS, self._runner.left * 0.8)
         for number, state in enumerate(self._states):
             now = time.monotonic()
@@ -137,11 +138,9 @@ class Behaviour:
         return firsts.pop() if len(firsts) == 1 and self._data() else 1
 
     def _runs(self, symbols: Sequence[str], size: int) -> bool:
-        try:
-            self._runner.run(self._inputs.draw(0, dict.fromkeys(symbols, size)))
-        except RunError:
-            return False
-        return True
+        with contextlib.suppress(RunError):
+            return bool(self._runner.run(self._inputs.draw(0, dict.fromkeys(symbols, size))))
+        return False
 
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int]:
         """The axes that grow where symbols do; none where the graph does not run then."""
@@ -157,17 +156,16 @@ class Behaviour:
             if array.shape != before.shape and array.ndim == before.ndim
         }
 
-    def _changed(self, names: Iterable[str], axis_of: Mapping[str, int], place: int) -> Arrays | None:
-        """Results where some inputs are others at one place of an axis."""
+    def _changed(self, names: Iterable[str], axis_of: Mapping[str, int], place: int) -> Arrays:
+        """Results where some inputs are others at one place of an axis; none where the graph does not run then."""
         feeds, other = dict(self._given), self._inputs.draw(1)
         for name in names:
             feeds[name] = feeds[name].copy()
             at = (slice(None),) * axis_of[name] + (place,)
             feeds[name][at] = other[name][at]
-        try:
+        with contextlib.suppress(RunError):
             return self._runner.run(feeds)
-        except RunError:
-            return None
+        return {}
 
     def _sequences(self, found: Axes, count: int) -> None:
         """Whether the first sequence reaches the others, and through which inputs."""
@@ -178,17 +176,20 @@ class Behaviour:
                 own = [
                     axis for axis, after in results.items() if after and not self._reached(after, state.output, axis)
                 ]
-                if own or places:
+                if places:
                     found.batch[state.input] = found.batch[state.output] = (own or places)[0]
         for name, array in self._first.items():
-            if name not in found.batch and name not in self._returned and array.ndim and array.shape[0] == count:
-                found.batch[name] = 0
-        fed = {state.input for state in self._states}
-        tried = [name for name in self._given if name in found.batch and (name in self._data() or name in fed)]
-        for name in tried:
-            after = self._changed([name], found.batch, 0)
-            if after and any(self._reached(after, each, found.batch[each]) for each in after if each in found.batch):
-                found.reaching.append(name)
+            if name not in self._returned and array.ndim and array.shape[0] == count:
+                found.batch.setdefault(name, 0)
+        fed = {state.input for state in self._states} | {*self._data()}
+        tried = {
+            name: self._changed([name], found.batch, 0) for name in self._given if name in found.batch.keys() & fed
+        }
+        found.reaching = [
+            name
+            for name, after in tried.items()
+            if any(self._reached(after, each, found.batch[each]) for each in after if each in found.batch)
+        ]
         found.independent = not found.reaching if tried else None
 
     def _reached(self, after: Arrays, output: str, axis: int) -> bool:
@@ -205,34 +206,25 @@ class Behaviour:
             for axis, size in enumerate(self._given[name].shape):
                 if size < 2 or (name, axis) in taken:
                     continue
-                last = self._changed([name], {name: axis}, size - 1)
-                first = self._changed([name], {name: axis}, 0)
-                for output, before in self._first.items():
-                    if output in self._returned or axis >= before.ndim or before.shape[axis] != size:
+                first, last = (self._changed([name], {name: axis}, place) for place in (0, size - 1))
+                for output, before in self._first.items() if first and last else ():
+                    if output in self._returned or before.shape[axis : axis + 1] != (size,):
                         continue
                     earlier = (slice(None),) * axis + (slice(0, -1),)
-                    later = (slice(None),) * axis + (slice(1, None),)
-                    if (
-                        last
-                        and first
-                        and not _differ(before[earlier], last[output][earlier])
-                        and _differ(before[later], first[output][later])
-                    ):
+                    if not _differ(before[earlier], last[output][earlier]) and self._reached(first, output, axis):
                         return {name: axis, output: axis}
         return {}
 
     # ---- chains
 
     def _follow(self, state: State, until: float) -> Lasting:
-        growing = any(other.grows is not None for other in self._states)
-        bound = GROWN if growing else STEPS
         name, other = state.input, self._inputs.draw(1)[state.input]
         held = [{each.input: self._given[each.input] for each in self._states} for _ in range(2)]
         held[1][name] = other if not np.array_equal(other, held[0][name]) else held[0][name] + np.ones((), other.dtype)
         runs = followed = 0
         itself = True
-        while followed < bound and (time.monotonic() < until or not followed):
-            feeds = self._inputs.draw(100 + followed, self._sizes(held[0]))
+        while followed < STEPS and (time.monotonic() < until or not followed):
+            feeds = self._inputs.draw(100 + followed)
             try:
                 results = [self._runner.run({**feeds, **states}) for states in held]
             except (RunError, EndedError):
@@ -247,16 +239,6 @@ class Behaviour:
             if not any(_differ(held[0][each], held[1][each]) for each in held[0]):
                 break
         return Lasting(name, runs, followed, itself)
-
-    def _sizes(self, held: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-        """The sizes of symbols of states that have grown, and of the sums that hang on them."""
-        before, sizes = self._inputs.sizes, dict(self._inputs.sizes)
-        for state in self._states:
-            if state.grows is not None and isinstance(symbol := state.shape[state.grows], str):
-                sizes[symbol] = held[state.input].shape[state.grows]
-                totals = [name for name, role in self._inputs.roles.items() if role == "total"]
-                sizes |= {name: before[name] + sizes[symbol] - before.get(symbol, 0) for name in totals}
-        return sizes
 
 
 def _differ(before: NDArray[Any], after: NDArray[Any]) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from txl_export.families.graph.reading import Foreign, Port, parse, read_foreign
 from txl_export.families.graph.running import SECONDS, EndedError, RunError, Runner
 from txl_export.families.graph.structure import Recurrence, Structure, Window, read_structure
 from txl_export.families.graph.trying import Inputs
-from txl_export.families.registry import FAMILIES
 
 
 @dataclass
@@ -100,7 +97,7 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> Gra
         facts.stopped = f"ONNX Runtime does not run it: {error}"
     except EndedError as error:
         facts.stopped = str(error)
-    facts.runs, facts.next = runner.runs, what_next(path, facts)
+    facts.runs, facts.next = runner.runs, what_next(facts)
     return facts
 
 
@@ -136,24 +133,12 @@ def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> 
         facts.lasting.append(lasting)
 
 
-def export_line(path: Path, states: Sequence[State]) -> str:
-    """The command that takes a file over with these states."""
-    named = [word for state in states for word in ("--state", f"{state.input}={state.output}")]
-    return printable(shlex.join(["txl-deploy", "export", str(path), *named]))
-
-
-def what_next(path: Path, facts: GraphFacts) -> str:
-    """What to do with a file: the command that takes it over, where this version has it, or what can be done today."""
-    if "graph" in FAMILIES:
-        return export_line(path, facts.states)
-    if not (facts.states or facts.undecided or facts.stopped or _forgets(facts)):
+def what_next(facts: GraphFacts) -> str:
+    """What can be done with a file."""
+    forgets = facts.windows or any(found.starts == "anew" for found in facts.recurrences)
+    if not (facts.states or facts.undecided or facts.stopped or forgets):
         return "There is no state to carry from call to call: ONNX Runtime is all that this file needs."
     return (
         "This version exports no ONNX file. What it exports is the PyTorch module that the file was made of, as a "
         "model of your own: see docs/own-models.md. The states to name there are those above."
     )
-
-
-def _forgets(facts: GraphFacts) -> bool:
-    """Whether something inside begins anew in every call."""
-    return any(found.starts == "anew" for found in facts.recurrences) or bool(facts.windows)

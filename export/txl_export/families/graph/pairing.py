@@ -5,8 +5,7 @@ back they would change what comes later, so that alone proves nothing. What does
 
 * a recurrent operator, or a cell written out, starts from the input and ends in the output;
 * the output holds numbers of the input at other places, behind or before new ones that do not depend on it: a window
-  that moves on, a cache that grows;
-* one run over two segments computes the same as two runs with the output fed back, and it does not without.
+  that moves on, a cache that grows.
 
 Names decide between pairs that are alike, and they are believed where nothing speaks against a pair. Whatever remains
 is undecided, and said to be.
@@ -18,7 +17,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
@@ -29,16 +27,12 @@ from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Ways
 from txl_export.families.graph.trying import Inputs
 
-EXACT = frozenset(("recurrent", "cell", "emitted"))
+EXACT = frozenset(("recurrent", "cell"))
 """Proofs that say which input an output belongs to, whatever both are called."""
 LOOKED_AT = 1024
 """Numbers of an output that are looked at one by one."""
 MOST_PAIRS = 2**13
 """Pairs that are looked at."""
-ASSIGNMENTS, ORDERS = 24, 720
-"""Ways to pair what is left that are tried, of so many orders."""
-CLOSE = 1e-4
-"""How near two computations of one result are, relative to its largest number."""
 PROOFS = {
     "recurrent": "a recurrent operator starts from it and ends in what is returned",
     "moved": "what is returned holds its numbers at other places, and new ones beside them",
@@ -47,12 +41,10 @@ PROOFS = {
     "cell": "a gate carries it over and adds a bounded candidate, as a GRU's or LSTM's cell",
     "window": "it stands before what is returned in one window",
     "counted": "what is returned is it and a constant more",
-    "emitted": "it opens the gates of an LSTM's cell, whose output is returned",
-    "chained": "one run over two segments equals two runs with it fed back, and only so",
     "named": "it takes up other inputs, changes other outputs, and the names say so",
 }
 """What shows that a pair is a state, the strongest first."""
-DECIDES = "Whoever trained it knows; a graph of open length would show it, and names such as state and next_state"
+DECIDES = "Whoever trained it knows, and names such as state and next_state would show it"
 """What would settle an undecided pair."""
 Arrays = dict[str, NDArray[Any]]
 
@@ -130,7 +122,7 @@ class _Pairing:
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
         self._places: dict[str, Arrays] = {}
-        self._in_order: Arrays = {}
+        self._in_order = {name: np.sort(self._given[name], None) for name in inputs.could_be_states}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
                 self._change(name)
@@ -143,13 +135,10 @@ class _Pairing:
     def decide(self) -> Paired:
         """See `pair`."""
         for proof in PROOFS:
-            if proof == "chained":
-                self._chain()
-            else:
-                found = [pair for pair, shown in self._proofs.items() if proof in shown]
-                if proof not in EXACT:
-                    found = [pair for pair in found if not self._named_otherwise(pair)]
-                self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
+            found = [pair for pair, shown in self._proofs.items() if proof in shown]
+            if proof not in EXACT:
+                found = [pair for pair in found if not self._named_otherwise(pair)]
+            self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
         states = [self._state(given, *taken) for given, taken in self._taken.items()]
         order = list(self._ports)
         result = Paired(sorted(states, key=lambda state: order.index(state.input)))
@@ -164,35 +153,41 @@ class _Pairing:
 
     def _leftover(self, given: str, result: Paired) -> None:
         """Say of an input that is no state, and has an output of its shape, what it is or may be."""
-        returned = {output for output, _ in self._taken.values()}
-        open_to = [output for (name, output) in self._proofs if name == given and output not in returned]
-        if given in self._taken or not open_to:
+        open_to = [output for name, output in self._free(self._proofs) if name == given]
+        if not open_to:
             return
         same = [output for output in open_to if np.array_equal(self._first[output], self._given[given])]
         if same:
             result.data[given] = f"is returned as it is: {', '.join(same)}"
         elif not self._others_vary(given):
             result.data[given] = "is the one input with data: fed back, nothing new would ever come in"
-        elif result.states and set(open_to) == self._first.keys() - returned and len(open_to) == 1:
+        elif result.states and len(open_to) == 1 and open_to == self._rest():
             result.data[given] = "if it were a state, too, the graph would return nothing else"
         else:
-            rivals = {name for name, output in self._proofs if output in open_to and name not in self._taken}
+            rivals = {name for name, output in self._free(self._proofs) if output in open_to}
             alike = f"; {', '.join(sorted(rivals - {given}))} would fit as well" if len(rivals) > 1 else ""
             why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
             result.undecided.append(Undecided(given, tuple(open_to), f"{why}. {DECIDES}"))
 
+    def _rest(self) -> list[str]:
+        """Outputs that are no states as far as is known."""
+        returned = {output for output, _ in self._taken.values()}
+        return [output for output in self._first if output not in returned]
+
+    def _free(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those pairs of which neither side is a state's."""
+        rest = set(self._rest())
+        return [pair for pair in pairs if pair[0] not in self._taken and pair[1] in rest]
+
     def _returns_more(self, pair: tuple[str, str]) -> bool:
-        returned = {output for output, _ in self._taken.values()} | {pair[1]}
-        rest = [output for output in self._first if output not in returned]
+        rest = [output for output in self._rest() if output != pair[1]]
         changed = self._changed.get(pair[0], set())
         return not changed.isdisjoint(rest) or bool(self._taken and rest)  # of a stack, a layer changes the next alone
 
     def _named_otherwise(self, pair: tuple[str, str]) -> bool:
         """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
-        returned = {output for output, _ in self._taken.values()}
-        rivals = [(g, o) for g, o in self._proofs if (g == pair[0]) != (o == pair[1])]
-        free = [rival for rival in rivals if rival[0] not in self._taken and rival[1] not in returned]
-        return max((likeness(*rival) for rival in free), default=0) > likeness(*pair)
+        rivals = [(g, o) for g, o in self._free(self._proofs) if (g == pair[0]) != (o == pair[1])]
+        return max((likeness(*rival) for rival in rivals), default=0) > likeness(*pair)
 
     def _others_vary(self, given: str) -> bool:
         """Whether something new comes in beside an input and the states."""
@@ -232,7 +227,7 @@ class _Pairing:
         """What speaks for a pair, as keys of `PROOFS`."""
         self._runner.check()
         ways, bit = self._structure.outputs.get(returned, Ways()), self._structure.bits(given)
-        shown = {kind for kind in ("recurrent", "cell", "emitted") if getattr(ways, kind) & bit}
+        shown = {kind for kind in EXACT if getattr(ways, kind) & bit}
         alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
         if array.dtype.kind in "iu":
             steps = {int(step) for step in np.unique(found - array)} if array.shape == found.shape else {0}
@@ -245,8 +240,7 @@ class _Pairing:
             shown.add("written")
         kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
         if ways.beside & bit and kept and array.shape == found.shape and self._taken_up(given, returned):
-            whole = any(np.array_equal(found, other) for name, other in self._given.items() if name != given)
-            shown |= {"window"} if alike or not whole else set()
+            shown.add("window")
         roles = self._inputs.roles
         stretched = any(roles.get(str(size)) == "segment" for size in self._ports[given].shape)
         if alike == 2 and not stretched and self._taken_up(given, returned):
@@ -264,7 +258,7 @@ class _Pairing:
         if own is None or not array.size or not moved:
             return ""  # without a way for them, numbers are alike by chance, as in half precision
         numbers, grown = found.ravel()[at], array.shape != found.shape
-        copies = own & (numbers != 0) & _within(numbers, self._sorted(given))
+        copies = own & (numbers != 0) & _within(numbers, self._in_order[given])
         if not grown:
             copies &= numbers != array.ravel()[at]
         others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
@@ -275,24 +269,17 @@ class _Pairing:
         pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
 
-    def _sorted(self, given: str) -> NDArray[Any]:
-        """The numbers of an input in order, which is what takes time."""
-        if given not in self._in_order:
-            self._in_order[given] = np.sort(self._given[given], None)
-        return self._in_order[given]
-
     # ---- which pairs belong together
 
     def _assign(self, pairs: list[tuple[str, str]], proof: str) -> None:
         """Take pairs as states where an input has one output and an output one input, by names where there are more."""
-        returned = {output for output, _ in self._taken.values()}
-        left = {pair for pair in pairs if pair[0] not in self._taken and pair[1] not in returned}
+        left = self._free(pairs)
         while left:
             chosen = self._alone(left) or self._by_name(left)
             if chosen is None:
                 return
             self._taken[chosen[0]] = chosen[1], proof
-            left = {pair for pair in left if pair[0] != chosen[0] and pair[1] != chosen[1]}
+            left = self._free(left)
 
     def _alone(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
         inputs, outputs = Counter(given for given, _ in left), Counter(output for _, output in left)
@@ -302,81 +289,7 @@ class _Pairing:
         """A pair whose names are more alike than those of each other pair that it rules out."""
         return most_alike({pair: likeness(*pair) for pair in sorted(left)})
 
-    # ---- one run over two segments against two runs
-
-    def _chain(self) -> None:
-        """Pair what is left so that two runs compute what one does."""
-        returned = {output for output, _ in self._taken.values()}
-        left = [pair for pair in self._proofs if pair[0] not in self._taken and pair[1] not in returned]
-        roles = self._inputs.roles
-        if not left or not {"rows", "total"}.isdisjoint(roles.values()):
-            return
-        segments = {symbol for symbol, role in roles.items() if role == "segment"}
-        length = self._inputs.sizes[min(segments)] if segments else 0
-        long = {
-            name: port.shape.index(symbol)
-            for name, port in self._ports.items()
-            for symbol in port.shape
-            if symbol in segments
-        }
-        if not long or any(name in self._taken for name in long):
-            return
-        whole = self._inputs.draw(3, dict.fromkeys(segments, 2 * length))
-        halves = [
-            {n: np.take(a, range(at, at + length), long[n]) if n in long else a for n, a in whole.items()}
-            for at in (0, length)
-        ]
-        try:
-            wanted, before = self._runner.run(whole), self._runner.run(halves[0])
-        except RunError:
-            return
-        left = [pair for pair in left if pair[0] not in long]
-        fed = {given: output for given, (output, _) in self._taken.items()}
-        holding = [each for each in _assignments(left) if self._equal(wanted, before, halves[1], fed | dict(each))]
-        if len(holding) == 1:
-            pairs = fed | dict(holding[0])
-            needed = [each for each in holding[0] if not self._equal(wanted, before, halves[1], pairs, each[0])]
-            self._assign(needed, "chained")
-
-    def _equal(self, wanted: Arrays, before: Arrays, second: Arrays, pairs: Mapping[str, str], unfed: str = "") -> bool:
-        """Whether two runs, with the pairs fed back, return what one does; `unfed` stays as it was at first."""
-        fed = {given: before[output] for given, output in pairs.items() if given != unfed}
-        try:
-            after = self._runner.run({**second, **fed})
-        except RunError:
-            return False
-        told = False
-        for output, whole in wanted.items():
-            if output in pairs.values():
-                if not _close(after[output], whole):
-                    return False
-                continue
-            unlike = [axis for axis in range(whole.ndim) if whole.shape[axis] != after[output].shape[axis]]
-            if len(unlike) == 1:
-                told = True
-                if not _close(np.concatenate([before[output], after[output]], unlike[0]), whole):
-                    return False
-        return told
-
-
-def _assignments(left: list[tuple[str, str]]) -> Iterable[list[tuple[str, str]]]:
-    """Ways to give each output one of the inputs that fit, at most `ASSIGNMENTS`, none of them twice."""
-    inputs, outputs = sorted({given for given, _ in left}), sorted({output for _, output in left})
-    few, many = sorted((inputs, outputs), key=len)
-    found = (list(zip(few, chosen, strict=True)) for chosen in islice(permutations(many, len(few)), ORDERS))
-    paired = ([pair if few is inputs else pair[::-1] for pair in pairs] for pairs in found)
-    return islice((pairs for pairs in paired if all(pair in left for pair in pairs)), ASSIGNMENTS)
-
 
 def _within(numbers: NDArray[Any], ordered: NDArray[Any]) -> NDArray[np.bool_]:
     """Which numbers are among others, which are in order and not none."""
     return np.asarray(ordered[np.minimum(np.searchsorted(ordered, numbers), ordered.size - 1)] == numbers)
-
-
-def _close(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    if found.shape != wanted.shape:
-        return False
-    if wanted.dtype.kind != "f":
-        return bool(np.array_equal(found, wanted))
-    scale = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros(wanted.shape)).max(initial=1.0)
-    return bool(np.allclose(found, wanted, rtol=0, atol=CLOSE * scale, equal_nan=True))

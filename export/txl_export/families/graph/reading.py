@@ -166,15 +166,10 @@ def _beside(model: Any, path: Path) -> int:
             if entry.key != "location" or entry.value in found:
                 continue
             plain = PurePosixPath(entry.value)
-            if plain.is_absolute() or ".." in plain.parts or "\\" in entry.value or "\0" in entry.value:
-                raise CheckpointError(
-                    f"{path}: its weights lie in {brief(printable(entry.value))!r}, expected a file beside it; "
-                    "move them there"
-                )
-            try:
-                found[entry.value] = (path.parent / entry.value).stat().st_size
-            except OSError:
-                raise CheckpointError(
-                    f"{path}: its weights lie in {brief(printable(entry.value))!r}, which is not beside it; copy it too"
-                ) from None
+            beside = path.parent / entry.value
+            inside = not (plain.is_absolute() or ".." in plain.parts or "\\" in entry.value or "\0" in entry.value)
+            if not inside or not beside.is_file():
+                told = brief(printable(entry.value))
+                raise CheckpointError(f"{path}: its weights lie in {told!r}, expected a file beside it; copy it too")
+            found[entry.value] = beside.stat().st_size
     return sum(found.values())

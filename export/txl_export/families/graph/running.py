@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
+import multiprocessing
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
-from typing import IO, Any, cast
+from typing import Any
 
 import msgspec
-from txl_runtime.errors import printable
+from txl_runtime.errors import UsageError, printable
 from txl_runtime.starting import APART, environment, signal_of
 
 from txl_export.families.graph import worker
 from txl_export.families.graph.reading import Foreign
-from txl_export.families.graph.worker import Answer, Open
+from txl_export.families.graph.worker import Answer
 
 SECONDS = 30.0
 """That everything which is run of a file may take together."""
@@ -43,18 +41,23 @@ class Runner:
     """
 
     def __init__(self, foreign: Foreign, seconds: float = SECONDS) -> None:
+        if sys.platform == "win32":  # whose pipes are handed over in another way; nobody has tried it there
+            raise UsageError("a foreign graph is run in a helper process, expected Linux or macOS for it; use WSL")
         self.memory, self.folded, self.runs = MEMORY + EACH * foreign.bytes, b"", 0
         self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._connection, theirs = multiprocessing.Pipe()
+        told = [theirs.fileno(), foreign.path.absolute(), self.memory, int(seconds) + 5]
+        nothing = subprocess.DEVNULL  # what native code prints is no answer, and nobody's to read
         self._process = subprocess.Popen(  # noqa: S603 - this Python, this package
-            [sys.executable, "-m", worker.__name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-m", worker.__name__, *map(str, told)],
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            pass_fds=[theirs.fileno()],
             env=environment(),
             cwd=APART,
         )
-        self._foreign, self._answers = foreign, queue.Queue[bytes]()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        theirs.close()
 
     def __enter__(self) -> Runner:
         """Open the graph.
@@ -64,8 +67,7 @@ class Runner:
             EndedError: the helper died of it.
         """
         try:
-            path = str(self._foreign.path.absolute())
-            self.folded = self._ask(Open(path, self.memory, int(self._seconds) + 5)).folded
+            self.folded = self._answer().folded
         except BaseException:
             self.__exit__()
             raise
@@ -73,11 +75,8 @@ class Runner:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._listener.join()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # what it was to read is lost with it
-                cast(IO[bytes], stream).close()
+        self._connection.close()
 
     @property
     def left(self) -> float:
@@ -101,34 +100,27 @@ class Runner:
             EndedError: the helper died, or its time is over.
         """
         self.runs += 1
-        answer = self._ask(worker.packed(dict(feeds)))
-        try:
-            return worker.unpacked(answer.outputs)
-        except (ValueError, TypeError) as error:
-            raise RunError(f"outputs that are no plain arrays: {error}") from None
-
-    def _ask(self, message: Any) -> Answer:
-        assert self._process.stdin is not None
         self.check()
         try:
-            worker.send(self._process.stdin, message)
-            data = self._answers.get(timeout=max(self.left, 0))
-            answer = msgspec.msgpack.decode(data, type=Answer)
-        except queue.Empty:
-            raise self._late() from None
-        except (OSError, msgspec.DecodeError):  # nothing is no message
+            self._connection.send_bytes(msgspec.msgpack.encode(worker.packed(feeds)))
+        except OSError:
+            raise self._died() from None
+        try:
+            return worker.unpacked(self._answer().outputs)
+        except (ValueError, EOFError) as error:
+            raise RunError(f"outputs that are no plain arrays: {error}") from None
+
+    def _answer(self) -> Answer:
+        self.check()
+        try:
+            if not self._connection.poll(self.left):
+                raise self._late()
+            answer = msgspec.msgpack.decode(self._connection.recv_bytes(2 * worker.MOST_ANSWER), type=Answer)
+        except (EOFError, OSError, msgspec.DecodeError):
             raise self._died() from None
         if answer.error:
             raise RunError(printable(answer.error))
         return answer
-
-    def _listen(self) -> None:
-        """Take answers until there are no more, in a thread: a pipe can be waited for with a limit like that alone."""
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError):  # it was closed
-            while data := worker.receive(self._process.stdout):
-                self._answers.put(data)
-        self._answers.put(b"")
 
     def _late(self) -> EndedError:
         return EndedError(f"took more than {self._seconds:.0f} s")

@@ -6,12 +6,14 @@ Of every value it is known which inputs reach it, and in which way, as the bits 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from txl_export.families.graph.flat import NONE, Flat, Node
-from txl_export.families.graph.reading import Port
+import numpy as np
+from onnx import numpy_helper
+
+from txl_export.families.graph.reading import Port, subgraphs
 
 RECURRENT = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Operators that carry a state along a sequence, and which of their inputs it starts from."""
@@ -20,7 +22,7 @@ MOVES = frozenset(
         r"\w+",
         "Identity Reshape Squeeze Unsqueeze Transpose Slice Split Flatten Expand Tile Cast Gather GatherND "
         "GatherElements Pad DepthToSpace SpaceToDepth Dropout ReverseSequence Compress Trilu ScatterElements "
-        "ScatterND TensorScatter Enter",
+        "ScatterND TensorScatter",
     )
 )
 """Operators whose first input's numbers are the result's, at other places."""
@@ -30,6 +32,8 @@ GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
 SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
 """Operators that a state passes which a flag resets, and an index that is kept in range."""
 GATES, CANDIDATES = frozenset(("Sigmoid", "HardSigmoid")), frozenset(("Tanh", "Softsign", "Relu"))
+FEW = 64
+"""Numbers of a constant that are looked at: of a larger one its sizes are enough."""
 BESIDE = 16
 """Inputs of a Concat that are taken for parts of a window; one of more is none."""
 SCATTERS = {"ScatterElements": 1, "ScatterND": 1, "TensorScatter": 2}
@@ -48,7 +52,6 @@ class Ways:
         beside: they stand before it in a Concat, so that the window of the two may be what moves on.
         recurrent: they are the first state of a recurrent operator, and this its last one.
         cell: they are carried over by a gate, and a bounded candidate is added, as cells of GRU and LSTM do.
-        emitted: they open the gates of an LSTM cell whose output this is.
     """
 
     reach: int = 0
@@ -58,10 +61,9 @@ class Ways:
     beside: int = 0
     recurrent: int = 0
     cell: int = 0
-    emitted: int = 0
 
 
-PASSED = ("moved", "scaled", "written", "beside", "recurrent", "cell", "emitted")
+PASSED = ("moved", "scaled", "written", "beside", "recurrent", "cell")
 """What a value keeps that is moved, or that something other than data is added to."""
 
 
@@ -140,194 +142,239 @@ def read_structure(model: Any, inputs: Sequence[Port]) -> Structure:
     Raises:
         KeyError: it lacks one of the inputs.
     """
-    return _Pass(Flat(model), inputs).found
+    return _Pass(model.graph, inputs).found
+
+
+@dataclass(eq=False)
+class _Value:
+    """What is known of a value; results of one node share it.
+
+    Attributes:
+        ways: in which inputs reach it.
+        tensor: the constant that it is, maybe in another type, as onnx has it; else None.
+        gate, candidate: whether it is what opens a gate of a cell, or what a cell takes up.
+        gated: inputs that a gate has let through, as bits.
+        padding: zeros before and behind the numbers that it was moved from.
+        convolved: the convolution that it comes from, and zeros before and behind what that read; else None.
+    """
+
+    ways: Ways = field(default_factory=Ways)
+    tensor: Any = None
+    gate: bool = False
+    candidate: bool = False
+    gated: int = 0
+    padding: tuple[int, int] = (0, 0)
+    convolved: tuple[str, int, int] | None = None
+
+    def numbers(self) -> list[int]:
+        """A small constant of whole numbers as a list; empty for what is none."""
+        tensor = self.tensor
+        if tensor is None or tensor.external_data or not 0 <= np.prod(tensor.dims, dtype=float) <= FEW:
+            return []
+        try:
+            found = numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, KeyError, AttributeError):  # its bytes are not what its sizes say
+            return []
+        return found.ravel().tolist() if found.dtype.kind in "iu" else []
+
+    def dims(self) -> list[int]:
+        """The sizes of a constant; empty for what is none."""
+        return list(self.tensor.dims) if self.tensor is not None else []
+
+
+class _Node:
+    """A node with the values that it is given, and its attributes."""
+
+    def __init__(self, node: Any, values: list[_Value]) -> None:
+        self.op, self.name, self.outputs = node.op_type, node.name or next(iter(node.output), ""), list(node.output)
+        self.values, self._attributes = values, {attribute.name: attribute for attribute in node.attribute}
+
+    def attribute(self, name: str) -> Any:
+        """What onnx has of an attribute; None where it is missing."""
+        return self._attributes.get(name)
+
+    def number(self, name: str) -> int:
+        """A whole number among the attributes, or 0."""
+        return int(self._attributes[name].i) if name in self._attributes else 0
+
+    def numbers(self, name: str) -> list[int]:
+        """A list of whole numbers among the attributes, or nothing."""
+        return list(self._attributes[name].ints) if name in self._attributes else []
 
 
 class _Pass:
-    """The one pass, and what it knows of each value."""
+    """The one pass, and what it knows of each value by name; of two with one name, the one that came last."""
 
-    def __init__(self, flat: Flat, inputs: Sequence[Port]) -> None:
+    def __init__(self, graph: Any, inputs: Sequence[Port]) -> None:
         names = tuple(port.name for port in inputs)
-        self._flat, self.found = flat, Structure(names)
-        self._ways: dict[int, Ways] = {NONE: Ways()}
-        self._gate, self._candidate = set[int](), set[int]()
-        self._gated: dict[int, int] = {}
-        self._padding: dict[int, tuple[int, int]] = {}
-        self._convolved: dict[int, tuple[Node, int, int]] = {}
-        self._origin: dict[int, set[int]] = {}
-        self._rules: dict[str, Callable[[Node, list[Ways]], None]] = {
-            **dict.fromkeys(RECURRENT, self._recurrent),
-            **dict.fromkeys(("Loop", "Scan"), self._loop),
-            **dict.fromkeys(("Gather", "Equal", "Either"), self._asked),
-            **dict.fromkeys(("Conv", "Slice", "Pad"), self._window),
-        }
+        if missing := {*names} - {value.name for value in graph.input}:
+            raise KeyError(*missing)
+        self.found, self._values = Structure(names), dict[str, _Value]()
         self._floats = sum(1 << at for at, port in enumerate(inputs) if port.dtype.startswith("float"))
         for at, name in enumerate(names):
             bit = 1 << at
-            self._ways[flat.inputs[name]] = Ways(reach=bit, moved=bit, scaled=bit)
-        for node in flat.nodes:
-            self._step(node)
-        for name, value in flat.outputs.items():
-            ways = Ways(**vars(self._of(value)))
-            for origin in self._origin.get(value, ()):  # what became known of them later
-                ways.beside |= self._of(origin).beside
-            self.found.outputs[name] = ways
+            self._values[name] = _Value(Ways(reach=bit, moved=bit, scaled=bit))
+        for output, value in zip(graph.output, self._graph(graph, ""), strict=True):
+            self.found.outputs[output.name] = value.ways
 
-    def _of(self, value: int) -> Ways:
-        return self._ways.get(value) or self._ways[NONE]
+    def _of(self, name: str) -> _Value:
+        return (self._values.get(name) if name else None) or _Value()
 
-    def _step(self, node: Node) -> None:
-        ways, op = [self._of(value) for value in node.inputs], node.op
-        result = Ways(reach=0 if op in SIZES else _any(ways, "reach"))
-        passed = self._passed(node, ways)
-        for way in passed:
-            for kind in PASSED:
-                setattr(result, kind, getattr(result, kind) | getattr(way, kind))
-        if op in SCATTERS and len(ways) > SCATTERS[op] and ways[SCATTERS[op]].reach:
-            result.written |= ways[0].moved
+    def _graph(self, graph: Any, branch: str) -> list[_Value]:
+        """Go through a graph, and return its results; `branch` is the If in one of whose branches it is, or ""."""
+        for tensor in graph.initializer:
+            self._values[tensor.name] = _Value(tensor=tensor)
+        for each in graph.node:
+            node = _Node(each, [self._of(name) for name in each.input])
+            if node.op in ("Loop", "Scan") and node.attribute("body") is not None:
+                self._loop(node, branch)
+            elif held := subgraphs(each):
+                self._branches(node, held, branch)
+            else:
+                self._step(node, branch)
+        return [self._of(value.name) for value in graph.output]
+
+    def _branches(self, node: _Node, held: list[Any], branch: str) -> None:
+        """An If: what it returns is what either branch does."""
+        results = [self._graph(graph, branch or node.name) for graph in held]
+        for at, output in enumerate(node.outputs):
+            ends = [found[at] for found in results if at < len(found)]
+            self._values[output] = _passing([*ends, *node.values], ends)
+        self.found.branching.update(self.found.among(_any(node.values, "reach")))
+
+    def _loop(self, node: _Node, branch: str) -> None:
+        """A Loop or Scan: what is carried enters the body, and what the body returns leaves it."""
+        skipped = 2 if node.op == "Loop" else 0  # of the node and of its body: the count and the condition
+        body, entering = node.attribute("body").g, [_Value()] * skipped + node.values[skipped:]
+        for entered, value in zip(body.input, entering, strict=False):
+            self._values[entered.name] = _passing([value], [value])
+        ends = self._graph(body, branch)
+        starts = node.values[skipped : max(len(node.values) - node.number("num_scan_inputs"), skipped)]
+        reach = _any([*node.values, *ends], "reach")
+        for at, output in enumerate(node.outputs):
+            self._values[output] = _Value(Ways(reach, recurrent=_any(starts[at : at + 1], "scaled")))
+        if starts:
+            self._note(node, 0, bool(_any(starts, "reach") & self._floats), branch)
+
+    def _step(self, node: _Node, branch: str) -> None:
+        op, values = node.op, node.values
+        result = _passing([] if op in SIZES else values, self._passed(op, values))
+        if op == "Constant" and (constant := node.attribute("value")) is not None:
+            result.tensor = constant.t
+        elif op == "Cast":  # a table may be stored in another type
+            result.tensor = values[0].tensor if values else None
+        if op in SCATTERS and _any(values[SCATTERS[op] :][:1], "reach"):
+            result.ways.written |= values[0].ways.moved
         if op in SCALES:
-            result.scaled |= _any(ways, "scaled")
+            result.ways.scaled |= _any(values, "scaled")
         if op == "Concat":
-            self._concat(node, result, ways)
-        for value in node.outputs:
-            self._ways[value] = result
-        if passed:
-            self._follow(node)
-        self._cells(node, ways)
-        if node.outputs and (rule := self._rules.get(op)):
-            rule(node, ways)
+            _concat(values, result)
+        self._values.update(dict.fromkeys(node.outputs, result))
+        _cell(op, values, result)
+        if op in RECURRENT:
+            self._recurrent(node, branch)
+        elif op in ("Gather", "Equal") and len(values) > 1:
+            self._asked(node)
+        elif op in ("Conv", "Slice", "Pad") and values:
+            self._window(node, result)
 
-    def _passed(self, node: Node, ways: list[Ways]) -> list[Ways]:
+    def _passed(self, op: str, values: list[_Value]) -> list[_Value]:
         """Those of a node's inputs whose numbers are the result's."""
-        if node.op in MOVES:
-            return [*ways[:1], *(ways[2:3] if node.op in ("ScatterElements", "ScatterND") else [])]
-        if node.op == "Either":
-            return ways[: node.data]
-        if node.op == "Concat":
-            return ways
-        if node.op == "Where":
-            return ways[1:]
-        if node.op in GENTLE:  # something that no array of data reaches may be added: sizes, settings, zeros of them
-            data = [way for way in ways if way.reach & self._floats]
+        if op in MOVES:
+            return [*values[:1], *(values[2:3] if op in ("ScatterElements", "ScatterND") else [])]
+        if op == "Concat":
+            return values
+        if op == "Where":
+            return values[1:]
+        if op in GENTLE:  # something that no array of data reaches may be added: sizes, settings, zeros of them
+            data = [value for value in values if value.ways.reach & self._floats]
             return data if len(data) == 1 else []
         return []
 
-    def _concat(self, node: Node, result: Ways, ways: list[Ways]) -> None:
-        """What stands beside an input in a window: where the window, or the part beside it, comes out, it moves on."""
-        for at, way in enumerate(ways[:BESIDE]):
-            if way.moved and way.moved == way.reach:
-                for other, value in enumerate(node.inputs[:BESIDE]):
-                    if other != at:
-                        for origin in {value, *self._origin.get(value, ())}:
-                            self._of(origin).beside |= way.moved
-                result.beside |= way.moved
-
-    def _follow(self, node: Node) -> None:
-        """What is known of a value's numbers is known where they are moved to."""
-        source = node.inputs[0] if node.inputs else NONE
-        for value in node.outputs:
-            self._origin[value] = {source, *list(self._origin.get(source, ()))[:8]}
-            for known in (self._gate, self._candidate):
-                if source in known:
-                    known.add(value)
-            for table in (self._gated, self._padding):
-                if source in table:
-                    table[value] = table[source]  # type: ignore[assignment]
-
-    def _cells(self, node: Node, ways: list[Ways]) -> None:
-        """Gates, candidates, and what a gate lets through: the forms that cells of GRU and LSTM are written in."""
-        op, inputs, outputs = node.op, node.inputs, node.outputs
-        gates = [value for value in inputs if value in self._gate]
-        others = [value for value in inputs if value not in self._gate]
-        if op in GATES or (op == "Sub" and len(inputs) == 2 and gates == [inputs[1]] and not ways[0].reach):
-            self._gate.update(outputs)
-        elif op in CANDIDATES or (op == "Mul" and gates and others and all(o in self._candidate for o in others)):
-            self._candidate.update(outputs)
-            for value in others if op == "Mul" else ():
-                if self._of(value).cell:  # an LSTM's output: gate times tanh of what the cell carries
-                    for output in outputs:
-                        self._of(output).emitted |= self._of(gates[0]).reach & ~self._of(value).cell
-        elif op == "Mul" and gates and others:
-            for output in outputs:
-                self._gated[output] = self._of(others[0]).scaled | self._gated.get(others[0], 0)
-        elif op == "Sub" and len(inputs) == 2 and inputs[1] in self._candidate:
-            self._gated.update(dict.fromkeys(outputs, ways[0].scaled))
-        elif op in ("Add", "Sum"):
-            through = [value for value in inputs if self._gated.get(value)]
-            if through and any(value in self._candidate for value in inputs):
-                for output in outputs:
-                    self._of(output).cell |= self._gated[through[0]]
-        if op in ("Tanh", "Softsign"):  # what the cell carries is told of behind its activation, for `emitted`
-            for output in outputs:
-                self._of(output).cell |= ways[0].cell if ways else 0
-
-    def _recurrent(self, node: Node, ways: list[Ways]) -> None:
-        given = 0
+    def _recurrent(self, node: _Node, branch: str) -> None:
+        given, reach = 0, _any(node.values, "reach")
         for place, output in zip(RECURRENT[node.op], node.outputs[1:], strict=False):
-            start = ways[place] if place < len(ways) else self._ways[NONE]
-            given |= start.reach
-            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
-        direction = node.attributes["direction"].s.decode("ascii", "replace") if "direction" in node.attributes else ""
-        self._note(node, node.number("hidden_size"), direction or "forward", bool(given))
+            start = node.values[place : place + 1]
+            given |= _any(start, "reach")
+            self._values[output] = _Value(Ways(reach, recurrent=_any(start, "scaled")))
+        self._note(node, node.number("hidden_size"), bool(given), branch)
 
-    def _loop(self, node: Node, ways: list[Ways]) -> None:
-        first = 2 if node.op == "Loop" else 0
-        starts = ways[first : first + node.data]
-        for start, output in zip(starts, node.outputs, strict=False):
-            self._ways[output] = Ways(reach=_any(ways, "reach"), recurrent=start.scaled)
-        if node.data:
-            self._note(node, 0, "forward", any(start.reach & self._floats for start in starts))
-
-    def _note(self, node: Node, hidden: int, direction: str, given: bool) -> None:
+    def _note(self, node: _Node, hidden: int, given: bool, branch: str) -> None:
+        said = node.attribute("direction")
+        direction = said.s.decode("ascii", "replace") if said is not None else "forward"
         starts = "given" if given else "anew"
-        self.found.recurrences.append(Recurrence(node.name, node.op, hidden, direction, starts, node.branch))
+        self.found.recurrences.append(Recurrence(node.name, node.op, hidden, direction, starts, branch))
 
-    def _asked(self, node: Node, ways: list[Ways]) -> None:
-        """Indices into tables, numbers that settings are compared with, and what decides between branches."""
-        if node.op == "Gather" and len(node.inputs) > 1:
-            table, axis = node.inputs[0], node.number("axis")
-            origins = (table, *self._origin.get(table, ()))  # a table may be stored in another type
-            dims = next((found for value in origins if (found := self._flat.dims(value))), [])
-            if dims and -len(dims) <= axis < len(dims):
-                for name in self.found.among(ways[1].scaled):
+    def _asked(self, node: _Node) -> None:
+        """Indices into tables, and numbers that settings are compared with."""
+        one, two = node.values[:2]
+        if node.op == "Gather":
+            axis, dims = node.number("axis"), one.dims()
+            if -len(dims) <= axis < len(dims):
+                for name in self.found.among(two.ways.scaled):
                     self.found.rows[name] = min(self.found.rows.get(name, dims[axis]), dims[axis])
-        elif node.op == "Equal" and len(node.inputs) == 2:
-            for way, other in zip(ways, node.inputs[::-1], strict=True):
-                for name in self.found.among(way.moved):
-                    self.found.compared.setdefault(name, []).extend(self._flat.numbers(other)[:8])
-        elif node.op == "Either":
-            self.found.branching.update(self.found.among(_any(ways[node.data :], "reach")))
+            return
+        for value, other in ((one, two), (two, one)):
+            for name in self.found.among(value.ways.moved):
+                self.found.compared.setdefault(name, []).extend(other.numbers()[:8])
 
-    def _window(self, node: Node, ways: list[Ways]) -> None:
+    def _window(self, node: _Node, result: _Value) -> None:
         """Convolutions along one axis, whose windows overlap what came before."""
-        source = node.inputs[0] if node.inputs else NONE
+        source, *more = node.values
         if node.op == "Pad":
-            pads = node.numbers("pads") or (self._flat.numbers(node.inputs[1]) if len(node.inputs) > 1 else [])
+            pads = node.numbers("pads") or (more[0].numbers() if more else [])
             if len(pads) >= 2 and len(pads) % 2 == 0:
-                before, behind = self._padding.get(source, (0, 0))
-                self._padding[node.outputs[0]] = (before + pads[len(pads) // 2 - 1], behind + pads[-1])
-        elif node.op == "Slice" and source in self._convolved and len(node.inputs) > 2:
-            convolution, before, behind = self._convolved[source]
-            cut = self._flat.numbers(node.inputs[2])
-            if before == behind > 0 and cut == [-behind]:  # padded on both sides, cut on the right
-                self.found.windows.append(Window(convolution.name, "", before, 1, True))
-        elif node.op == "Conv" and len(node.inputs) > 1 and len(dims := self._flat.dims(node.inputs[1])) == 3:
+                result.padding = source.padding[0] + pads[len(pads) // 2 - 1], source.padding[1] + pads[-1]
+        elif node.op == "Slice" and source.convolved and len(more) > 1:
+            convolution, before, behind = source.convolved
+            if before == behind > 0 and more[1].numbers() == [-behind]:  # padded on both sides, cut on the right
+                self.found.windows.append(Window(convolution, "", before, 1, True))
+        elif node.op == "Conv" and more and len(dims := more[0].dims()) == 3:
             pads = [*node.numbers("pads"), 0, 0][:2]
-            more = self._padding.get(source, (0, 0))
-            before, behind = more[0] + pads[0], more[1] + pads[1]
+            before, behind = source.padding[0] + pads[0], source.padding[1] + pads[1]
             stride = (node.numbers("strides") or [1])[0]
-            reads = (dims[2] - 1) * (node.numbers("dilations") or [1])[0] + 1
-            self._convolved[node.outputs[0]] = node, before, behind
-            raw = self.found.among(ways[0].moved) if ways[0].moved == ways[0].reach else []
-            needs = reads - max(stride, 1)
+            needs = (dims[2] - 1) * (node.numbers("dilations") or [1])[0] + 1 - max(stride, 1)
+            result.convolved = node.name, before, behind
+            raw = self.found.among(source.ways.moved) if source.ways.moved == source.ways.reach else []
             if before > 0 and behind == 0 and needs > 0:
                 self.found.windows.append(Window(node.name, "", min(before, needs), stride, True))
             elif len(raw) == 1 and before == 0 and needs > behind:
                 self.found.windows.append(Window(node.name, raw[0], needs - behind, stride, False))
 
 
-def _any(ways: list[Ways], kind: str) -> int:
+def _passing(inputs: Sequence[_Value], passed: Sequence[_Value]) -> _Value:
+    """A value that all inputs reach, and that has the numbers of those that are passed on."""
+    ways = Ways(_any(inputs, "reach"), **{kind: _any(passed, kind) for kind in PASSED})
+    return replace(passed[0], ways=ways, tensor=None, convolved=None) if passed else _Value(ways)
+
+
+def _concat(values: Sequence[_Value], result: _Value) -> None:
+    """What stands beside an input in a window: where the window, or the part beside it, comes out, it moves on."""
+    for at, value in enumerate(values[:BESIDE]):
+        if value.ways.moved and value.ways.moved == value.ways.reach:
+            for other in [*values[:at], *values[at + 1 : BESIDE]]:
+                other.ways.beside |= value.ways.moved
+            result.ways.beside |= value.ways.moved
+
+
+def _cell(op: str, values: Sequence[_Value], result: _Value) -> None:
+    """Gates, candidates, and what a gate lets through: the forms that cells of GRU and LSTM are written in."""
+    gates, others = [value for value in values if value.gate], [value for value in values if not value.gate]
+    if op in GATES:
+        result.gate = True
+    elif op in CANDIDATES or (op == "Mul" and gates and others and all(value.candidate for value in others)):
+        result.candidate = True
+    elif op == "Mul" and gates and others:
+        result.gated = others[0].ways.scaled | others[0].gated
+    elif op == "Sub" and len(values) == 2 and values[1].candidate:
+        result.gated = values[0].ways.scaled
+    elif op in ("Add", "Sum") and any(value.candidate for value in values):
+        result.ways.cell |= next((value.gated for value in values if value.gated), 0)
+
+
+def _any(values: Iterable[_Value], kind: str) -> int:
+    """The inputs that reach one of these values in a way."""
     found = 0
-    for way in ways:
-        found |= getattr(way, kind)
+    for value in values:
+        found |= getattr(value.ways, kind)
     return found

@@ -20,6 +20,13 @@ ROWS = (6, 0, 1, 16)
 """Rows of a cache that are tried where a graph leaves them open."""
 MOST_NUMBERS = 2**24
 """Numbers of all inputs together; more are not drawn."""
+CALLED = {
+    "batch": ("batch",),
+    "total": ("total",),
+    "rows": ("past", "cache", "kv", "mem", "hist"),
+    "segment": ("seq", "time", "len", "t", "l", "chunk", "frames", "samples"),
+}
+"""Beginnings of words in the names of symbols, and what they say."""
 _MADE_UP = re.compile(r"(_dynamic_axes|_dim)_\d+|(input|output) .* axis \d+")
 """Symbols that an exporter or `reading` has called after their places."""
 _SUM = re.compile(r"[\w.]+( *\+ *[\w.]+)+")
@@ -125,14 +132,9 @@ class Inputs:
                 if isinstance(symbol, int) or symbol in found or _SUM.fullmatch(symbol):
                     continue
                 unnamed = bool(_MADE_UP.search(symbol))
-                if not unnamed and (speaks_of(symbol, "batch") or symbol.lower() in ("b", "n", "bs")):
-                    found[symbol] = "batch"
-                elif not unnamed and speaks_of(symbol, "total"):
-                    found[symbol] = "total"
-                elif not unnamed and speaks_of(symbol, "past", "cache", "kv", "mem", "hist"):
-                    found[symbol] = "rows"
-                elif not unnamed and speaks_of(symbol, "seq", "time", "len", "t", "l", "chunk", "frames", "samples"):
-                    found[symbol] = "segment"
+                called = next((role for role, words in CALLED.items() if speaks_of(symbol, *words)), "")
+                if not unnamed and (called or symbol.lower() in ("b", "n", "bs")):
+                    found[symbol] = called or "batch"
                 elif port.name in self.could_be_states and sum(isinstance(size, str) for size in port.shape) == 1:
                     grown = any(_grows(port, output, axis) for output in self.foreign.outputs)
                     found[symbol] = "rows" if grown else "batch"

@@ -1,50 +1,30 @@
 """ONNX Runtime with a foreign graph, in a process of its own: `python -m txl_export.families.graph.worker`.
 
 Whatever the graph does to the engine happens here: the process may die, and it may not take more memory and processor
-time than it was given. It reads from stdin and writes to stdout messages of msgpack behind their length in 8 bytes,
-little-endian. The first says what to open; each further one has the inputs of a run. When stdin ends, it ends.
+time than it was given. Its arguments are the number of a connection, the path of the graph, bytes of memory and seconds
+of processor time. It answers once when the graph is open, then each message with inputs, until the connection ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
-import struct
 import sys
 import tempfile
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 from txl_runtime.errors import one_line
 
-LENGTH = struct.Struct("<Q")
 MOST_ANSWER = 2**27
 """Bytes of an answer."""
-
-
-class Tensor(Struct, frozen=True, array_like=True):
-    """An array: dtype as NumPy calls it, shape, and its bytes in C order."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class Open(Struct, frozen=True):
-    """What to open, and what the process may take.
-
-    Attributes:
-        path: of the graph.
-        memory: bytes of address space beside what the process has before it opens the graph.
-        seconds: of processor time.
-    """
-
-    path: str
-    memory: int
-    seconds: int
 
 
 class Answer(Struct, frozen=True):
@@ -52,83 +32,77 @@ class Answer(Struct, frozen=True):
 
     Attributes:
         error: what ONNX Runtime said; "" where it did what was asked.
-        folded: of the first request, the graph with everything computed that is always the same; empty where it is too
+        folded: of the first answer, the graph with everything computed that is always the same; empty where it is too
             large.
-        outputs: of a run.
+        outputs: of a run, by name, as `packed` writes them.
     """
 
     error: str = ""
     folded: bytes = b""
-    outputs: dict[str, Tensor] = {}
+    outputs: dict[str, bytes] = {}
 
 
-def packed(arrays: dict[str, Any]) -> dict[str, Tensor]:
-    """Arrays as a message has them."""
-    return {
-        name: Tensor(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
-        for name, array in arrays.items()
-    }
-
-
-def unpacked(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The arrays of a message.
+def packed(arrays: Mapping[str, Any]) -> dict[str, bytes]:
+    """Arrays as files of NumPy.
 
     Raises:
-        ValueError, TypeError: bytes, shape and dtype do not fit.
+        ValueError: one holds objects.
     """
-    return {
-        name: np.frombuffer(tensor.data, np.dtype(tensor.dtype)).reshape(tensor.shape)
-        for name, tensor in tensors.items()
-    }
+    files = {name: io.BytesIO() for name in arrays}
+    for name, array in arrays.items():
+        np.save(files[name], array, allow_pickle=False)
+    return {name: file.getvalue() for name, file in files.items()}
 
 
-def send(stream: IO[bytes], message: Struct | dict[str, Tensor]) -> None:
-    """Write a message."""
-    data = msgspec.msgpack.encode(message)
-    stream.write(LENGTH.pack(len(data)) + data)
-    stream.flush()
+def unpacked(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Arrays that `packed` wrote.
+
+    Raises:
+        ValueError, EOFError: bytes are no array of numbers.
+    """
+    return {name: np.load(io.BytesIO(data), allow_pickle=False) for name, data in files.items()}
 
 
-def receive(stream: IO[bytes]) -> bytes:
-    """Read a message, or nothing where there is no more; one that is too long ends what is read."""
-    head = stream.read(LENGTH.size)
-    length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
-    return stream.read(length) if length <= 2 * MOST_ANSWER else b""
-
-
-def main() -> None:
-    """Serve until stdin ends."""
+def main(number: str, path: str, memory: str, seconds: str) -> None:
+    """Serve until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started it, and who ends it
-    with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what native code prints is no answer, and nobody's to read
-        os.dup2(1, 2)
-        asked = msgspec.msgpack.decode(receive(sys.stdin.buffer), type=Open)
-        import onnxruntime
-
-        _bound(asked)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        with tempfile.TemporaryDirectory(prefix="txl-deploy-inspect-") as place:
-            folded = Path(place) / "folded.onnx"
-            options.optimized_model_filepath = str(folded)
-            try:
-                session = onnxruntime.InferenceSession(
-                    asked.path,
-                    options,
-                    providers=["CPUExecutionProvider"],
-                    disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
-                )
-            except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-                send(answers, Answer(error=one_line(error)))
-                return
-            small = folded.is_file() and folded.stat().st_size < MOST_ANSWER
-            send(answers, Answer(folded=folded.read_bytes() if small else b""))
-        names = [value.name for value in session.get_outputs()]
-        while data := receive(sys.stdin.buffer):
-            send(answers, _run(session, names, unpacked(msgspec.msgpack.decode(data, type=dict[str, Tensor]))))
+    connection = Connection(int(number))
+    with contextlib.suppress(EOFError, OSError):
+        _serve(connection, path, int(memory), int(seconds))
     os._exit(0)
+
+
+def _serve(connection: Connection, path: str, memory: int, seconds: int) -> None:
+    import onnxruntime
+
+    _bound(memory, seconds)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    with tempfile.TemporaryDirectory(prefix="txl-deploy-inspect-") as place:
+        folded = Path(place) / "folded.onnx"
+        options.optimized_model_filepath = str(folded)
+        try:
+            session = onnxruntime.InferenceSession(
+                path,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
+            )
+        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+            _send(connection, Answer(error=one_line(error)))
+            return
+        small = folded.is_file() and folded.stat().st_size < MOST_ANSWER
+        _send(connection, Answer(folded=folded.read_bytes() if small else b""))
+    names = [value.name for value in session.get_outputs()]
+    while True:
+        feeds = msgspec.msgpack.decode(connection.recv_bytes(), type=dict[str, bytes])
+        _send(connection, _run(session, names, unpacked(feeds)))
+
+
+def _send(connection: Connection, answer: Answer) -> None:
+    connection.send_bytes(msgspec.msgpack.encode(answer))
 
 
 def _run(session: Any, names: list[str], feeds: dict[str, Any]) -> Answer:
@@ -142,15 +116,16 @@ def _run(session: Any, names: list[str], feeds: dict[str, Any]) -> Answer:
         return Answer(error=one_line(error))
 
 
-def _bound(asked: Open) -> None:
+def _bound(memory: int, seconds: int) -> None:
+    """Allow so many bytes of address space beside those that are held, and seconds of processor time."""
     if sys.platform == "linux":
         import resource
 
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + asked.memory,) * 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (asked.seconds,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (held + memory,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
