@@ -26,8 +26,8 @@ from fuzz.edits import parsed, written
 BASES = {
     "step": "bases/step",
     "transformer_xl": "bases/transformer_xl",
-    "format1": "../format1/hidden",
-    "engines": "../format1/kv",
+    "format1": "bases/format1",
+    "engines": "../bundles/format1",
 }
 REFUSED, WHEN_USED, SELF_TEST, LOADS = "refused", "refused when used", "self-test fails", "loads"
 HARMLESS = "loads or refused"
@@ -678,13 +678,13 @@ def write_bases() -> None:
 
 def _shorten(bundle: Path) -> None:
     """Leave of the report what is no list of chains: nobody here reads those."""
-    from bad_bundles import _apply
+    from txl_deploy.conformance.bad_bundles import apply
 
     report = json.loads((bundle / "report.json").read_text("utf-8"))
     kept = {key: value for key, value in report.items() if not isinstance(value, list)}
     (bundle / "report.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     shutil.rmtree(bundle / "engines", ignore_errors=True)
-    _apply(change("list", "report.json"), bundle, bundle / "report.json")
+    apply(CORPUS, change("list", "report.json"), bundle)
 
 
 if __name__ == "__main__":

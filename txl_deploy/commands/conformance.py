@@ -1,0 +1,119 @@
+"""`txl-deploy conformance`: whether a runtime, in whatever language, does what the conformance list says."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec import to_builtins
+from rich.text import Text
+from txl_runtime.errors import UsageError
+
+from txl_deploy.commands.options import Json
+from txl_deploy.conformance.running import BAD, Conformance, Tally
+from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
+
+MOST = 12
+"""Failures that are shown; --json has all."""
+
+
+def run(
+    driver: Annotated[
+        str | None,
+        typer.Option(
+            "--driver",
+            metavar="COMMAND",
+            help="What answers requests; see conformance/README.md. (default Python's own)",
+        ),
+    ] = None,
+    folder: Annotated[Path, typer.Option("--folder", help="The conformance list.")] = Path("conformance"),
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="A bundle of the list, or bad_bundles; repeatable. (default all)"),
+    ] = None,
+    silence: Annotated[float, typer.Option("--silence", help="Seconds that the driver may take for a reply.")] = 60.0,
+    json: Json = False,
+) -> None:
+    """Run the conformance list through a runtime's driver; exit code 1 when anything is not as expected."""
+    words = None if driver is None else _words(driver)
+    if not 0 < silence < float("inf"):
+        raise UsageError(f"--silence is {silence:g}, expected seconds, more than 0")
+    asked = Conformance(folder, words, silence, only or ())
+    with Display() as display:
+        found = list(asked.run(display))
+    failed, passed = (sum(getattr(tally, what) for tally in found) for what in ("failed", "passed"))
+    if json:
+        print_json(
+            {
+                "driver": to_builtins(asked.hello),
+                "passed": not failed and passed > 0,
+                "bundles": [asdict(tally) for tally in found],
+            }
+        )
+    else:
+        _show(asked, found, failed, passed)
+    if failed or not passed:
+        raise typer.Exit(1)
+
+
+def _words(driver: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(driver))
+    except ValueError as error:
+        raise UsageError(f"--driver is {driver!r}: {error}; expected a command as a shell takes it") from None
+    if not words:
+        raise UsageError("--driver is empty, expected a command; leave it out for Python's own")
+    return words
+
+
+def _show(asked: Conformance, found: list[Tally], failed: int, passed: int) -> None:
+    """Print tables, then failures, then the verdict."""
+    hello = asked.hello
+    columns = ["bundle", "vectors", "passed", "failed", "not supported", "largest", "limit", "same bits"]
+    said = {None: "–", True: "yes", False: "no"}
+    rows = [
+        (t.name, t.vectors, t.passed, t.failed, t.unsupported, number(t.largest), number(t.limit), said[t.same_bits])
+        for t in found
+        if t.name != BAD
+    ]
+    if rows:
+        stdout.print(rows_table(columns, rows))
+    for tally in found:
+        if tally.name == BAD:
+            counts = [
+                tally.vectors,
+                tally.passed,
+                tally.failed,
+                tally.unsupported,
+                tally.refused,
+                tally.opened,
+                tally.died,
+            ]
+            names = ["\nbad bundles", "as expected", "failed", "not supported", "refused", "wrongly opened", "died"]
+            stdout.print(rows_table(names, [counts]))
+    failures = [failure for tally in found for failure in tally.failures]
+    for failure in failures[:MOST]:
+        place = f"{failure.bundle}, {failure.vector} ({', '.join(failure.shows)})"
+        stdout.print(Text(f"{place}: ", "bold") + Text(plain(" ".join(failure.found.split())[:300])))
+    if len(failures) > MOST:
+        stdout.print(f"and {len(failures) - MOST} more; --json has all")
+    verdict = (
+        Text("FAILED", "bold red")
+        if failed
+        else Text("passed", "green")
+        if passed
+        else Text("nothing was run", "bold red")
+    )
+    unsupported = sum(tally.unsupported for tally in found)
+    stdout.print(
+        facts_table(
+            {
+                "driver": f"{hello.name} {hello.version}, {hello.engine}",
+                "not supported": unsupported,
+                "verdict": verdict,
+            }
+        )
+    )

@@ -1,0 +1,186 @@
+"""Python's driver: requests as JSON lines on standard input, `txl_runtime`'s answers on standard output.
+
+    python -m txl_deploy.conformance.driver
+
+It imports nothing but the runtime, so it runs wherever an application with the runtime does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import txl_runtime
+from txl_runtime import Model, Stream, StreamState
+from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
+from txl_runtime.selftest import run_selftest
+from txl_runtime.types import Array
+from txl_runtime.update_rules import usable_updates
+
+from txl_deploy.conformance.messages import PROMISES, packed, packed_bytes, unpacked, unpacked_bytes
+
+Json = dict[str, Any]
+
+
+class _Unsupported(TxlError):  # noqa: N818
+    """What is asked for is right, and cannot be done here."""
+
+
+class Driver:
+    """One model and one stream of it at a time, asked by requests."""
+
+    def __init__(self) -> None:
+        self._model: Model | None = None
+        self._stream: Stream | None = None
+
+    def answer(self, request: object) -> Json:
+        """The reply to a request, which may be a refusal; the state is then what it was."""
+        try:
+            does = request.get("do") if isinstance(request, dict) else None
+            work: Callable[[Json], Json] | None = getattr(self, f"do_{does}", None)
+            if not isinstance(request, dict) or work is None:
+                raise UsageError(f"a request is to do {str(does)[:80]}, expected one that the protocol has")
+            return {"ok": work(request)}
+        except KeyError as error:
+            return {"refused": f"the request lacks {error}, expected all that the protocol names", "kind": "usage"}
+        except TxlError as error:
+            kinds = {BundleError: "bundle", BackendError: "backend", _Unsupported: "unsupported"}
+            return {"refused": str(error), "kind": kinds.get(type(error), "usage")}
+
+    @property
+    def model(self) -> Model:
+        """The model that was loaded last."""
+        if self._model is None:
+            raise UsageError("no model is loaded, expected load before anything else")
+        return self._model
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that was opened last."""
+        if self._stream is None:
+            raise UsageError("no stream is open, expected open before anything that has a state")
+        return self._stream
+
+    def do_hello(self, request: Json) -> Json:
+        """Say who answers."""
+        engine = f"ONNX Runtime {version('onnxruntime')}"
+        return {"name": "txl_runtime", "version": version("txl-deploy"), "engine": engine, "supports": PROMISES}
+
+    def do_load(self, request: Json) -> Json:
+        """Load a bundle; on one thread, so that results are the same to the bit each time."""
+        update = request["update"]
+        if update == "ring" and update not in usable_updates(("rolled", update)):
+            raise _Unsupported("update is ring, which needs ONNX Runtime 1.25 or newer; use rolled")
+        self._model = self._stream = None
+        self._model = txl_runtime.load(request["path"], "cpu", threads=1, update=update)
+        return {"update": self._model.update}
+
+    def do_open(self, request: Json) -> Json:
+        """Open a fresh stream."""
+        self._stream = self.model.stream(request["b"], request["memory_length"])
+        return {}
+
+    def do_run(self, request: Json) -> Json:
+        """Run one segment."""
+        return _named(self.stream.run(_arrays(request["inputs"]), request["counts"], request["commit"]))
+
+    def do_feed(self, request: Json) -> Json:
+        """Run any number of positions."""
+        return _named(self.stream.feed(_arrays(request["inputs"]), request["counts"], request["last"]))
+
+    def do_score(self, request: Json) -> Json:
+        """Say what tokens cost."""
+        return {"nll": packed(self.stream.score(unpacked(request["tokens"]), request["counts"]))}
+
+    def do_generate(self, request: Json) -> Json:
+        """Draw tokens; the last one is not fed."""
+        options = {name: request[name] for name in ("temperature", "top_k", "top_p", "seed")}
+        tokens, counts = unpacked(request["tokens"]), request["counts"]
+        drawn = self.stream.generate(tokens, request["count"], lengths=counts, logprobs=True, **options)
+        found = [(token, drawn.logprobs) for token in drawn]
+        return {
+            name: packed(np.stack(arrays))
+            for name, arrays in zip(("tokens", "logprobs"), zip(*found, strict=True), strict=True)
+        }
+
+    def do_reset(self, request: Json) -> Json:
+        """Forget."""
+        self.stream.reset(request["rows"])
+        return {}
+
+    def do_select(self, request: Json) -> Json:
+        """Reorder."""
+        self.stream.select(request["rows"])
+        return {}
+
+    def do_save(self, request: Json) -> Json:
+        """Give the bytes of a snapshot."""
+        return {"bytes": packed_bytes(self.stream.snapshot().to_bytes())}
+
+    def do_restore(self, request: Json) -> Json:
+        """Go on from the bytes of a snapshot."""
+        self.stream.restore(StreamState.from_bytes(unpacked_bytes(request["bytes"])))
+        return {}
+
+    def do_take(self, request: Json) -> Json:
+        """Give the bytes of one sequence."""
+        return {"bytes": packed_bytes(self.stream.take(request["row"]).to_bytes())}
+
+    def do_put(self, request: Json) -> Json:
+        """Let one sequence go on from the bytes of one."""
+        self.stream.put(request["row"], StreamState.from_bytes(unpacked_bytes(request["bytes"])))
+        return {}
+
+    def do_state(self, request: Json) -> Json:
+        """Show what is carried."""
+        states = {name: packed(array) for name, array in self.stream.state().items()}
+        return {"states": states, "fill": self.stream.fill.tolist()}
+
+    def do_encode(self, request: Json) -> Json:
+        """Turn text into ids."""
+        return {"tokens": packed(self._vocabulary().encode(unpacked_bytes(request["bytes"])))}
+
+    def do_decode(self, request: Json) -> Json:
+        """Turn ids into text."""
+        return {"bytes": packed_bytes(self._vocabulary().decode(unpacked(request["tokens"])))}
+
+    def do_selftest(self, request: Json) -> Json:
+        """Replay the bundle's own vectors."""
+        return {"passed": run_selftest(self.model).passed}
+
+    def _vocabulary(self) -> Any:
+        found = self.model.vocabulary
+        if found is None:
+            raise UsageError("the bundle has no vocabulary, expected one to turn text into ids")
+        return found
+
+
+def _arrays(documents: Any) -> dict[str, Array]:
+    if not isinstance(documents, dict):
+        raise UsageError(f"inputs are {str(documents)[:80]}, expected arrays by name")
+    return {name: unpacked(document) for name, document in documents.items()}
+
+
+def _named(outputs: dict[str, Array]) -> Json:
+    return {"outputs": {name: packed(array) for name, array in outputs.items()}}
+
+
+def main(driver: Driver | None = None) -> None:
+    """Answer line by line until standard input ends."""
+    driver = driver or Driver()
+    for line in sys.stdin.buffer:
+        try:
+            request = json.loads(line)
+        except ValueError:
+            request = None
+        number = request.get("id") if isinstance(request, dict) else None
+        sys.stdout.write(json.dumps({"id": number, **driver.answer(request)}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
