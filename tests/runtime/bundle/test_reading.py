@@ -312,7 +312,7 @@ DAMAGE: list[tuple[str, Callable[[Manifest], None], list[str]]] = [
     ("no format", drop("format"), ["`format`"]),
     ("format is a number", put("format", to=1), ["`str`", "`int`", "$.format"]),
     ("version is a number", put("format_version", to=1.0), ["`str`", "`float`", "$.format_version"]),
-    ("version is no version", put("format_version", to="latest"), ["format_version is 'latest'", "'2.0'"]),
+    ("version is no version", put("format_version", to="latest"), ["format_version is 'latest'", "'2.1'"]),
     ("version is empty", put("format_version", to=""), ["format_version is ''"]),
     ("newer major version", put("format_version", to="3.0"), ["format 3.0", "up to 2.x", "upgrade txl-deploy"]),
     ("much newer version", put("format_version", to="10.3.1"), ["format 10.3.1", "up to 2.x"]),
@@ -502,7 +502,7 @@ def test_a_newer_minor_version_with_unknown_fields_loads(bundle):
     def add_unknown_fields(node: object) -> None:
         if isinstance(node, dict):
             for name, child in list(node.items()):
-                if name not in ("files", "counters"):
+                if name not in ("files", "counters", "opset"):
                     add_unknown_fields(child)
             node["from the future"] = {"nested": [1, None]}
         elif isinstance(node, list):
