@@ -251,7 +251,7 @@ def wide_index(model: onnx.ModelProto) -> None:
 
 def other_file(model: onnx.ModelProto) -> None:
     tensor = next(tensor for tensor in model.graph.initializer if uses_external_data(tensor))
-    next(entry for entry in tensor.external_data if entry.key == "location").value = "selftest.npz"
+    next(entry for entry in tensor.external_data if entry.key == "location").value = "selftest.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def other_file(model: onnx.ModelProto) -> None:
         ("logprobs-4", unknown_operator, "Sbu"),
         ("logprobs-4", missing_node, "logprobs-4.onnx"),
         ("logprobs-4", wide_index, "gather by other indices than int32"),
-        ("logprobs-4", other_file, "selftest.npz"),
+        ("logprobs-4", other_file, "selftest.safetensors"),
         ("hidden-ring-4", rename_output, "another .*among its outputs"),
         ("hidden-ring-4", wrong_shape, "61"),
         ("hidden-ring-4", unknown_dimension, "inputs is .*length"),
@@ -277,10 +277,10 @@ def other_file(model: onnx.ModelProto) -> None:
         ("hidden-ring-4", second_domain, "com.example"),
         ("hidden-ring-4", unknown_operator, "Sbu"),
         ("hidden-ring-4", missing_node, "hidden-ring.onnx"),
-        ("hidden-ring-4", other_file, "selftest.npz"),
+        ("hidden-ring-4", other_file, "selftest.safetensors"),
         ("head", fixed_rows, "head.onnx"),
         ("head", newer_opset, "opset.*18"),
-        ("head", other_file, "selftest.npz"),
+        ("head", other_file, "selftest.safetensors"),
     ],
 )
 def test_a_broken_graph_is_refused(broken, name, change, reason):

@@ -23,7 +23,7 @@ from txl_runtime.bundle.reading import open_bundle
 
 B = 3
 GRAPHS = ["head.onnx", "hidden-ring.onnx", "logprobs-1.onnx", "logprobs-4.onnx"]
-FILES = [*GRAPHS, "report.html", "report.json", "selftest.npz", "weights.safetensors"]
+FILES = [*GRAPHS, "report.html", "report.json", "selftest.safetensors", "weights.safetensors"]
 ADVICE = ("export", "copy", "upgrade", "make", "report", "expected")
 Manifest = dict[str, Any]
 
@@ -144,9 +144,9 @@ def test_a_link_out_of_the_bundle_is_refused(bundle, tmp_path):
 
 
 def test_a_dangling_link_is_refused(bundle):
-    (bundle / "selftest.npz").unlink()
-    (bundle / "selftest.npz").symlink_to("nowhere")
-    assert_says(refusal(bundle), "selftest.npz", "missing")
+    (bundle / "selftest.safetensors").unlink()
+    (bundle / "selftest.safetensors").symlink_to("nowhere")
+    assert_says(refusal(bundle), "selftest.safetensors", "missing")
 
 
 def test_a_bundle_may_be_reached_through_a_link(bundle, tmp_path):
