@@ -96,7 +96,7 @@ def test_inputs_and_outputs_are_the_manifests_in_its_order(bundle):
         assert model.graph.name == program.name
         (fact,) = model.metadata_props
         assert fact.key == "txl-deploy.program"
-        assert msgspec.json.decode(fact.value, type=type(program)) == program
+        assert msgspec.json.decode(fact.value, type=type(program)) == msgspec.structs.replace(program, opset={})
 
 
 def test_one_opset_of_the_standard_alone_and_the_oldest_ir_that_has_it(bundle):
