@@ -23,7 +23,7 @@ from txl_export.graphs import tracing
 from txl_export.graphs.checking import check_graph
 from txl_export.options import ExportOptions
 from txl_runtime.bundle.format1 import ModelConfig
-from txl_runtime.bundle.reading import WEIGHTS, open_bundle
+from txl_runtime.bundle.reading import SELFTEST, WEIGHTS, open_bundle
 from txl_runtime.errors import TxlError
 
 # Between them: both forms of memory, several streams, many gathers, and tables of positions too large to be folded.
@@ -153,7 +153,7 @@ def test_all_programs_read_one_weight_file_and_nothing_large_stands_in_a_graph(b
         assert all(np.prod(tensor.dims) <= 4 * 16 for tensor in floats)
         assert all(len(tensor.raw_data) <= 1 << 20 for tensor in inside)
         assert program.file in {path.name for path in bundle.glob("*.onnx")}
-    assert [path.name for path in bundle.glob("*.safetensors")] == [WEIGHTS]
+    assert {path.name for path in bundle.glob("*.safetensors")} == {WEIGHTS, SELFTEST}
 
 
 @pytest.mark.parametrize("memory", ["kv", "hidden"])
