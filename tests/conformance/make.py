@@ -147,7 +147,7 @@ def frozen(path: str) -> Bundle:
 ZEROS = {"memory_start": "zeros", "pre_lnorm": True, "attention_bias": True}
 BUNDLES: dict[str, tuple[list[str], Bundle]] = {
     "ring": ([], transformer({}, WORDS, batch_size=3)),
-    "rolled": (["old"], frozen("format1/plain10")),
+    "rolled": (["format1"], frozen("format1/plain10")),
     "hidden": ([], transformer({}, memory="hidden", batch_size=2)),
     "clusters": (
         ["clusters"],
@@ -162,7 +162,7 @@ BUNDLES: dict[str, tuple[list[str], Bundle]] = {
     "stages": (["grows"], own("growing", growth="stages", segment_length=4)),
     "growing": (["grows", "old"], frozen("release_0_8/growing")),
     "lockstep": (["lockstep"], lockstep),
-    "format1": (["old"], frozen("format1/kv")),
+    "format1": (["format1"], frozen("format1/kv")),
     "release-0.8": (["old", "clusters"], frozen("release_0_8/clusters")),
 }
 """What every vector of a bundle shows, and how the bundle is made."""
@@ -228,13 +228,13 @@ class Composer:
         return int(self.draws.integers(first, last + 1))
 
     def counts(self, length: int, kind: str = "some") -> list[int] | None:
-        """How many positions count: as the model allows, and at least one somewhere."""
-        if kind == "all" or not self.apart:
+        """How many positions count: all, at least one of each sequence, or with "idle" of one sequence at least."""
+        if kind == "all" or not self.apart or (self.exact and kind == "some"):
             return None
         while True:
-            found = self.draws.integers(0, length + 1, self.b)
+            found = self.draws.integers(kind == "some", length + 1, self.b)
             found = np.where(found * 2 > length, length, 0) if self.exact else found
-            if found.any() or kind == "any":
+            if found.any():
                 return [int(number) for number in found]
 
     def arrays(self, length: int, counts: list[int] | None = None, garbage: bool = False) -> dict[str, Any]:
@@ -253,11 +253,14 @@ class Composer:
             found[entry.name] = packed(array)
         return found
 
-    def run(self, kind: str = "some", length: int = 0, garbage: bool = False, commit: bool = True) -> None:
-        """A segment."""
+    def run(self, kind: str = "some", length: int = 0, garbage: bool = False, commit: bool = True) -> set[str]:
+        """A segment; what it shows."""
         length = length or (int(self.draws.choice(self.lengths)) if self.exact else self.number(1, self.longest))
         counts = self.counts(length, kind)
         self.ask("run", inputs=self.arrays(length, counts, garbage), counts=counts, commit=commit)
+        return (
+            {"idle", "padding"} if 0 in (counts or ()) else {"padding"} if min(counts or [length]) < length else set()
+        )
 
     def feed(self, length: int, last: bool = False, kind: str = "some") -> None:
         """Any number of positions."""
@@ -269,7 +272,7 @@ class Composer:
 
     def score(self, length: int = 9) -> None:
         """What tokens cost."""
-        self.ask("score", tokens=self.tokens(length), counts=self.counts(length, "any") if self.number(0, 1) else None)
+        self.ask("score", tokens=self.tokens(length), counts=self.counts(length, "idle") if self.number(0, 1) else None)
 
     def generate(self, count: int = 6, same: bool = False, **options: Any) -> None:
         """Tokens that do not depend on the last bits; another prompt and seed otherwise."""
@@ -373,10 +376,10 @@ class Composer:
             self.warm(), self.state()
             self.select(b - 2, *range(b - 1)), self.warm(2), self.state()
         self.of_states(rule)
-        if self.apart:
+        if self.apart and b > 1:
             self.begin("idle padding", rule, b)
             for _ in range(4):
-                self.run(garbage=True), self.state()
+                self.run("idle", garbage=True), self.state()
         if self.counted:
             self.begin("fill", rule, b)
             for _ in range(5):
@@ -463,7 +466,7 @@ class Composer:
             ("draws top_p", {"top_p": 0.9}),
             ("draws top_p temperature", {"top_p": 0.7, "temperature": 2.5}),
             ("draws top_k top_p temperature", {"top_k": 5, "top_p": 0.8, "temperature": 1.5}),
-        )[:: 3 if "old" in self.base else 1]:  # how an old bundle draws is how any other does
+        )[:: 3 if {"old", "format1"} & set(self.base) else 1]:  # how an old bundle draws is how any other does
             self.begin(shows, rule, b)
             self.generate(5, **options), self.generate(5, **options), self.state()
         if b > 1:
@@ -503,8 +506,7 @@ class Composer:
         for _ in range(turns):
             name = str(self.draws.choice(names))
             if name == "run":
-                self.run()
-                done |= {"idle", "padding"} if self.apart else set()
+                done |= self.run("idle")
                 continue
             if name == "uncommitted":
                 self.run(commit=False)

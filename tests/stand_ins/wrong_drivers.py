@@ -31,6 +31,7 @@ from txl_runtime.streaming.state import SequenceCounters
 
 from txl_deploy.conformance import driver
 from txl_deploy.conformance.driver import Driver
+from txl_deploy.conformance.messages import is_array
 
 HASHES = "every file has the size and the SHA-256 that the manifest says"
 
@@ -422,6 +423,14 @@ FAULTS: dict[str, tuple[Callable[[], None], str]] = {
 # --- manners --------------------------------------------------------------------------------------------------------
 
 
+def rounded(reply: Any) -> Any:
+    """A reply whose numbers are a little larger."""
+    if is_array(reply):
+        array = driver.unpacked(reply)
+        return driver.packed(array * np.float32(1.000001) if array.dtype == np.float32 else array)
+    return {name: rounded(part) for name, part in reply.items()} if isinstance(reply, dict) else reply
+
+
 class Odd(Driver):
     """A driver that is right until it is asked for a third stream."""
 
@@ -435,6 +444,8 @@ class Odd(Driver):
             hello = super().answer(request)
             hello["ok"]["supports"] = ["padding", "initial", "lockstep"]
             return hello
+        if self.manner == "rounds":
+            return rounded(super().answer(request))
         return self.misbehave() if self.opened == 3 else super().answer(request)
 
     def misbehave(self) -> dict[str, Any]:
@@ -444,6 +455,7 @@ class Odd(Driver):
         if self.manner == "aborts":
             os.abort()
         if self.manner == "hangs":
+            Path(sys.argv[2]).with_name("hangs").touch()
             time.sleep(1000)
         if self.manner == "chatters":
             print("loading weights …", flush=True)
@@ -454,7 +466,7 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = ("dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
+MANNERS = ("rounds", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
 
 
 def main() -> None:

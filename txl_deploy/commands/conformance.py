@@ -71,49 +71,31 @@ def _words(driver: str) -> tuple[str, ...]:
 
 def _show(asked: Conformance, found: list[Tally], failed: int, passed: int) -> None:
     """Print tables, then failures, then the verdict."""
-    hello = asked.hello
-    columns = ["bundle", "vectors", "passed", "failed", "not supported", "largest", "limit", "same bits"]
     said = {None: "–", True: "yes", False: "no"}
-    rows = [
-        (t.name, t.vectors, t.passed, t.failed, t.unsupported, number(t.largest), number(t.limit), said[t.same_bits])
-        for t in found
-        if t.name != BAD
+    shared = ["vectors", "passed", "failed", "unsupported"]
+    rows = {tally.name: [getattr(tally, name) for name in shared] for tally in found}
+    names = ["vectors", "passed", "failed", "not supported"]
+    good = [
+        [t.name, *rows[t.name], number(t.largest), number(t.limit), said[t.same_bits]] for t in found if t.name != BAD
     ]
-    if rows:
-        stdout.print(rows_table(columns, rows))
-    for tally in found:
-        if tally.name == BAD:
-            counts = [
-                tally.vectors,
-                tally.passed,
-                tally.failed,
-                tally.unsupported,
-                tally.refused,
-                tally.opened,
-                tally.died,
-            ]
-            names = ["\nbad bundles", "as expected", "failed", "not supported", "refused", "wrongly opened", "died"]
-            stdout.print(rows_table(names, [counts]))
+    if good:
+        stdout.print(rows_table(["bundle", *names, "largest", "limit", "same bits"], good))
+    for t in found[-1:]:
+        if t.name == BAD:
+            counts = [*rows[BAD], t.refused, t.opened, t.died]
+            stdout.print(rows_table(["\nbad bundles", *names[1:], "refused", "wrongly opened", "died"], [counts]))
     failures = [failure for tally in found for failure in tally.failures]
     for failure in failures[:MOST]:
         place = f"{failure.bundle}, {failure.vector} ({', '.join(failure.shows)})"
         stdout.print(Text(f"{place}: ", "bold") + Text(plain(" ".join(failure.found.split())[:300])))
     if len(failures) > MOST:
         stdout.print(f"and {len(failures) - MOST} more; --json has all")
-    verdict = (
-        Text("FAILED", "bold red")
-        if failed
-        else Text("passed", "green")
-        if passed
-        else Text("nothing was run", "bold red")
-    )
-    unsupported = sum(tally.unsupported for tally in found)
-    stdout.print(
-        facts_table(
-            {
-                "driver": f"{hello.name} {hello.version}, {hello.engine}",
-                "not supported": unsupported,
-                "verdict": verdict,
-            }
-        )
-    )
+    facts: dict[str, object] = {
+        "driver": f"{asked.hello.name} {asked.hello.version}, {asked.hello.engine}",
+        "not supported": sum(tally.unsupported for tally in found),
+    }
+    kept = {promise for tally in found for promise in tally.kept}
+    if broken := sorted({promise for failure in failures for promise in failure.shows} - kept):
+        facts["kept by no vector"] = ", ".join(broken)
+    failing = Text("FAILED" if failed else "nothing was run", "bold red")
+    stdout.print(facts_table(facts | {"verdict": failing if failed or not passed else Text("passed", "green")}))

@@ -67,8 +67,7 @@ class Driver:
 
     def do_hello(self, request: Json) -> Json:
         """Say who answers."""
-        engine = f"ONNX Runtime {version('onnxruntime')}"
-        return {"name": "txl_runtime", "version": version("txl-deploy"), "engine": engine, "supports": PROMISES}
+        return {"name": "txl_runtime", "version": version("txl-deploy"), "engine": engine(), "supports": PROMISES}
 
     def do_load(self, request: Json) -> Json:
         """Load a bundle; on one thread, so that results are the same to the bit each time."""
@@ -157,6 +156,15 @@ class Driver:
         if found is None:
             raise UsageError("the bundle has no vocabulary, expected one to turn text into ids")
         return found
+
+
+def engine() -> str:
+    """What Python's driver runs on."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return "none"
+    return f"ONNX Runtime {onnxruntime.__version__}"
 
 
 def _arrays(documents: Any) -> dict[str, Array]:

@@ -42,6 +42,7 @@ PROMISES = [
     "refusals",
     "int8",
     "half",
+    "format1",
     "old",
 ]
 """What vectors show; `conformance/README.md` says what each means."""

@@ -19,7 +19,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.starting import APART
 
 from txl_deploy.conformance import bad_bundles
-from txl_deploy.conformance.driver import Driver
+from txl_deploy.conformance.driver import engine
 from txl_deploy.conformance.judging import Judge, Wrong, same_bits
 from txl_deploy.conformance.talking import DriverFailed, Talk
 
@@ -88,6 +88,7 @@ class Tally:
         largest, limit: differences of numbers; None where there are none.
         same_bits: whether all numbers were those of Python's own driver; None where that was not asked.
         refused, opened, died: what bad bundles led to.
+        kept: the promises that vectors showed which passed.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Tally:
     refused: int = 0
     opened: int = 0
     died: int = 0
+    kept: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     def fail(self, vector: int | str, shows: list[str], found: str) -> None:
@@ -154,7 +156,7 @@ class Conformance:
         vectors = {name: _vectors(self.folder / "vectors" / f"{name}.jsonl") for name in self._names if name != BAD}
         with self._talk() as talk:
             self.hello = _hello(talk)
-        compared = self.driver is not None and Driver().do_hello({})["engine"] == self.hello.engine
+        compared = self.driver is not None and engine() == self.hello.engine
         listener.stage("vectors", sum(map(len, vectors.values())))
         for name, some in vectors.items():
             yield self._bundle(name, some, compared, listener)
@@ -182,6 +184,7 @@ class Conformance:
                     try:
                         same = _play(vector, players, judge) and same
                         tally.passed += 1
+                        tally.kept = sorted({*tally.kept, *vector.shows})
                     except _NotSupported:
                         tally.unsupported += 1
                     except Wrong as wrong:
