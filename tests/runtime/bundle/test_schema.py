@@ -59,7 +59,7 @@ def test_manifests_of_2_0_pass(path):
 
 
 def test_manifests_that_are_written_now_pass_and_are_read_by_0_8(written, tmp_path):
-    old = jsonschema.Draft202012Validator(json.loads((RELEASED / "manifest.schema.json").read_bytes()))
+    old = jsonschema.Draft202012Validator(json.loads((FIXTURES / "manifest_0_8.schema.json").read_bytes()))
     step = json.loads((step_models.growing().write(tmp_path / "growing.txl") / "manifest.json").read_bytes())
     for document in (written, step):
         for reader in (published.validator(), old):
