@@ -147,11 +147,14 @@ def _same_places(manifest: Manifest, draws: np.random.Generator) -> dict[str, Ar
     """Places in outputs without positions, where every value counts in every step."""
     still = (output for output in manifest.outputs if not output.axes.positions)
     return {
-        output.name: _drawn(output.axes.alone.sizes(1, 1), values_kept(manifest, output), draws) for output in still
+        output.name: drawn_places(output.axes.alone.sizes(1, 1), values_kept(manifest, output), draws)
+        for output in still
     }
 
 
-def _drawn(sizes: tuple[int, ...], kept: int, draws: np.random.Generator, of: tuple[int, ...] | None = None) -> Array:
+def drawn_places(
+    sizes: tuple[int, ...], kept: int, draws: np.random.Generator, of: tuple[int, ...] | None = None
+) -> Array:
     """Places within `sizes`, all different where there are so many, in the order of an array of the shape `of`."""
     there = math.prod(sizes)
     flat = np.sort(draws.choice(there, min(kept, there), replace=False))
@@ -178,7 +181,7 @@ def _note_outputs(
                 if output.name in same:
                     places[row] = same[output.name]
                 else:
-                    places[row] = _drawn(output.axes.alone.filled(0, int(counts[row])), kept, draws, own.shape)
+                    places[row] = drawn_places(output.axes.alone.filled(0, int(counts[row])), kept, draws, own.shape)
                 values[row] = own.flat[places[row]]
         found[output.name].append((places, values))
 

@@ -71,7 +71,6 @@ def _output(output: Output) -> Output:
 
 
 def _state(state: StateTensor) -> StateTensor:
-    ring, axis = state.update == "ring", state.row_axis
-    known = ring and state.slots and axis is not None and axis < len(state.shape)
-    spill = state.shape[axis] - state.slots if known else 0
-    return msgspec.structs.replace(state, spill=max(spill, 0), in_place=ring)
+    ring, axis, slots = state.update == "ring", state.row_axis, state.slots
+    rows = state.shape[axis] if ring and slots and axis is not None and axis < len(state.shape) else 0
+    return msgspec.structs.replace(state, spill=max(rows - (slots or 0), 0), in_place=ring)

@@ -75,8 +75,8 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
         provenance: source file, its hash, tool and library versions.
     """
 
-    format: str
-    format_version: str
+    format: Annotated[str, Meta(extra_json_schema={"const": FORMAT})]
+    format_version: Annotated[str, Meta(extra_json_schema={"pattern": r"^2(\..*)?$"})]
     model_id: Sha256
     batch_size: Count
     batch_sizes: tuple[Count, ...] = ()
@@ -85,7 +85,9 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
     outputs: tuple[Output, ...]
     states: tuple[StateTensor, ...]
     programs: Annotated[tuple[Program, ...], Meta(min_length=1)]
-    counters: dict[str, Counter] = msgspec.field(default_factory=dict)
+    counters: Annotated[dict[str, Counter], Meta(extra_json_schema={"propertyNames": {"const": "fill"}})] = (
+        msgspec.field(default_factory=dict)
+    )
     streams: Literal["independent", "lockstep"]
     joint: bool = False
     lengths: Literal["exact", "valid"]

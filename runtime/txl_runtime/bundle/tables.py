@@ -18,6 +18,9 @@ from txl_runtime.bundle.axes import Axes
 UPDATE_RULES = ("ring", "rolled", "replace")
 """How a step updates the state, in the order in which `load` prefers them; a ring is faster than what is rolled."""
 
+_RULES = Meta(extra_json_schema={"enum": [*UPDATE_RULES]})
+"""For readers of the schema; this one refuses other rules and kinds in sentences of its own (`agreement`)."""
+_KINDS = Meta(extra_json_schema={"pattern": r"^(step|logprobs|hidden|head|tail\.[1-9][0-9]*|attention)$"})
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -141,6 +144,7 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
     Attributes:
         name: as `Stream.state()` calls it, e.g. "layers.00.key".
         input, output: the names in the graphs; they sort alike, and none is a prefix of another.
+        dtype: of its values.
         shape: its sizes; where its rows become more from step to step, with the most that there can be.
         batch_axis: the axis with one entry per sequence; None for a tensor that all sequences share.
         row_axis: the axis along which memory rows stand, oldest first; None where the runtime knows of none.
@@ -170,7 +174,7 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
     rows: tuple[Index, Count] | None = None
     absent: bool = False
     initial: float | str | None = None
-    update: str
+    update: Annotated[str, _RULES]
     slots: Count | None = None
     spill: Index = 0
     in_place: bool = False
@@ -238,9 +242,9 @@ class Program(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: str
+    kind: Annotated[str, _KINDS]
     segment_length: Index
-    update: str
+    update: Annotated[str, Meta(extra_json_schema={"enum": [*UPDATE_RULES, "none"]})]
     file: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]

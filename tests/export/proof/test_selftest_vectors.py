@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import AXES, ArrayModel, ArrayStream, NumpyReference
-from txl_export.proof.selftest_vectors import MOST_STEPS, selftest_vectors, values_kept
+from txl_export.proof.selftest_vectors import MOST_STEPS, drawn_places, selftest_vectors, values_kept
 from txl_runtime import BundleError, CheckError
 from txl_runtime.selftest import SelftestResult, run_selftest
 
@@ -53,6 +53,14 @@ def test_places_are_told_once_where_they_are_the_same_in_every_step_and_none_is_
     for places, count in zip(vectors["place/words"].reshape(-1, 20), vectors["counts"].ravel(), strict=True):
         assert len(set(places.tolist())) == (5 * count or 1), "all values of the positions that count, and no others"
         assert places.max() < (5 * count or 1)
+
+
+@pytest.mark.parametrize(("sizes", "of"), [((2, 3), (4, 3)), ((3, 2), (3, 4))], ids=["first", "last"])
+def test_places_are_drawn_among_the_positions_that_count(sizes, of):
+    places = drawn_places(sizes, 10, np.random.default_rng(0), of)
+    counted = np.arange(12).reshape(of)[tuple(map(slice, sizes))]
+    assert set(places.tolist()) == set(counted.ravel().tolist())
+    assert len(places) == 10, "the same again, where there are fewer values than are kept"
 
 
 def test_places_as_older_bundles_have_them_are_replayed(vectors):
