@@ -108,7 +108,10 @@ def hearing() -> Any:
 
 
 def lockstep(path: Path) -> None:
-    """Sequences that share a clock, which goes on by the fewest positions that count in any of all B."""
+    """Sequences that share a clock, which goes on by the fewest positions that count in any of all B.
+
+    Of its outputs one has no positions, and one has them before the sequences.
+    """
     from txl_runtime.bundle.tables import Input, Output
 
     table = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
@@ -117,7 +120,11 @@ def lockstep(path: Path) -> None:
             Input(name="x", dtype="float32", shape=("B", "L", 4), role="feature"),
             Input(name="valid", dtype="int32", shape=("B",), role="valid"),
         ),
-        outputs=(Output(name="y", dtype="float32", shape=("B", "L", 4)),),
+        outputs=(
+            Output(name="y", dtype="float32", shape=("B", "L", 4)),
+            Output(name="mean", dtype="float32", shape=("B", 4)),
+            Output(name="total", dtype="float32", shape=("L", "B")),
+        ),
         states=(
             step_models.state("clock", (1,), None, "int32", initial=2.0),
             step_models.state("h", (step_models.B, 4), 0, initial=0.25),
@@ -134,7 +141,10 @@ def lockstep(path: Path) -> None:
         y = graph.add(
             "Tanh", [graph.add("Add", [mixed, graph.add("Unsqueeze", [held, graph.constant([1], np.int64)])])], "y"
         )
-        graph.add("ReduceMean", [y, graph.constant([1], np.int64)], "state.h.out", keepdims=0)
+        mean = graph.add("ReduceMean", [y, graph.constant([1], np.int64)], "state.h.out", keepdims=0)
+        graph.add("Neg", [mean], "mean")
+        total = graph.add("ReduceSum", [y, graph.constant([2], np.int64)], keepdims=0)
+        graph.add("Transpose", [total], "total", perm=[1, 0])
         model.add(f"step-{length}", length, graph)
     model.write(path)
 
@@ -192,7 +202,7 @@ class Composer:
         self.apart, self.counted, self.exact = m.can.run_apart, m.can.count_rows, m.lengths == "exact"
         self.vectors: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
-        self.b = 0
+        self.b, self.elsewhere = 0, ""
 
     def good(self, do: str, **request: Any) -> dict[str, Any]:
         """Ask without keeping it."""
@@ -408,7 +418,10 @@ class Composer:
             self.select(*[0] * b), self.run("all"), self.state()
         self.begin("snapshot", rule, b)
         self.warm(), self.ask("save")
-        kept = self.saved
+        kept, self.elsewhere = (
+            self.elsewhere or self.saved,
+            self.saved,
+        )  # the one of the other rule, where there are two
         self.run("all"), self.state(), self.ask("restore", bytes=None), self.state(), self.run("all"), self.state()
         self.begin("snapshot", rule, b)
         self.run("all"), self.ask("restore", bytes=kept), self.state(), self.run(), self.run("all"), self.ask("save")
@@ -418,13 +431,8 @@ class Composer:
             kept = self.saved
             self.run("all"), self.ask("put", row=0, bytes=None), self.state(), self.run("all"), self.state()
             self.begin("rows", rule, b)
-            (
-                self.run("all"),
-                self.ask("put", row=b // 2, bytes=kept),
-                self.state(),
-                self.run("all"),
-                self.ask("take", row=b // 2),
-            )
+            self.run("all"), self.ask("put", row=b // 2, bytes=kept), self.state()
+            self.run("all"), self.ask("take", row=b // 2)
 
     def refusals(self, rule: str) -> None:
         """What has to be refused, after which everything is as it was."""
@@ -487,7 +495,7 @@ class Composer:
                     if "ok" in reply:
                         self.ask("decode", tokens=reply["ok"]["tokens"])
 
-    def random(self, rule: str, turns: int = 14) -> None:
+    def random(self, rule: str, turns: int = 13) -> None:
         """Anything in any order."""
         self.begin("", rule, self.number(1, self.most_b) if not self.manifest.joint else self.most_b)
         vector, saved, taken = self.vectors[-1], "", ""
