@@ -573,7 +573,7 @@ def main() -> None:
         (given.folder / "vectors" / f"{name}.jsonl").write_text("".join(lines))
         print(f"{name}: {len(lines)} vectors")
     index = {"format": FORMAT, "version": 1, "bundles": list(BUNDLES)}
-    (given.folder / "index.json").write_text(json.dumps(index, indent=1) + "\n")
+    (given.folder / "index.json").write_text(json.dumps(index) + "\n")
 
 
 if __name__ == "__main__":

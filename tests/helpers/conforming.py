@@ -50,11 +50,15 @@ class Inside:
 @contextlib.contextmanager
 def inside(promise: str = "") -> Iterator[None]:
     """Drivers run in this process; where a promise is named, vectors that are not for it are left out."""
-    every = running._vectors
+    every = running._read
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "Talk", Inside)
         if promise:
-            patch.setattr(running, "_vectors", lambda path: [each for each in every(path) if promise in each.shows])
+            patch.setattr(
+                running,
+                "_read",
+                lambda path, kind: [each for each in every(path, kind) if promise in getattr(each, "shows", [promise])],
+            )
         yield
 
 

@@ -367,7 +367,7 @@ def refusals_change_the_state() -> None:
 def text_loses_its_ends_of_lines() -> None:
     """Text comes back without the ends of its lines."""
 
-    @around(Driver, "do_encode")
+    @around(Driver, "_do_encode")
     def encode(right: Any, self: Driver, request: Any) -> Any:
         found = right(self, request)
         tokens = driver.unpacked(found["tokens"])
@@ -446,6 +446,9 @@ class Odd(Driver):
             return hello
         if self.manner == "rounds":
             return rounded(super().answer(request))
+        if self.manner == "takes another rule":
+            reply = super().answer(request)
+            return {"ok": {"update": "rolled"}} if "update" in reply.get("ok", {}) else reply
         return self.misbehave() if self.opened == 3 else super().answer(request)
 
     def misbehave(self) -> dict[str, Any]:
@@ -466,7 +469,7 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = ("rounds", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
+MANNERS = ("rounds", "takes another rule", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
 
 
 def main() -> None:

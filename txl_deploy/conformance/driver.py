@@ -31,7 +31,7 @@ class _Unsupported(TxlError):  # noqa: N818
 
 
 class Driver:
-    """One model and one stream of it at a time, asked by requests."""
+    """One model and one stream of it at a time; `_do_run` answers "run", and so on."""
 
     def __init__(self) -> None:
         self._model: Model | None = None
@@ -41,7 +41,7 @@ class Driver:
         """The reply to a request, which may be a refusal; the state is then what it was."""
         try:
             does = request.get("do") if isinstance(request, dict) else None
-            work: Callable[[Json], Json] | None = getattr(self, f"do_{does}", None)
+            work: Callable[[Json], Json] | None = getattr(self, f"_do_{does}", None)
             if not isinstance(request, dict) or work is None:
                 raise UsageError(f"a request is to do {str(does)[:80]}, expected one that the protocol has")
             return {"ok": work(request)}
@@ -65,12 +65,10 @@ class Driver:
             raise UsageError("no stream is open, expected open before anything that has a state")
         return self._stream
 
-    def do_hello(self, request: Json) -> Json:
-        """Say who answers."""
+    def _do_hello(self, request: Json) -> Json:
         return {"name": "txl_runtime", "version": version("txl-deploy"), "engine": engine(), "supports": PROMISES}
 
-    def do_load(self, request: Json) -> Json:
-        """Load a bundle; on one thread, so that results are the same to the bit each time."""
+    def _do_load(self, request: Json) -> Json:  # on one thread, so that results are the same to the bit each time
         update = request["update"]
         if update == "ring" and update not in usable_updates(("rolled", update)):
             raise _Unsupported("update is ring, which needs ONNX Runtime 1.25 or newer; use rolled")
@@ -78,25 +76,20 @@ class Driver:
         self._model = txl_runtime.load(request["path"], "cpu", threads=1, update=update)
         return {"update": self._model.update}
 
-    def do_open(self, request: Json) -> Json:
-        """Open a fresh stream."""
+    def _do_open(self, request: Json) -> Json:
         self._stream = self.model.stream(request["b"], request["memory_length"])
         return {}
 
-    def do_run(self, request: Json) -> Json:
-        """Run one segment."""
+    def _do_run(self, request: Json) -> Json:
         return _named(self.stream.run(_arrays(request["inputs"]), request["counts"], request["commit"]))
 
-    def do_feed(self, request: Json) -> Json:
-        """Run any number of positions."""
+    def _do_feed(self, request: Json) -> Json:
         return _named(self.stream.feed(_arrays(request["inputs"]), request["counts"], request["last"]))
 
-    def do_score(self, request: Json) -> Json:
-        """Say what tokens cost."""
+    def _do_score(self, request: Json) -> Json:
         return {"nll": packed(self.stream.score(unpacked(request["tokens"]), request["counts"]))}
 
-    def do_generate(self, request: Json) -> Json:
-        """Draw tokens; the last one is not fed."""
+    def _do_generate(self, request: Json) -> Json:
         options = {name: request[name] for name in ("temperature", "top_k", "top_p", "seed")}
         tokens, counts = unpacked(request["tokens"]), request["counts"]
         drawn = self.stream.generate(tokens, request["count"], lengths=counts, logprobs=True, **options)
@@ -106,49 +99,39 @@ class Driver:
             for name, arrays in zip(("tokens", "logprobs"), zip(*found, strict=True), strict=True)
         }
 
-    def do_reset(self, request: Json) -> Json:
-        """Forget."""
+    def _do_reset(self, request: Json) -> Json:
         self.stream.reset(request["rows"])
         return {}
 
-    def do_select(self, request: Json) -> Json:
-        """Reorder."""
+    def _do_select(self, request: Json) -> Json:
         self.stream.select(request["rows"])
         return {}
 
-    def do_save(self, request: Json) -> Json:
-        """Give the bytes of a snapshot."""
+    def _do_save(self, request: Json) -> Json:
         return {"bytes": packed_bytes(self.stream.snapshot().to_bytes())}
 
-    def do_restore(self, request: Json) -> Json:
-        """Go on from the bytes of a snapshot."""
+    def _do_restore(self, request: Json) -> Json:
         self.stream.restore(StreamState.from_bytes(unpacked_bytes(request["bytes"])))
         return {}
 
-    def do_take(self, request: Json) -> Json:
-        """Give the bytes of one sequence."""
+    def _do_take(self, request: Json) -> Json:
         return {"bytes": packed_bytes(self.stream.take(request["row"]).to_bytes())}
 
-    def do_put(self, request: Json) -> Json:
-        """Let one sequence go on from the bytes of one."""
+    def _do_put(self, request: Json) -> Json:
         self.stream.put(request["row"], StreamState.from_bytes(unpacked_bytes(request["bytes"])))
         return {}
 
-    def do_state(self, request: Json) -> Json:
-        """Show what is carried."""
+    def _do_state(self, request: Json) -> Json:
         states = {name: packed(array) for name, array in self.stream.state().items()}
         return {"states": states, "fill": self.stream.fill.tolist()}
 
-    def do_encode(self, request: Json) -> Json:
-        """Turn text into ids."""
+    def _do_encode(self, request: Json) -> Json:
         return {"tokens": packed(self._vocabulary().encode(unpacked_bytes(request["bytes"])))}
 
-    def do_decode(self, request: Json) -> Json:
-        """Turn ids into text."""
+    def _do_decode(self, request: Json) -> Json:
         return {"bytes": packed_bytes(self._vocabulary().decode(unpacked(request["tokens"])))}
 
-    def do_selftest(self, request: Json) -> Json:
-        """Replay the bundle's own vectors."""
+    def _do_selftest(self, request: Json) -> Json:
         return {"passed": run_selftest(self.model).passed}
 
     def _vocabulary(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,7 +88,7 @@ def pairs(expected: Any, found: Any, place: str = "") -> Pairs:
                 yield from _states(state, found[name])
             else:
                 yield from pairs(value, found[name], inner)
-    elif type(expected) is not type(found) or expected != found:
+    elif json.dumps(expected) != json.dumps(found):  # 1, 1.0 and true are not the same
         raise Wrong(f"{place} is {str(found)[:80]}, expected {str(expected)[:80]}")
 
 

@@ -11,43 +11,15 @@ import numpy as np
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Array
 
+# fmt: off
 PROMISES = [
-    "padding",
-    "idle",
-    "last",
-    "cut",
-    "fill",
-    "spill",
-    "initial",
-    "reset",
-    "select",
-    "snapshot",
-    "rows",
-    "limit",
-    "commit",
-    "lookahead",
-    "lockstep",
-    "grows",
-    "open",
-    "score",
-    "greedy",
-    "draws",
-    "apart",
-    "temperature",
-    "top_k",
-    "top_p",
-    "clusters",
-    "text",
-    "selftest",
-    "refusals",
-    "int8",
-    "half",
-    "format1",
-    "old",
+    "padding", "idle", "last", "cut", "fill", "spill", "initial", "reset", "select",
+    "snapshot", "rows", "limit", "commit", "lookahead", "lockstep", "grows", "open", "score",
+    "greedy", "draws", "apart", "temperature", "top_k", "top_p", "clusters", "text", "selftest",
+    "refusals", "int8", "half", "format1", "old",
 ]
+# fmt: on
 """What vectors show; `conformance/README.md` says what each means."""
-KINDS = ("bundle", "usage", "backend", "unsupported")
-"""Whose fault a refusal is."""
 DTYPES = ("float32", "float16", "int32", "bool")
 
 

@@ -136,7 +136,7 @@ class Conformance:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
-        index = _decoded(_bytes(self.folder / "index.json"), Index, str(self.folder / "index.json"))
+        index = _read(self.folder / "index.json", Index)[0]
         if index.format != FORMAT or index.version != 1:
             raise UsageError(
                 f"{self.folder}: a list of {index.format} {index.version}, expected {FORMAT} 1; use its own release"
@@ -153,7 +153,9 @@ class Conformance:
         Raises:
             UsageError: the driver cannot be started, or does not say who it is.
         """
-        vectors = {name: _vectors(self.folder / "vectors" / f"{name}.jsonl") for name in self._names if name != BAD}
+        vectors = {
+            name: _read(self.folder / "vectors" / f"{name}.jsonl", Vector) for name in self._names if name != BAD
+        }
         with self._talk() as talk:
             self.hello = _hello(talk)
         compared = self.driver is not None and engine() == self.hello.engine
@@ -311,23 +313,19 @@ def _hello(talk: Talk) -> Hello:
         raise UsageError(f"the driver's hello: {error}; conformance/README.md says what it has to hold") from None
 
 
-def _vectors(path: Path) -> list[Vector]:
-    return [
-        _decoded(line, Vector, f"{path}, line {number}") for number, line in enumerate(_bytes(path).splitlines(), 1)
-    ]
+def _read(path: Path, kind: type[T]) -> list[T]:
+    """What stands in a file of JSON lines.
 
-
-def _bytes(path: Path) -> bytes:
+    Raises:
+        UsageError: something else.
+    """
+    found: list[T] = []
     try:
-        return path.read_bytes()
+        for line in path.read_bytes().splitlines() or [b""]:
+            found.append(msgspec.json.decode(line, type=kind))
+        return found
     except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}, expected a file of the conformance list; give its --folder"
-        ) from None
-
-
-def _decoded(data: bytes, kind: type[T], source: str) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
+        why = f"{error.strerror}, expected a file of the conformance list; give its --folder"
     except msgspec.DecodeError as error:
-        raise UsageError(f"{source}: {error}, expected a conformance list; take a whole copy of it") from None
+        why = f"line {len(found) + 1}: {error}, expected a conformance list; take a whole copy of it"
+    raise UsageError(f"{path}: {why}")

@@ -109,11 +109,12 @@ class Talk:
         return reply
 
     def _how_it_ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(SECONDS_TO_END)
-        self._kill()
+        try:
+            code = self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return ", or closed its output"
         self._threads[-1].join(SECONDS_TO_END)
-        code = self._process.returncode
         said = [line for line in self._said.decode(errors="replace").splitlines() if line.strip()]
         return f", {signal_of(code) or f'code {code}'}" + (f": {brief(said[-1].strip())}" if said else "")
 

@@ -58,6 +58,13 @@ def test_what_fails_is_named_at_most_a_screen_of_it(call: Call) -> None:
     assert "FAILED" in said
 
 
+def test_a_promise_that_no_vector_kept_is_named(call: Call) -> None:
+    with faulty("scores are shifted by one"):
+        code, said, _ = call("--only", "hidden", columns=200)
+    assert code == 1
+    assert re.search(r"kept by no vector\s+score\s", said)
+
+
 def test_one_document_has_all_of_it(call: Call) -> None:
     with faulty("commit=False commits"):
         code, said, _ = call("--only", "policy-1", "--json")

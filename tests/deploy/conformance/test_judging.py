@@ -75,7 +75,8 @@ def test_rounding_passes_and_is_not_the_same(judge: Judge) -> None:
         (changed(logprobs=None), "outputs has which, expected logprobs, which"),
         (changed(which=packed(np.array([1, 3], np.int32))), r"outputs\.which differs: \[1, 3\]"),
         (changed(fill=[2, 2]), r"fill is \[2, 2\], expected \[2, 1\]"),
-        (changed(fill=[2.0, 1.0]) | {"ok": {**REPLY["ok"], "fill": "21"}}, "fill is 21"),
+        (changed(fill=[2.0, 1.0]), r"fill is \[2\.0, 1\.0\]"),
+        (changed(fill="21"), "fill is 21"),
         (changed(bytes=other(fill=np.array([2, 2], np.int32))), "saved.fill differs"),
         (changed(bytes=other(head=np.array([0, 1], np.int32))), "saved.head differs"),
         (changed(bytes=other(model_id="n" * 64)), "the saved state is of model 'nnnnnnnnnnnn'"),
@@ -84,7 +85,7 @@ def test_rounding_passes_and_is_not_the_same(judge: Judge) -> None:
         ({"ok": []}, "the reply has"),
         ({"refused": "no", "kind": "usage"}, "refused: no"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_what_differs_is_wrong(reply: dict[str, Any], told: str, judge: Judge) -> None:
     with pytest.raises(Wrong, match=told):

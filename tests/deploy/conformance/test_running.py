@@ -172,6 +172,12 @@ def test_a_driver_that_rounds_otherwise_passes_and_is_not_the_same() -> None:
     assert 0 < found.largest < 1e-5
 
 
+def test_a_driver_that_takes_another_update_rule_fails() -> None:
+    (found,) = run("lockstep", driver=(*WRONG, "takes another rule"))
+    assert found.passed == 0
+    assert found.failures[0].found == "load took update 'rolled', expected 'replace'"
+
+
 def test_a_wrong_driver_fails_through_the_protocol() -> None:
     (found,) = run("lockstep", driver=(*WRONG, "nothing runs behind b"))
     assert {"lockstep"} <= set(found.failures[0].shows)
@@ -226,7 +232,7 @@ def test_vectors_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text((FOLDER / "index.json").read_text())
     (tmp_path / "vectors").mkdir()
     (tmp_path / "vectors" / "ring.jsonl").write_text("{}\n")
-    with pytest.raises(UsageError, match=r"ring.jsonl, line 1: .*`shows`"):
+    with pytest.raises(UsageError, match=r"ring.jsonl: line 1: .*`shows`"):
         run("ring", folder=tmp_path)
 
 
