@@ -10,11 +10,13 @@ import msgspec
 from torch import Tensor
 from txl_runtime.errors import CheckpointError, TxlError
 
-from txl_export.checkpoints import check_code_base, identify, import_model, load
+from txl_export.checkpoints import check_code_base, identify, import_model, load, scripted
 from txl_export.checkpoints.files.budget import TEXT, Budget
 from txl_export.checkpoints.files.loading import Loaded, module_state, scan_globals
 from txl_export.checkpoints.files.pickle_names import Stub
+from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
+from txl_export.families.own_module.skeleton import recognised, skeleton
 from txl_export.families.transformer_xl.weights import Weights, check_weights, parameter_count
 
 
@@ -54,7 +56,9 @@ def describe_checkpoint(
     try:
         found, unwrapped = identify(content, family, str(path))
     except TxlError as error:
-        document["family"] = f"not recognised: {error}"
+        is_scripted = loaded.container == SCRIPTED
+        document["family"] = f"not recognised: {scripted(str(path), content) if is_scripted else error}"
+        document |= _layers(loaded, path) if is_scripted else {}
     else:
         document |= {"family": found, "recognised": f"{found}: {unwrapped.reason}"}
         try:
@@ -83,6 +87,18 @@ def _model(imported: Imported, weights: Weights) -> dict[str, Any]:
         "evaluation": evaluation,
         "dialect": {"initial_memory": imported.memory_start, "cluster_order": imported.cluster_order},
     }
+
+
+def _layers(loaded: Loaded, path: Path) -> dict[str, Any]:
+    """The layers in a TorchScript archive, and the file that would make them; what is odd about their names."""
+    try:
+        layers = recognised(loaded.content, loaded.classes)
+        return {
+            "layers": [{"name": name, "layer": text} for name, text in layers],
+            "skeleton": skeleton(loaded.content, loaded.classes, path.name),
+        }
+    except CheckpointError as error:
+        return {"layers": [], "skeleton": None, "refused": str(error)}
 
 
 def _content(loaded: Loaded) -> Any:

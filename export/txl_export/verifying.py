@@ -18,7 +18,10 @@ from txl_export.families.registry import VerifyRequest, family_of_bundle
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.family import weights_of_bundle, weights_of_checkpoint
 from txl_export.families.transformer_xl.parity.bisecting import Bisection, bisect_against_reference, bisect_engine
+from txl_export.proof.input_source import read_samples
+from txl_export.proof.outside import verify_against
 from txl_export.proof.parity import Parity
+from txl_export.proof.verification import openers
 
 
 def verify(
@@ -32,6 +35,9 @@ def verify(
     text: str | Path | None = None,
     tokens: str | Path | NDArray[np.integer[Any]] | None = None,
     segments: int | None = None,
+    against: str | Path | None = None,
+    inputs: str | Path | None = None,
+    states: Mapping[str, str] | None = None,
     backend: str = "auto",
     threads: int | None = None,
     listener: Listener | None = None,
@@ -48,6 +54,9 @@ def verify(
             `weights` is its checkpoint then.
         text, tokens: real text for the distribution and task gates.
         segments: of the longest chain.
+        against: in place of PyTorch, an ONNX file made elsewhere, which ONNX Runtime runs in this process.
+        inputs, states: with `against`: an .npz file of real inputs, and of what the file takes besides; and the file's
+            inputs that are states, with the outputs that are their next values, where their names do not tell.
         backend, threads: as `txl_runtime.load`.
         listener: hears of progress and warnings.
 
@@ -57,6 +66,15 @@ def verify(
     """
     if segments is not None and not 1 <= segments <= 1_000_000:
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
+    if against is None and (inputs is not None or states is not None):
+        raise UsageError("--inputs and --state are for --against FILE.onnx; give it, or leave them out")
+    if against is not None:
+        if any(given is not None for given in (checkpoint, module, weights, adapter, config, text, tokens)):
+            raise UsageError("--against is given beside what else to compare with, expected one; leave the other out")
+        opened = open_bundle(bundle)
+        arrays = {} if inputs is None else read_samples(Path(inputs))
+        opener, *_ = openers(opened.path, opened.manifest, backend, threads)
+        return verify_against(opener, Path(against), arrays, states or {}, segments, listener or Silent())
     request = VerifyRequest(
         bundle=open_bundle(bundle),
         checkpoint=None if checkpoint is None else Path(checkpoint),

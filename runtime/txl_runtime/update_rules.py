@@ -22,6 +22,13 @@ def missing_version(opset: int, installed: str) -> str:
     return "{}.{}".format(*first) if old else ""
 
 
+def wanted_version(opset: int, installed: str, update: str) -> str:
+    """What an installed version lacks that cannot open a graph, in words; "" where it is not the graph's opset."""
+    first = missing_version(opset, installed)
+    other = ", or load with update rolled" if update == "ring" else ""
+    return first and f"ONNX Runtime {first} or newer for opset {opset}, and this is {installed}; install that{other}"
+
+
 def usable_updates(updates: Sequence[str]) -> tuple[str, ...]:
     """Those update rules of a bundle that can run here, in order; all where none could or it is not installed."""
     try:

@@ -114,6 +114,12 @@ def write_zip(path, body, data=bytes(16)):
         archive.writestr("archive/version", "3\n")
 
 
+def write_script(path, body, data=bytes(16)):
+    write_zip(path, body, data)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/code/__torch__.py", "raise SystemExit")
+
+
 def write_legacy(path, body, data=bytes(16), keys=("0",), count=4, magic=0x1950A86A20F9469CFC6C, protocol=1001):
     with path.open("wb") as file:
         for part in (magic, protocol, {"little_endian": True}, body, keys if isinstance(keys, dict) else list(keys)):
@@ -122,7 +128,7 @@ def write_legacy(path, body, data=bytes(16), keys=("0",), count=4, magic=0x1950A
             file.write(struct.pack("<q", count) + data)
 
 
-WRITERS = {"torch zip": write_zip, "torch legacy": write_legacy}
+WRITERS = {"torch zip": write_zip, "torch legacy": write_legacy, "TorchScript": write_script}
 
 
 def refused(path, match, canary=None):

@@ -69,6 +69,8 @@ def run(
 
     check_destination(target, options["force"])
     import txl_export
+    from txl_export.checkpoints.imported import ScriptedError
+    from txl_export.describing import describe_checkpoint
     from txl_export.proof.parity import ParityError
 
     try:
@@ -77,6 +79,11 @@ def run(
     except ParityError as error:
         if not json:
             print_parity(error.parity.verification())
+        raise
+    except ScriptedError:
+        skeleton = describe_checkpoint(Path(source)).get("skeleton")
+        if skeleton and not json:
+            stdout.print(skeleton, soft_wrap=True, end="")
         raise
     size = sum(record.size for record in result.manifest.files.values())
     parity = None if result.parity is None else result.parity.verification()

@@ -33,6 +33,9 @@ def run(
     family: Annotated[CodeBase, like_export("family")] = "auto",
     config: Annotated[Path | None, like_export("config")] = None,
     alias: Annotated[list[str] | None, like_export("aliases")] = None,
+    skeleton: Annotated[
+        bool, typer.Option("--skeleton", help="Print a Python file to complete: the module of a TorchScript archive.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show architecture, sizes, context and the parity reached; of a checkpoint, what it holds."""
@@ -42,8 +45,10 @@ def run(
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder, expected a bundle or a checkpoint; check the path")
     if (path / MANIFEST).exists():
-        if family != "auto" or config is not None or aliases:
-            raise UsageError(f"{path}: is a bundle, --family, --config and --alias are for checkpoints; leave them out")
+        if family != "auto" or config is not None or aliases or skeleton:
+            raise UsageError(
+                f"{path}: is a bundle, --family, --config, --alias and --skeleton are for checkpoints; leave them out"
+            )
         bundle = open_bundle(path)
         manifest, (found, broken) = bundle.manifest, engines_of(bundle)
         engines = [{"file": name} | engine_facts(sidecar) for name, sidecar in found]
@@ -58,7 +63,9 @@ def run(
         return
     if path.suffix in (".engine", ".onnx"):
         document = describe_engine(path)
-        if json:
+        if skeleton:
+            print_skeleton(path, {})
+        elif json:
             print_json(document)
         else:
             _print_engine(document)
@@ -74,10 +81,24 @@ def run(
 
     values = None if config is None else read_config(config)
     document = describe_checkpoint(path, family, values, aliases)
-    if json:
+    if skeleton:
+        print_skeleton(path, document)
+    elif json:
         print_json(document)
     else:
         _print_checkpoint(document)
+
+
+def print_skeleton(path: Path, document: dict[str, Any]) -> None:
+    """Print the module that is to be completed for a file that was described.
+
+    Raises:
+        UsageError: there is none for this file.
+    """
+    if not document.get("skeleton"):
+        why = document.get("refused", "expected a TorchScript archive of no known family")
+        raise UsageError(f"{path}: there is no module to write for it, {why}; leave out --skeleton")
+    stdout.print(document["skeleton"], soft_wrap=True, end="")
 
 
 def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None:
@@ -167,7 +188,9 @@ def _print_engine(facts: dict[str, Any]) -> None:
 
 
 def _print_checkpoint(document: dict[str, Any]) -> None:
-    shown = {name: value for name, value in document.items() if not isinstance(value, list | dict)}
+    shown = {
+        name: value for name, value in document.items() if not isinstance(value, list | dict) and name != "skeleton"
+    }
     stdout.print(facts_table(shown), soft_wrap=True)
     for name in ("config", "evaluation", "dialect"):
         if document.get(name):
@@ -177,6 +200,9 @@ def _print_checkpoint(document: dict[str, Any]) -> None:
         if document.get(name):
             stdout.print(f"\n{name}", style="bold")
             stdout.print("\n".join(map(plain, msgspec.to_builtins(document[name]))), soft_wrap=True)
+    if document.get("layers"):
+        layers = [(entry["name"], entry["layer"]) for entry in document["layers"]]
+        stdout.print(rows_table(("\nplace", "\nlayer, as names and shapes tell"), layers))
     tensors = [(entry["name"], entry["dtype"], entry["shape"]) for entry in document.get("tensors", [])]
     if tensors:
         stdout.print(rows_table(("\ntensor", "\ndtype", "\nshape"), tensors))

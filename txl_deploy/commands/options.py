@@ -25,12 +25,17 @@ def like_export(name: str) -> Any:
 
 
 def parse_aliases(pairs: list[str] | None) -> dict[str, str]:
-    """What --alias says.
+    """What --alias says; raises as `parse_pairs`."""
+    return parse_pairs("--alias", pairs, "theirs=original, dotted names both")
+
+
+def parse_pairs(flag: str, pairs: list[str] | None, form: str) -> dict[str, str]:
+    """What an option of pairs says that is given once for each.
 
     Raises:
-        UsageError: one is not of the form theirs=original.
+        UsageError: one is not of that form.
     """
     split = [(pair, *pair.partition("=")) for pair in pairs or []]
     if wrong := [pair for pair, name, _, target in split if not (name and target)]:
-        raise UsageError(f"--alias is {wrong[0]!r}, expected theirs=original, dotted names both; check it")
+        raise UsageError(f"{flag} is {wrong[0]!r}, expected {form}; check it")
     return {name: target for _, name, _, target in split}

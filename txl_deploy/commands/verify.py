@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
+from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export, parse_pairs
 from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, number, print_json, rows_table, stderr, stdout
 from txl_deploy.extras import lean_heap, require_export
@@ -29,6 +29,18 @@ def run(
     text: Annotated[Path | None, like_export("text")] = None,
     tokens: Annotated[Path | None, like_export("tokens")] = None,
     segments: Annotated[int | None, typer.Option("--segments", help="Segments of the longest chain.")] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Instead of PyTorch: an ONNX file made elsewhere. ONNX Runtime runs it here."),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option("--inputs", help="With --against: an .npz file of real inputs, and of the file's constants."),
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", help="With --against: IN=OUT, an input of the file and its next value; repeat."),
+    ] = None,
     backend: Backend = "auto",
     threads: Threads = None,
     bisect: Annotated[
@@ -55,6 +67,7 @@ def run(
             "--text": text,
             "--tokens": tokens,
             "--segments": segments,
+            "--against": against,
             "--threads": threads,
         }
         if names := [name for name, value in given.items() if value is not None]:
@@ -73,6 +86,9 @@ def run(
             text=text,
             tokens=tokens,
             segments=segments,
+            against=against,
+            inputs=inputs,
+            states=parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None,
             backend=backend,
             threads=threads,
             listener=display,
@@ -83,7 +99,7 @@ def run(
     else:
         print_parity(found)
     if not parity.passed:
-        stderr.print(parity.told)
+        stderr.print(parity.told, soft_wrap=True)
         raise typer.Exit(1)
 
 

@@ -16,7 +16,8 @@ from txl_runtime.errors import CheckpointError, UsageError, some
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.files.loading import Loaded, load_file
 from txl_export.checkpoints.files.pickle_names import Stub, shown
-from txl_export.checkpoints.imported import CodeBase, Imported, State, Unwrapped
+from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
+from txl_export.checkpoints.imported import CodeBase, Imported, ScriptedError, State, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
 from txl_export.token_files import regular
 
@@ -87,7 +88,7 @@ def read_checkpoint(
         overrides: facts of the dialect that are otherwise than the code base has them.
 
     Raises:
-        CheckpointError: it cannot be read as a Transformer-XL.
+        CheckpointError: it cannot be read as a Transformer-XL; ScriptedError, one of them, for a TorchScript archive.
         UsageError: an unknown code base, or an override that does not apply; ConfigNeededError, one of them, where
             values are needed that nobody gave.
     """
@@ -99,13 +100,27 @@ def read_checkpoint(
         name = str(checkpoint)
         content, loaded = load(Path(checkpoint), aliases)
         source = CheckpointSource(Path(checkpoint).name, loaded.sha256, loaded.container)
-    found, unwrapped = identify(content, code_base, name)
+    try:
+        found, unwrapped = identify(content, code_base, name)
+    except CheckpointError:
+        if source.container == SCRIPTED:
+            raise ScriptedError(scripted(name, content)) from None
+        raise
     imported = import_model(found, unwrapped, config, name)
     imported, before = apply_overrides(imported, overrides or Overrides())
     recognised = f"{found}: {unwrapped.reason}"
     if code_base == "auto":
         imported = replace(imported, notes=(f"recognised as {recognised}", *imported.notes))
     return imported, msgspec.structs.replace(source, recognised=recognised, overrides=overrides, overridden=before)
+
+
+def scripted(name: str, content: Mapping[str, Any]) -> str:
+    """What a TorchScript archive lacks that holds no known model, and what to do."""
+    return (
+        f"{name}: this is a TorchScript archive, whose module is code that is not run here, and its {len(content)} "
+        f"tensors fit no known family, expected a module of your own for them; complete what txl-deploy inspect {name} "
+        f"--skeleton > FILE.py writes, and export FILE.py:build --weights {name}"
+    )
 
 
 def check_code_base(code_base: str) -> None:

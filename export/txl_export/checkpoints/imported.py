@@ -42,6 +42,10 @@ class ConfigNeededError(UsageError):
     """A model's config has values that its file does not hold and that nobody gave."""
 
 
+class ScriptedError(CheckpointError):
+    """A TorchScript archive whose tensors are those of no known model: its module has to be written."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Settings that are chosen when a model is evaluated; None where nothing was said.

@@ -18,7 +18,7 @@ _EXPECTED = "expected a state dict or a dictionary with one in it; save model.st
 
 
 def read_weights(path: str | Path | None) -> dict[str, Any]:
-    """What torch.save or safetensors wrote: a state dict, a dictionary that holds one, or a whole module's state dict.
+    """What torch.save, torch.jit.save or safetensors wrote: a state dict, a dictionary with one, or a module's.
 
     Raises:
         UsageError: there is no path.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
+from txl_runtime.errors import UsageError, one_line
 from txl_runtime.types import Array, Arrays, Ids
 
 POISON = np.nan
@@ -94,6 +96,20 @@ class InputSource:
                 values = np.take(values, positions, axis, mode="wrap")
             found[entry.name] = values
         return found
+
+
+def read_samples(path: Path) -> dict[str, Array]:
+    """Arrays by name of an .npz file.
+
+    Raises:
+        UsageError: it is no such file.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
+        said = one_line(error)
+        raise UsageError(f"{path}: {said}; expected arrays by input name, as numpy.savez writes them") from None
 
 
 def _few_ids(vocab: int, draws: np.random.Generator) -> Ids:

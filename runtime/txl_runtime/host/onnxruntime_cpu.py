@@ -21,7 +21,7 @@ from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
 from txl_runtime.host.engine import Engine
 from txl_runtime.installing import pip_line
 from txl_runtime.types import Arrays, Call
-from txl_runtime.update_rules import missing_version
+from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
 """Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
@@ -147,10 +147,9 @@ class OnnxRuntimeCpu(Engine):
             )
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             able = "a graph ONNX Runtime can load"
-            opset, installed = imported_opset(graph)["ai.onnx"], self._ort.__version__
-            if wanted := missing_version(opset, installed):
-                other = ", or load with update rolled" if program.update == "ring" else ""
-                able = f"ONNX Runtime {wanted} or newer for opset {opset}, and this is {installed}; install that{other}"
+            installed = self._ort.__version__
+            if wanted := wanted_version(imported_opset(graph)["ai.onnx"], installed, program.update):
+                able = wanted
             elif "Only 4b quantization" in str(error):
                 able = f"ONNX Runtime 1.22 or newer for 8-bit weights, and this is {installed}; install that"
             raise BundleError(f"{path}: {one_line(error)}; expected {able}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +58,65 @@ def test_a_model_goes_the_whole_way(run):
         refused = run(verb, "cell.txl", *option)
         assert refused.code == 2
         assert "this model reads x (feature)" in refused.stderr[-1]
+
+
+class Policy(torch.nn.Module):
+    """A GRU with its state in a buffer, as policies for robots are exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = torch.nn.GRU(4, 8), torch.nn.Linear(8, 2)
+        self.register_buffer("hidden_state", torch.ones(1, 1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, h = self.rnn(x.unsqueeze(0), self.hidden_state)
+        self.hidden_state[:] = h
+        return self.head(out.squeeze(0))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+def test_an_archive_of_torchscript_becomes_a_file_and_the_file_a_bundle(run, tmp_path):
+    torch.jit.save(torch.jit.script(Policy()), "policy.pt")
+    refused = run("export", "policy.pt")
+    assert refused.code == 2
+    assert "policy.pt: this is a TorchScript archive, whose module is code that is not run here" in refused.stderr[-1]
+    assert "txl-deploy inspect policy.pt --skeleton > FILE.py" in refused.stderr[-1]
+    quiet = run("export", "policy.pt", "--json")
+    assert "TorchScript archive" in json.loads(quiet.stdout)["error"]
+    shown = run("inspect", "policy.pt")
+    assert "nn.GRU(4, 8)" in shown.stdout
+    assert "--skeleton" in " ".join(shown.stdout.split())
+    printed = run("inspect", "policy.pt", "--skeleton")
+    assert printed.stdout == refused.stdout == json.loads(run("inspect", "policy.pt", "--json").stdout)["skeleton"]
+    assert not (tmp_path / "policy.txl").exists()
+    (tmp_path / "made.py").write_text(printed.stdout)
+    made = run("export", "made.py:build", "--weights", "policy.pt", "-o", "policy.txl", "--batch-size", 2, "--json")
+    assert made.code == 0, made.stderr
+    assert json.loads(made.stdout)["parity"]["passed"]
+    for other in ("good.pt", "policy.txl"):
+        said = run("inspect", other, "--skeleton")
+        assert (said.code, said.stdout) == (2, "")
+        assert "leave out --skeleton" in said.stderr[-1] or "leave them out" in said.stderr[-1]
+
+
+def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
+    """A cell exported by torch itself: its own weights, then others."""
+    assert run("export", "models.py:good", "--weights", "good.pt", "-o", "cell.txl", "--no-verify").code == 0
+    cell = bad_models.Cell()
+    for change, code in ((0.0, 0), (0.01, 1)):
+        cell.load_state_dict({name: tensor + change for name, tensor in torch.load("good.pt").items()})
+        given = (torch.zeros(1, 4), torch.zeros(1, 8))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            names = {"input_names": ["x", "h"], "output_names": ["y", "h_out"]}
+            torch.onnx.export(cell.eval(), given, "cell.onnx", dynamo=False, **names)
+        found = run("verify", "cell.txl", "--against", "cell.onnx", "--segments", 20, "--json")
+        assert found.code == code, found.stderr
+        assert json.loads(found.stdout)["passed"] == (code == 0)
+    assert "they part first at y in segment 1 of 20" in found.stderr[-1]
+    for wrong in (("--state", "h_out"), ("--text", "models.py"), ("--bisect",)):
+        refused = run("verify", "cell.txl", "--against", "cell.onnx", *wrong)
+        assert (refused.code, refused.stdout) == (2, "")
 
 
 WRONG = {

@@ -215,6 +215,34 @@ def test_the_actor_alone_is_built_and_loaded(change: Named, rsl_rl: dict[str, An
     assert len(load_adapted(NAME, {**config, "critic": {"hidden": 9}}, both).states) == 4
 
 
+class ForRobots(nn.Module):
+    """An actor as rsl_rl and legged_gym export it: a state in buffers, and names of their own."""
+
+    def __init__(self, actor: Any, rnn: str, mlp: str) -> None:
+        super().__init__()
+        setattr(self, rnn, actor.rnn["rnn"])
+        setattr(self, mlp, actor.mlp)
+        self.normalizer = nn.Identity()
+        self.register_buffer("hidden_state", torch.ones(1, 1, 8))
+        self.register_buffer("cell_state", torch.ones(1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("names", [("rnn", "mlp"), ("memory", "actor")], ids=str)
+def test_an_archive_exported_for_robots_gives_the_actor_its_weights(
+    names: tuple[str, str], rsl_rl: dict[str, Any], tmp_path: Path
+) -> None:
+    model: Any = random_weights(build(rsl_rl))
+    torch.jit.save(torch.jit.script(ForRobots(model["actor"], *names)), tmp_path / "policy.pt")
+    found = load_adapted(NAME, rsl_rl, tmp_path / "policy.pt").module.state_dict()
+    expected = model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -300,6 +328,28 @@ def test_what_is_no_recurrent_policy_is_refused() -> None:
     policy.memory_a.rnn = nn.LSTM(6, 4, 2, bidirectional=True)
     with pytest.raises(TxlError, match=r"memory_a\.rnn has bidirectional"):
         adapt(NAME, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_rsl_rls_own_archive_for_robots(kind: str, tmp_path: Path) -> None:
+    """The bundle of one sequence, made of the archive's weights, beside the archive itself."""
+    package("rsl_rl.models")
+    package("tensordict")
+    rnn = {"class_name": "RNNModel", "rnn_type": kind, "rnn_hidden_dim": 8, "rnn_num_layers": 2, "hidden_dims": [8]}
+    config = {"obs": {"policy": 6}, "num_actions": 4, "obs_groups": {"actor": ["policy"]}}
+    noise = {"distribution_cfg": {"class_name": "GaussianDistribution"}}
+    actor: Any = random_weights(build({**config, "actor": {**rnn, "obs_normalization": True, **noise}}))["actor"]
+    torch.jit.save(torch.jit.script(actor.as_jit()), tmp_path / "policy.pt")
+    original = torch.jit.load(tmp_path / "policy.pt")
+    spec = load_adapted(NAME, {**config, "actor": {**rnn, "obs_normalization": True}}, tmp_path / "policy.pt")
+    stream, draws = exported(spec, tmp_path / "policy.txl"), np.random.default_rng(0)
+    with torch.no_grad():
+        for _ in range(200):
+            row = draws.normal(size=(1, 6)).astype("f4")
+            found = stream.run({"obs": np.repeat(row, BATCH, 0)})["action"]
+            assert np.abs(found - original(torch.from_numpy(row)).numpy()).max() <= LIMIT
 
 
 @pytest.mark.slow

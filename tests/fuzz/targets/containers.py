@@ -23,6 +23,7 @@ from txl_runtime.errors import CheckpointError
 from fuzz.choices import Choices
 from fuzz.guard import message_problem
 from fuzz.targets.places import FIXTURES, written
+from fuzz.targets.unpickler import scripted
 
 NAMES = ("a/data.pkl", "a/data/0", "a/data/1", "a/version", "a/byteorder", "data.pkl", "b/data.pkl", "a/constants.pkl")
 NAMES += ("a/code/x", "policy.pth", "../x", "/x", "", "a/data/", "a/.data/serialization_id", "a/data/0\0", "é")
@@ -64,6 +65,7 @@ def seeds() -> Iterator[bytes]:
         file = io.BytesIO()
         torch.save(tensors, file, _use_new_zipfile_serialization=zipped)
         yield b"\0" + file.getvalue()
+    yield b"\0" + scripted()
     yield b"\0" + save_safetensors(tensors)
     yield b"\0" + pickle.dumps({"a": np.zeros(3, np.float32), "b": [1, 2]}, 4)
     tar = io.BytesIO()

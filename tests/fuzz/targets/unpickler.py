@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import io
 import pickle  # noqa: TID251 - seeds are what others wrote with it
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +17,14 @@ from txl_export.checkpoints.files.budget import Budget
 from txl_export.checkpoints.files.loading import module_state
 from txl_export.checkpoints.files.pickle_names import Name, Storage, Stub
 from txl_export.checkpoints.files.plain_data import plain_data
+from txl_export.checkpoints.files.torchscript import script_state
 from txl_export.checkpoints.files.unpickling import Unpickler, names_in
+from txl_export.families.own_module.skeleton import skeleton
 from txl_runtime.errors import CheckpointError
 
 PLAIN = (str, int, float, bool, bytes, type(None), Tensor)
+SCRIPTED = 128
+"""From this way on a program may make objects of a TorchScript archive's classes."""
 AMPLIFIED = 1 << 16
 """Of the elements that a program may make beside a fixed number for each of its bytes."""
 
@@ -36,6 +42,12 @@ def one_input(data: bytes) -> None:
         plain_data(content, Budget(len(program)))
         if isinstance(content, Stub):
             module_state(content)
+        if way >= SCRIPTED:
+            state, classes = script_state(content, Budget(len(program)))
+            made = len(state) + len(classes)
+            assert made <= AMPLIFIED + 64 * len(program), f"{made} names of {len(program)} bytes"
+            assert all(type(value) is Tensor for value in state.values())
+            _written(state, classes)
 
 
 def seeds() -> Iterator[bytes]:
@@ -60,13 +72,39 @@ def seeds() -> Iterator[bytes]:
         yield bytes([3]) + pickle.dumps({"a": 1, "bytes": b"\xff", "set": {1}}, protocol)
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
     yield bytes([4]) + program_of(module)
+    yield bytes([SCRIPTED + 1]) + record_of(scripted())
+
+
+def scripted() -> bytes:
+    """A TorchScript archive: a small module with a list of tensors."""
+    module, file = torch.nn.Sequential(torch.nn.GRUCell(2, 2), torch.nn.ReLU()), io.BytesIO()
+    module.caches = [torch.zeros(1)]  # type: ignore[assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), file)
+    return file.getvalue()
 
 
 def program_of(content: Any) -> bytes:
     """The pickle in what torch.save writes."""
     file = io.BytesIO()
     torch.save(content, file)
-    return torch._C.PyTorchFileReader(io.BytesIO(file.getvalue())).get_record("data.pkl")
+    return record_of(file.getvalue())
+
+
+def record_of(archive: bytes) -> bytes:
+    """The pickle in an archive of torch's."""
+    return torch._C.PyTorchFileReader(io.BytesIO(archive)).get_record("data.pkl")
+
+
+def _written(state: dict[str, Tensor], classes: dict[str, str]) -> None:
+    """The file for a module is Python, and imports what it always does."""
+    try:
+        text = skeleton(state, classes, "policy.pt")
+    except CheckpointError:
+        return
+    found = ast.walk(ast.parse(text))
+    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in found) == 3, text
 
 
 def _run(way: int, program: bytes) -> Any:
@@ -87,6 +125,8 @@ def _run(way: int, program: bytes) -> Any:
         options |= {"nested": nested}
     if way % 6 == 5:
         options |= {"bare": True}
+    if way >= SCRIPTED:
+        options |= {"scripted": True}
     return Unpickler(Budget(len(program)), read, **options).load(io.BytesIO(program))
 
 

@@ -43,6 +43,9 @@ PLACES = {
     ),
 }
 """By role, where versions and classes have them."""
+_EXPORTED = {"obs_normalizer": "obs_normalizer", "normalizer": "obs_normalizer", "mlp": "mlp", "actor": "mlp"}
+_EXPORTED |= {"rnn": "rnn.rnn", "memory": "rnn.rnn"}
+"""Parts of the TorchScript archives that are exported for robots (policy.pt) and keep their state in buffers."""
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
@@ -69,11 +72,17 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """That of the models that the config has, where a checkpoint has one for each; a student is the actor."""
+    """That of the models that the config has, where a checkpoint has one for each; a student is the actor.
+
+    An archive exported for robots holds the actor alone, under names of its own.
+    """
     stores = {"actor_state_dict": "actor", "student_state_dict": "actor", "critic_state_dict": "critic"}
     parts = [(role, stored.get(key)) for key, role in stores.items()]
     named = [(role, part) for role, part in parts if isinstance(part, Mapping)]
     state = {f"{role}.{key}": tensor for role, part in named for key, tensor in part.items()} or stored
+    if "hidden_state" in state:
+        split = [(*key.partition("."), tensor) for key, tensor in state.items()]
+        state = {f"actor.{_EXPORTED[part]}.{rest}": tensor for part, _, rest, tensor in split if part in _EXPORTED}
     alone = _has(config, "actor") and not _has(config, "critic")
     return {key: tensor for key, tensor in state.items() if not (alone and str(key).startswith("critic."))}
 

@@ -19,6 +19,7 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.budget import Budget
 from txl_export.checkpoints.files.pickle_names import Storage, shown
+from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
@@ -28,17 +29,23 @@ File: TypeAlias = io.BufferedReader | io.BytesIO
 LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, …, lengths of the name and of the extra field
 SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
 _OTHERS = {
-    "a TorchScript archive": r"[^/]+/(code/|constants\.pkl)",
+    "a TorchScript archive of torch < 1.4": r"[^/]+/model\.json$",
     "a program of torch.export": r"[^/]+/models/.*\.json|serialized_exported_program",
 }
 """What else torch writes as a zip archive, and how the name of one of its entries begins."""
+_CODE = r"[^/]+/code/"
+"""Entries of a TorchScript archive that may be compressed, because they are never opened."""
 DAMAGED = "cut short or damaged; copy the file again"
 
 
 class ZipFile:
-    """The container torch ≥ 1.6 writes, an uncompressed zip archive: zipfile reads its directory, nothing else."""
+    """The container torch ≥ 1.6 writes, an uncompressed zip archive: zipfile reads its directory, nothing else.
 
-    name = "torch zip"
+    Attributes:
+        scripted: whether it is a TorchScript archive: beside the pickle it holds code, which is never opened.
+        constants: how many tensors of that code lie beside it, which have no names.
+        name: of the container.
+    """
 
     def __init__(self, file: File, size: int) -> None:
         self._file = file
@@ -55,7 +62,11 @@ class ZipFile:
                 f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes; {SAVE_AGAIN}"
             )
         self._program = programs[0]
-        self._root = programs[0].removesuffix("data.pkl")
+        self._root = root = programs[0].removesuffix("data.pkl")
+        self.scripted = any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in self._entries)
+        constants = [entry for name, entry in self._entries.items() if name.startswith(f"{root}constants/")]
+        self.constants = sum(entry.length > 0 for entry in constants)
+        self.name = SCRIPTED if self.scripted else "torch zip"
         if f"{self._root}byteorder" in self._entries and self._read(f"{self._root}byteorder", 16) != b"little":
             raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")
 
@@ -115,7 +126,7 @@ class _Entry:
 
 
 def _zip_entries(file: File, size: int) -> dict[str, _Entry]:
-    """The entries of an uncompressed zip archive that do not overlap and lie inside the file.
+    """The entries of a zip archive that do not overlap and lie inside the file; all but code are uncompressed.
 
     Raises:
         CheckpointError: the archive is anything else.
@@ -132,7 +143,8 @@ def _zip_entries(file: File, size: int) -> dict[str, _Entry]:
     end = 0
     for info in sorted(infos, key=lambda info: info.header_offset):
         name = shown(info.filename)
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size or info.flag_bits & 1:
+        stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
+        if not (stored or re.match(_CODE, info.filename)) or info.flag_bits & 1:
             raise CheckpointError(
                 f"{name} in the zip archive is compressed or encrypted, which torch.save never does; {SAVE_AGAIN}"
             )
@@ -141,10 +153,10 @@ def _zip_entries(file: File, size: int) -> dict[str, _Entry]:
         file.seek(info.header_offset)
         signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
         offset = info.header_offset + LOCAL_HEADER.size + name_length + extra_length
-        end = offset + info.file_size
+        end = offset + info.compress_size
         if signature != b"PK\x03\x04" or end > min(directory, size) or info.filename in entries:
             raise CheckpointError(f"{name} in the zip archive is not where it should be; the file is {DAMAGED}")
-        entries[info.filename] = _Entry(info.filename, offset, info.file_size, info.CRC)
+        entries[info.filename] = _Entry(info.filename, offset, info.compress_size, info.CRC)
     return entries
 
 

@@ -1,9 +1,10 @@
 """Reads a checkpoint file into plain data. Nothing the file names is imported, nothing in it is run.
 
 Three containers, all read here rather than by torch.load, so that every size is checked against the file before memory
-is taken for it, and no reader for a format that is refused anyway (tar, TorchScript) is ever reached:
+is taken for it, and no reader for a format that is refused anyway (tar) is ever reached:
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
+    TorchScript    the same, and code, which is never opened (`torchscript`)
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
     safetensors    a header of JSON, then the tensors (`safetensors_file`)
 
@@ -38,6 +39,7 @@ from txl_export.checkpoints.files.containers import (
 from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.files.regular import open_regular
 from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
+from txl_export.checkpoints.files.torchscript import script_state
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
 
 READ_SIZE = 1 << 20
@@ -51,7 +53,7 @@ class Loaded:
     """What a file holds.
 
     Attributes:
-        container: "torch zip", "torch legacy", "pickle" or "safetensors".
+        container: "torch zip", "TorchScript", "torch legacy", "pickle" or "safetensors".
         content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`, nothing
             else. Ordered dictionaries and counters are dicts, sets are lists, parameters are tensors. Tensors over the
             same elements of one storage, such as tied ones, are one object.
@@ -59,6 +61,7 @@ class Loaded:
         sha256: of the file, hexadecimal.
         notes: what was translated on the way, for people.
         budget: the work that such a file may ask for, for whoever walks through the content.
+        classes: of a TorchScript archive, whose content is its tensors by name: the class of each part by its name.
     """
 
     container: str
@@ -67,10 +70,11 @@ class Loaded:
     sha256: str
     notes: tuple[str, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(0))
+    classes: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool = False) -> Loaded:
-    """Read a file that torch.save or safetensors wrote.
+    """Read a file that torch.save, torch.jit.save or safetensors wrote.
 
     Args:
         path: the file.
@@ -95,16 +99,25 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool
             unpickler = interpreter(nested=container.nested)
         elif head.startswith(b"PK\x03\x04"):
             container = ZipFile(file, size)
-            unpickler = interpreter(container.storage)
+            scripted = container.scripted
+            unpickler = interpreter(container.storage, lenient=others and not scripted, scripted=scripted)
         elif MAGIC_BYTES in head[:40]:
             container = LegacyFile(file, size)
             unpickler = interpreter(container.storage, legacy=True)
         else:
             raise CheckpointError(_what_else(path, head, file, size))
         content = container.load(unpickler)
+        classes: dict[str, str] = {}
+        if isinstance(container, ZipFile) and container.scripted:
+            content, classes = script_state(content, budget.again())
+            if container.constants and not content:
+                raise CheckpointError(
+                    f"its {container.constants} tensors are constants of its code, without names, as torch.jit.freeze "
+                    "leaves them; save the module before it is frozen"
+                )
         names = tuple(sorted(unpickler.names))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
-        return Loaded(container.name, content, names, _sha256(file), notes, budget.again())
+        return Loaded(container.name, content, names, _sha256(file), notes, budget.again(), classes)
 
 
 def load_plain(path: Path) -> Any:

@@ -28,7 +28,7 @@ class Stub:
         class_name: the dotted name, as in the file or as an alias translated it.
         state: what the pickle would have put into __dict__; {} if nothing, or for a class or function itself.
         args: what the class or function was called with, e.g. the value of an enum's member.
-        built: what an object of `OPAQUE` was built with.
+        built: what an object of `OPAQUE` was built with, or one of `SCRIPTED` that has no attributes.
         budget: the work that the file may ask for; whoever walks through what the object holds charges it.
     """
 
@@ -95,7 +95,8 @@ _STUB_NAMES = {
     "torch.nn.modules.sparse": "Embedding EmbeddingBag",
     "torch.nn.backends.thnn": "_get_thnn_function_backend",
     "torch.nn.parameter": "Parameter",
-    "torch": "Tensor bfloat16 bool device float16 float32 float64 int16 int32 int64 int8 strided uint8",
+    "torch": "Tensor bfloat16 bool device float16 float32 float64 int16 int32 int64 int8 strided uint8 "
+    "ComplexDoubleStorage ComplexFloatStorage QInt32Storage QInt8Storage QUInt8Storage",
     "apex.fp16_utils.loss_scaler deepspeed.pt.loss_scaler deepspeed.runtime.fp16.loss_scaler": "DynamicLossScaler "
     "LossScaler",
     "argparse": "Namespace",
@@ -122,6 +123,9 @@ STUBS = frozenset(
 
 # Arrays have a state that is no dictionary: `plain_data` makes something of it.
 OPAQUE = frozenset(name for name in STUBS if name.startswith("numpy."))
+
+SCRIPTED = "__torch__."
+"""Where the classes of a TorchScript archive lie, whose code is in the archive."""
 
 # Of their objects only the content is kept: the rest says where each stands, and leads back to what it stands in.
 CONFIGS = frozenset(name for name in STUBS if name.startswith("omegaconf."))
@@ -261,6 +265,17 @@ def _number(args: tuple[Any, ...], budget: Budget) -> float:
     return args[0]
 
 
+def _same(args: tuple[Any, ...], budget: Budget) -> Any:
+    """A list or a dictionary of TorchScript, beside which its type may stand."""
+    if len(args) not in (1, 2) or type(args[0]) not in (list, dict):
+        raise CheckpointError("a list of TorchScript is not made of a list; the file is damaged")
+    return args[0]
+
+
+def _quantised(args: tuple[Any, ...], budget: Budget) -> Any:
+    raise CheckpointError("a tensor is quantised, expected plain tensors; save the weights before they are quantised")
+
+
 def _nested_file(args: tuple[Any, ...], budget: Budget) -> Any:
     raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
@@ -285,7 +300,13 @@ FUNCTIONS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_qtensor": _quantised,
     "torch._tensor._rebuild_from_type_v2": _typed_tensor,
+    "torch.jit._pickle.build_boollist": _same,
+    "torch.jit._pickle.build_doublelist": _same,
+    "torch.jit._pickle.build_intlist": _same,
+    "torch.jit._pickle.build_tensorlist": _same,
+    "torch.jit._pickle.restore_type_tag": _same,
     NESTED: _nested_file,
 }
 

@@ -25,6 +25,7 @@ from txl_export.checkpoints.files.pickle_names import (
     KNOWN,
     NESTED,
     OPAQUE,
+    SCRIPTED,
     STORAGE_TYPES,
     STUBS,
     Name,
@@ -71,6 +72,7 @@ class Unpickler:
         lenient: whether objects of any class may be made, called and filled in any way: they are stand-ins of that
             name, with which nothing can be done. Without, a name that is not known is refused.
         bare: whether the program may be one storage and nothing else, as such a file is.
+        scripted: whether objects of classes whose code lies beside the program, in `SCRIPTED`, may be made and filled.
 
     Attributes:
         budget: as given.
@@ -89,9 +91,10 @@ class Unpickler:
         nested: NestedReader | None = None,
         lenient: bool = False,
         bare: bool = False,
+        scripted: bool = False,
     ) -> None:
         self.budget = budget
-        self._nested, self._lenient, self._bare = nested, lenient, bare
+        self._nested, self._lenient, self._bare, self._scripted = nested, lenient, bare, scripted
         self._actions = _ACTIONS | _LENIENT_ACTIONS if lenient else _ACTIONS
         self._read_storage, self._legacy, self._aliases = storage, legacy, dict(aliases or {})
         if wrong := sorted(shown(target) for target in self._aliases.values() if target not in STUBS):
@@ -223,7 +226,8 @@ class Unpickler:
         self.names.add(name)
         canonical = self._canonical(name)
         # A dot in the second part reaches through attributes (module torch, name serialization.os.system): never known.
-        if not self._lenient and ("." in attribute or canonical not in KNOWN):
+        known = canonical in KNOWN or (self._scripted and canonical.startswith(SCRIPTED))
+        if not self._lenient and ("." in attribute or not known):
             raise _UnknownNameError(name)
         self._stack.append(self._classes.setdefault(canonical, Name(canonical)))
 
@@ -248,7 +252,7 @@ class Unpickler:
             return
         if type(target) is not Stub:
             raise CheckpointError(f"the pickle sets attributes of a {type(target).__name__}; the file is damaged")
-        if target.class_name in OPAQUE:
+        if target.class_name in OPAQUE or (target.class_name.startswith(SCRIPTED) and type(state) is not dict):
             target.built = state
             return
         if (self._lenient or target.class_name not in KNOWN) and type(state) is not dict:
@@ -273,6 +277,10 @@ class Unpickler:
             ):
                 root = self._storage(key, STORAGE_TYPES[kind], count)
                 self._stack.append(root if view is None else self._part(key, root, view))
+            case ("storage", Name(class_name=kind), *_) if kind.endswith("Storage") and kind not in STORAGE_TYPES:
+                raise CheckpointError(
+                    f"a storage is a {shown(kind)}; sparse, quantised and complex tensors are not read here"
+                )
             case _:
                 raise CheckpointError(
                     "the pickle refers to something outside it that is not a storage of a known type; "

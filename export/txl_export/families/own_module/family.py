@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import decode_vocabulary
-from txl_runtime.errors import UsageError, one_line
+from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
@@ -35,6 +34,7 @@ from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED
 from txl_export.options import ExportOptions
+from txl_export.proof.input_source import read_samples
 from txl_export.proof.parity import Parity
 from txl_export.proof.threads import engine_threads
 from txl_export.token_files import read_tokens
@@ -131,7 +131,7 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
         spec = replace(spec, vocabulary=options.vocabulary)
     vocabulary = _vocabulary(spec)
     if options.inputs is not None:
-        spec = replace(spec, samples=_samples(Path(options.inputs)))
+        spec = replace(spec, samples=read_samples(Path(options.inputs)))
     spec = _with_text(spec, vocabulary, options.text, options.tokens)
     with importable(source):
         batch_size, *others = options.batch_sizes
@@ -186,20 +186,6 @@ def _vocabulary(spec: StepSpec) -> bytes | None:
     if isinstance(given, Mapping):
         return msgspec.json.encode(given)
     return None if given is None else read_vocabulary_file(Path(given))
-
-
-def _samples(path: Path) -> dict[str, NDArray[Any]]:
-    """Arrays by name of an .npz file.
-
-    Raises:
-        UsageError: it is no such file.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
-        said = one_line(error)
-        raise UsageError(f"{path}: {said}; expected arrays by input name, as numpy.savez writes them") from None
 
 
 def _with_text(spec: StepSpec, vocabulary: bytes | None, text: str | Path | None, tokens: Any) -> StepSpec:

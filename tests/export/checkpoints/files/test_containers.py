@@ -92,7 +92,11 @@ FILES = {
     "a short storage": (lambda: zip_bytes([ENTRIES[0], ("a/data/0", bytes(12))]), "the file has 12 bytes"),
     "no pickle": (lambda: zip_bytes(ENTRIES[1:]), "with 0 data.pkl"),
     "two pickles": (lambda: zip_bytes([*ENTRIES, ("b/data.pkl", b"N.")]), "with 2 data.pkl"),
-    "TorchScript": (lambda: zip_bytes([*ENTRIES, ("a/code/__torch__.py", "")]), "TorchScript archive.*state_dict"),
+    "TorchScript without a module": (lambda: zip_bytes([*ENTRIES, ("a/code/x.py", "")]), "holds no module"),
+    "TorchScript of old": (
+        lambda: zip_bytes([("a/model.json", "{}"), ("a/code/x.py", ""), ("a/tensors/0", "")]),
+        r"a TorchScript archive of torch < 1\.4",
+    ),
     "big-endian": (lambda: zip_bytes([*ENTRIES, ("a/byteorder", "big")]), "big-endian"),
     "an empty zip archive": (lambda: zip_bytes([]), "zip archive"),
     "another magic number": (lambda: patched(legacy_bytes(), 2, b"\x8a\x0bl"), "did not write"),

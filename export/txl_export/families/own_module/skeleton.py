@@ -1,0 +1,287 @@
+"""The file of a model of one's own, as far as the names and shapes of its tensors tell it: FILE.py with a `build`.
+
+The layers are those of the file, so that its weights load. How they follow one another is in no tensor: `forward` calls
+them one after the other as long as the sizes fit, and says so.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from keyword import iskeyword
+from pathlib import Path
+
+from torch import Tensor
+from txl_runtime.errors import CheckpointError
+
+from txl_export.checkpoints.files.pickle_names import shown
+from txl_export.families.own_module.layers import NOT_STORED, Layer, Part, Size, layer_of, parts_of
+
+_BETWEEN = {("rows", "channels"): "x = x.unsqueeze(-1)", ("channels", "rows"): "x = x[:, :, -1]"}
+"""How what one layer gives becomes what the next one takes, by their axes."""
+_FILE = """\
+# The model of {file}, as far as the names and shapes of its tensors tell.
+# The order of the calls in `forward`, and whatever lies between them, has to come from the code that made it.{code}
+# "Verified" will mean that the bundle equals this file: compare some of its outputs with the original's too. Then:
+#
+#     txl-deploy export {module}:build --weights {file}
+
+import torch
+from torch import nn
+from txl_export import InputSpec, StateSpec, StepSpec, read_weights
+
+
+class Model(nn.{base}):
+    def __init__(self):
+        super().__init__({parts})
+        {layers}
+
+    def forward(self, {arguments}):
+        {calls}
+
+
+def build(weights):
+    model = Model()
+    model.load_state_dict(read_weights(weights))
+    inputs = [{input}]
+    states = [
+        {states}
+    ]
+    return StepSpec(model.eval(), inputs, states, outputs=["output"])
+"""
+_SEARCHED = 256
+"""How many calls are looked at for the next one."""
+_TAKEN = ("self", "features", "frames", "tokens", "output", "valid")
+_READ = "\n# The code in an archive is text that can be read: unzip -p {} '*.py'"
+
+
+def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: str) -> str:
+    """The text of a Python file whose `build` gives a `StepSpec` with these weights.
+
+    Args:
+        tensors: by dotted names.
+        classes: of the parts, where a file tells them; `Loaded.classes`.
+        file: the name of the file of weights.
+
+    Raises:
+        CheckpointError: a name cannot be written in Python.
+    """
+    top, name = parts_of(tensors, classes), shlex.quote(shown(file))
+    made = _Layers(top)
+    forward = _Forward(made)
+    length = _length(top)
+    return _FILE.format(
+        file=name,
+        code=_READ.format(name) if classes else "",
+        module=shlex.quote(f"{shown(Path(file).stem)}.py"),
+        base="Module" if length is None else "ModuleList",
+        parts="" if length is None else f"nn.Module() for _ in range({length})",
+        layers="\n        ".join(made.lines),
+        arguments=", ".join(forward.arguments),
+        calls="\n        ".join(forward.lines),
+        input=_input(forward.first),
+        states="\n        ".join(f"{state}," for state in forward.states),
+    )
+
+
+def recognised(tensors: Mapping[str, Tensor], classes: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The layers of a model as (their place in it, the calls that make them).
+
+    Raises:
+        CheckpointError: a name cannot be written in Python.
+    """
+    calls = _Layers(parts_of(tensors, classes)).calls
+    return [(call.place.removeprefix("self").lstrip("."), call.text) for call in calls if call.sized]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A layer, or the layers of a Sequential, which are called as one."""
+
+    place: str
+    layers: tuple[Layer, ...]
+    text: str
+
+    @property
+    def sized(self) -> list[Layer]:
+        return [layer for layer in self.layers if layer.takes is not None]
+
+
+class _Layers:
+    """What `__init__` makes, in the order of the file.
+
+    Attributes:
+        lines: of `__init__`.
+        calls: the layers among it.
+        buffers: tensors of no layer that is known, by their place.
+    """
+
+    def __init__(self, top: Part) -> None:
+        self.lines: list[str] = []
+        self.calls: list[_Call] = []
+        self.buffers: dict[str, Tensor] = {}
+        self._told: set[str] = set()
+        self._write(top, "self", "")
+
+    def _write(self, part: Part, place: str, name: str) -> None:
+        length = _length(part)
+        if place != "self":
+            layers = _called(part, name)
+            if layers:
+                text = ", ".join(layer.text for layer in layers)
+                text = text if layers[0] == layer_of(part, name) else f"nn.Sequential({text})"
+                self._tell(layers)
+                self.lines.append(f"{place} = {text}")
+                self.calls.append(_Call(place, layers, text))
+                return
+            listed = f"nn.ModuleList(nn.Module() for _ in range({length}))"
+            self.lines.append(f"{place} = {'nn.Module()' if length is None else listed}")
+        for key, tensor in part.tensors.items():
+            dtype = "" if tensor.is_floating_point() else f", dtype={tensor.dtype}"
+            self.lines.append(f"{place}.register_buffer({_quoted(key)}, torch.zeros({list(tensor.shape)}{dtype}))")
+            self.buffers[f"{place}.{key}"] = tensor
+        for key, child in _items(part):
+            if length is None and not _is_name(key):
+                raise CheckpointError(f"a part is named {shown(key)!r}, which is no name in Python; write it by hand")
+            self._write(child, f"{place}.{key}" if length is None else f"{place}[{key}]", key)
+
+    def _tell(self, layers: tuple[Layer, ...]) -> None:
+        for kind in dict.fromkeys(layer.kind for layer in layers):
+            if kind in NOT_STORED and kind not in self._told:
+                self.lines.append(f"# Not in the file, of every {kind}: {NOT_STORED[kind]}.")
+                self._told.add(kind)
+
+
+def _called(part: Part, name: str) -> tuple[Layer, ...]:
+    """The layer that a part is, or those of a Sequential of nothing but layers without a state; none for the rest."""
+    layer = layer_of(part, name)
+    if layer is not None or part.kind != "torch.nn.modules.container.Sequential":
+        return (layer,) if layer is not None else ()
+    layers = [layer_of(child, key) for key, child in _items(part)]
+    known = tuple(layer for layer in layers if layer is not None and not layer.states)
+    return known if len(known) == len(layers) == _length(part) and not part.tensors else ()
+
+
+def _length(part: Part) -> int | None:
+    """How many places a list has whose parts are all numbered; None for another module.
+
+    Raises:
+        CheckpointError: the numbers are far apart.
+    """
+    if not part.parts or not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in part.parts):
+        return None
+    length = max(map(int, part.parts)) + 1
+    if length > 64 + 4 * len(part.parts):
+        raise CheckpointError(f"a part has the number {length - 1} of {len(part.parts)} parts; write it by hand")
+    return length
+
+
+def _items(part: Part) -> list[tuple[str, Part]]:
+    """Its parts: in the order of the file, those of a list by their numbers."""
+    items = list(part.parts.items())
+    return items if _length(part) is None else sorted(items, key=lambda item: int(item[0]))
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None and not iskeyword(text)
+
+
+def _quoted(value: Size) -> str:
+    return f'"{value}"' if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_]*", value) else ascii(value)
+
+
+class _Forward:
+    """The calls, one after the other as long as what one gives is what the next one takes.
+
+    Of several that fit it is the next one in the file, and from its end on the first.
+
+    Attributes:
+        first: the layer that takes the input; None where none has a size.
+        arguments, lines: of `forward`.
+        states: specifications.
+    """
+
+    def __init__(self, made: _Layers) -> None:
+        self.lines = ["# TODO: is this the order of the calls, and does nothing lie between them?"]
+        self.arguments, self.states = ["x"], list[str]()
+        self._free = dict(made.buffers)
+        groups: list[list[_Call]] = []
+        for call in made.calls:  # what has no sizes is called before the next one that has
+            if not groups or groups[-1][-1].sized:
+                groups.append([])
+            groups[-1].append(call)
+        end = [] if not groups or groups[-1][-1].sized else groups.pop()
+        self.first = _beginning([group[-1].sized for group in groups])
+        self._axes, self._width = ("", None) if self.first is None else (self.first.axes, self.first.takes)
+        while group := next((group for group in groups[:_SEARCHED] if self._fits(group[-1].sized[0])), None):
+            at = groups.index(group)
+            groups = groups[at + 1 :] + groups[:at]
+            for call in group:
+                self._call(call)
+        if groups:
+            groups.append(end)
+        else:
+            for call in end:
+                self._call(call)
+        if left := [*(call.place for group in groups for call in group), *map(shown, self._free)]:
+            self.lines += ["# TODO: not used yet:", *(f"#   {place}" for place in left)]
+        self.lines.append(f"return {', '.join(self.arguments)}")
+
+    def _fits(self, layer: Layer) -> bool:
+        """Whether x can go into it."""
+        return layer.takes == self._width and (self._axes, layer.axes) in {(self._axes, self._axes), *_BETWEEN}
+
+    def _call(self, call: _Call) -> None:
+        layer = call.layers[0]
+        if call.sized:
+            if call.sized[0].axes != self._axes:
+                self.lines.append(_BETWEEN[self._axes, call.sized[0].axes])
+            last = call.sized[-1]
+            self._axes, self._width = "rows" if last.axes == "tokens" else last.axes, last.gives
+        names = [self._state(call, shape, role) for shape, role in zip(layer.states, ("hidden", "cell"), strict=False)]
+        carried = f"({', '.join(names)})" if len(names) > 1 else "".join(names)
+        if not names:
+            self.lines.append(f"x = {call.place}(x)")
+        elif layer.kind.endswith("Cell"):
+            self.lines += [f"{', '.join(names)} = {call.place}(x, {carried})", f"x = {names[0]}"]
+        else:
+            self.lines += [f"x, {carried} = {call.place}(x.unsqueeze(0), {carried})", "x = x.squeeze(0)"]
+
+    def _state(self, call: _Call, shape: tuple[Size, ...], role: str) -> str:
+        """The name of a state. A buffer of its shape for one sequence names it, and is what it starts as."""
+        name, initial, alone = role, "", tuple(1 if size == "B" else size for size in shape)
+        fitting = {place.rpartition(".")[2]: place for place, one in self._free.items() if tuple(one.shape) == alone}
+        if named := sorted(filter(_is_name, fitting), key=lambda name: ("cell" in name) != (role == "cell")):
+            name = named[0]
+            self._free.pop(fitting[name])
+            first = ", ".join([*[":"] * shape.index("B"), "0"])
+            initial = f", initial=model{fitting[name].removeprefix('self')}[{first}]"
+        if name in (*self.arguments, *_TAKEN):
+            name = re.sub(r"[\W_]+", "_", f"{call.place.removeprefix('self.')}_{role}")
+        self.arguments.append(name)
+        self.states.append(f'StateSpec("{name}", ({", ".join(map(_quoted, shape))}){initial})')
+        return name
+
+
+def _beginning(chains: list[list[Layer]]) -> Layer | None:
+    """The first layer that takes what no other gives; the first of all where each takes what another gives."""
+    given = Counter(chain[-1].gives for chain in chains)
+    own = (chain[0].takes == chain[-1].gives for chain in chains)
+    free = [chain[0] for chain, itself in zip(chains, own, strict=True) if given[chain[0].takes] == itself]
+    tokens = [chain[0] for chain in chains if chain[0].axes == "tokens"]
+    return next(iter([*tokens, *free, *(chain[0] for chain in chains)]), None)
+
+
+def _input(first: Layer | None) -> str:
+    """The specification of what the first layer takes."""
+    if first is None:
+        return 'InputSpec("features", ("B", 1))'
+    if first.axes == "tokens":
+        return f'InputSpec("tokens", ("B",), tokens={first.takes})'
+    if first.axes == "rows":
+        return f'InputSpec("features", ("B", {first.takes}))'
+    kernel = first.sizes[2] if isinstance(first.sizes[2], tuple) else (first.sizes[2],) * int(first.kind[4])
+    return f'InputSpec("frames", ("B", {", ".join(map(str, (first.takes, *kernel)))}))'

@@ -1,0 +1,170 @@
+"""A bundle beside an ONNX file from elsewhere: its states are fed back, and where the two part is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import txl_export
+from onnx import TensorProto, helper, numpy_helper
+from step_models import B, Graph, StepModel, state
+from txl_export.proof.outside import SEGMENTS
+from txl_runtime.bundle.tables import Input, Output
+from txl_runtime.errors import UsageError
+
+FEATURES, WIDTH = 3, 4
+WEIGHTS = np.random.default_rng(0).normal(size=(FEATURES, WIDTH)).astype(np.float32)
+
+
+def bundle(path: Path) -> Path:
+    """h' = 0.9 h + x W, and h' is returned."""
+    model = StepModel(
+        inputs=(Input(name="x", dtype="float32", shape=("B", FEATURES), role="feature"),),
+        outputs=(Output(name="y", dtype="float32", shape=("B", WIDTH)),),
+        states=(state("h", (B, WIDTH), 0),),
+        streams="lockstep",
+    )
+    graph = Graph()
+    kept = graph.add("Mul", ["state.h.in", graph.constant(0.9, np.float32)])
+    graph.add("Add", [kept, graph.add("MatMul", ["x", graph.constant(WEIGHTS)])], "y")
+    graph.add("Identity", ["y"], "state.h.out")
+    model.add("step-1", 1, graph)
+    return model.write(path)
+
+
+def outside(
+    path: Path,
+    names: tuple[str, str, str, str] = ("input", "state", "output", "stateN"),
+    kept: float = 0.9,
+    weights: np.ndarray = WEIGHTS,
+    rate: bool = False,
+    batch: int | str = "batch",
+) -> Path:
+    """The same as others would have exported it, or almost the same."""
+    x, h, y, after = names
+    nodes = [
+        helper.make_node("Mul", [h, "kept"], ["faded"]),
+        helper.make_node("MatMul", [x, "weights"], ["seen"]),
+        helper.make_node("Add", ["faded", "seen"], ["sum"]),
+        helper.make_node("Mul", ["sum", "scale"], [y]),
+        helper.make_node("Identity", [y], [after]),
+    ]
+    if rate:
+        nodes.insert(0, helper.make_node("Cast", ["sr"], ["rate"], to=TensorProto.FLOAT))
+        nodes.insert(1, helper.make_node("Div", ["rate", "usual"], ["scale"]))
+    constants = [("kept", kept), ("weights", weights), *([("usual", 16000)] if rate else [("scale", 1)])]
+    inputs = [(x, [batch, FEATURES]), (h, [batch, WIDTH])]
+    graph = helper.make_graph(
+        nodes,
+        "elsewhere",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs]
+        + ([helper.make_tensor_value_info("sr", TensorProto.INT64, [])] if rate else []),
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, WIDTH]) for name in (y, after)],
+        [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in constants],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bundle(tmp_path_factory.mktemp("made") / "step.txl")
+
+
+def arrays(path: Path, **values: Any) -> Path:
+    np.savez(path, **values)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "states"),
+    [
+        (("input", "state", "output", "stateN"), None),
+        (("obs", "h_in", "actions", "h_out"), None),
+        (("x", "cache", "y", "new_cache"), None),
+        (("x", "before", "y", "after"), {"before": "after"}),
+    ],
+    ids=str,
+)
+def test_the_same_model_from_elsewhere_agrees_over_all_segments(
+    names: Any, states: Mapping[str, str] | None, made: Path, tmp_path: Path
+) -> None:
+    parity = txl_export.verify(made, against=outside(tmp_path / "a.onnx", names), states=states)
+    assert parity.passed
+    assert parity.reference == f"a.onnx, {SEGMENTS} segments of 1"
+    (gate,) = parity.gates
+    assert gate.name == "y max abs (relative)"
+    assert gate.value is not None
+    assert gate.value < 1e-6
+
+
+def test_a_state_may_begin_as_something_else_than_zeros(made: Path, tmp_path: Path) -> None:
+    given = arrays(tmp_path / "a.npz", state=np.ones((B, WIDTH)))
+    parity = txl_export.verify(made, against=outside(tmp_path / "a.onnx"), inputs=given)
+    assert "y in segment 1 of" in parity.told, "the bundle begins with zeros"
+
+
+def test_an_output_may_be_the_state_and_further_outputs_are_no_matter(made: Path, tmp_path: Path) -> None:
+    path = outside(tmp_path / "a.onnx", ("x", "h", "y", "after"))
+    assert txl_export.verify(made, against=path, states={"h": "y"}, segments=9).passed
+
+
+def test_other_weights_part_in_the_first_segment(made: Path, tmp_path: Path) -> None:
+    parity = txl_export.verify(made, against=outside(tmp_path / "a.onnx", weights=WEIGHTS * np.float32(1.01)))
+    assert not parity.passed
+    assert "they part first at y in segment 1 of 200" in parity.told
+
+
+def test_a_state_that_is_kept_otherwise_parts_later(made: Path, tmp_path: Path) -> None:
+    parity = txl_export.verify(made, against=outside(tmp_path / "a.onnx", kept=0.89), segments=9)
+    assert not parity.passed
+    assert "y in segment 2 of 9" in parity.told
+
+
+def test_what_the_file_takes_besides_and_real_inputs_come_from_a_file(made: Path, tmp_path: Path) -> None:
+    path = outside(tmp_path / "a.onnx", rate=True)
+    with pytest.raises(UsageError, match=r"a\.onnx: takes input, sr beside states, .* by --inputs FILE\.npz"):
+        txl_export.verify(made, against=path)
+    real = np.random.default_rng(1).normal(size=(2, FEATURES))
+    given = arrays(tmp_path / "a.npz", x=real, sr=np.int64(16000))
+    assert txl_export.verify(made, against=path, inputs=given, segments=5).passed
+    given = arrays(tmp_path / "a.npz", x=real, sr=np.int64(8000))
+    assert not txl_export.verify(made, against=path, inputs=given, segments=5).passed
+    given = arrays(tmp_path / "a.npz", x=real * 0, sr=np.int64(8000))
+    assert txl_export.verify(made, against=path, inputs=given, segments=5).passed, "it is these that are read"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no such output": ({}, {"states": {"state": "nothing"}}, r"has no nothing, it takes input, state and gives output"),
+    "a state nobody knows": (
+        {"names": ("x", "before", "y", "after")},
+        {},
+        r"takes x, before beside states, the bundle has x, expected the same names; give --state IN=OUT",
+    ),
+    "another number of sequences": ({"batch": 2}, {}, r"a\.onnx: does not run: .*see the shapes that it takes"),
+    "beside a checkpoint": ({}, {"checkpoint": "a.pt"}, "--against is given beside what else"),
+    "inputs without one": ({}, {"inputs": {"z": np.zeros(2)}}, r"a\.onnx: has no z, it takes input, state"),
+    "text as inputs": ({}, {"inputs": {"state": np.array(["a"])}}, "state is float, which no array is made of"),
+    "inputs of another shape": ({}, {"inputs": {"x": np.zeros((2, 7))}}, r"--inputs has x of \[2, 7\], expected"),
+    "no such file": ({}, {"against": "nowhere.onnx"}, "ONNX Runtime does not open it"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compared_is_refused_in_one_line(case: str, made: Path, tmp_path: Path) -> None:
+    other, options, said = REFUSED[case]
+    options = {"against": outside(tmp_path / "a.onnx", **other)} | options
+    if isinstance(options.get("inputs"), dict):
+        options["inputs"] = arrays(tmp_path / "a.npz", **options["inputs"])
+    with pytest.raises(UsageError, match=said) as refusal:
+        txl_export.verify(made, **options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_options_of_a_comparison_need_a_file(made: Path) -> None:
+    with pytest.raises(UsageError, match="--inputs and --state are for --against"):
+        txl_export.verify(made, states={"a": "b"})
