@@ -52,7 +52,7 @@ class Driver:
             "name": "reader.py",
             "version": "1.0",
             "engine": f"ONNX Runtime {ort.__version__}",
-            "supports": SUPPORTS,
+            "supports": SUPPORTS.split(),
         }
 
     def load(self, r: Request) -> Reply:

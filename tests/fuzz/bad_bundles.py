@@ -31,6 +31,10 @@ BASES = {
 }
 REFUSED, WHEN_USED, SELF_TEST, LOADS = "refused", "refused when used", "self-test fails", "loads"
 HARMLESS = "loads or refused"
+CLOSED = "an engine sees only graphs of a closed list of operators and attributes, with bounded sizes"
+PROPORTION = "reading a file takes time and memory in proportion to its size"
+STRANGERS = [CLOSED, PROPORTION]
+"""The promises of whoever opens bundles of strangers; a reader that does not is not held to them."""
 Change = dict[str, Any]
 MANIFEST, WEIGHTS, GRAPH, VECTORS = "manifest.json", "weights.safetensors", "step-1.onnx", "selftest.npz"
 
@@ -51,7 +55,13 @@ def write(folder: Path) -> None:
         (folder / "files" / name).write_bytes(data)
     listed = list(cases())
     assert len({case["name"] for case in listed}) == len(listed)
-    document = {"format": "txl-deploy.bad-bundles", "version": 1, "bases": BASES, "cases": listed}
+    document = {
+        "format": "txl-deploy.bad-bundles",
+        "version": 1,
+        "bases": BASES,
+        "strangers": STRANGERS,
+        "cases": listed,
+    }
     lines = json.dumps(document, indent=1, ensure_ascii=True)
     (folder / "index.json").write_text(lines + "\n", "utf-8")
 
@@ -157,7 +167,7 @@ def _names() -> Iterator[dict[str, Any]]:
 def _manifests() -> Iterator[dict[str, Any]]:
     """Manifests that are none, or whose fields are of the wrong kind, too large, or contradict."""
     typed, agree = "every field has the type and range that the format says", "the tables of a manifest agree"
-    bounded = "reading a file takes time and memory in proportion to its size"
+    bounded = PROPORTION
     for short, data in {"list": b"[]", "text": b'"a"', "zero": b"\0", "cut-utf8": b'{"format":"\xc3"}'}.items():
         bad = change("write", MANIFEST, hex=data.hex())
         yield case(f"manifest-{short}", "step", f"the manifest is {data!r}", typed, REFUSED, bad)
@@ -263,7 +273,7 @@ def _manifests() -> Iterator[dict[str, Any]]:
 
 def _graphs() -> Iterator[dict[str, Any]]:
     """Graphs that are hashed and hostile."""
-    promise = "an engine sees only graphs of a closed list of operators and attributes, with bounded sizes"
+    promise = CLOSED
     for name in graphs():
         expected = SELF_TEST if name == "good" else REFUSED
         put, listed = change("put", GRAPH, **{"from": f"{name}.onnx"}), change("list", GRAPH)

@@ -442,7 +442,7 @@ class Odd(Driver):
         self.opened += isinstance(request, dict) and request.get("do") == "open"
         if self.manner == "lacks" and isinstance(request, dict) and request.get("do") == "hello":
             hello = super().answer(request)
-            hello["ok"]["supports"] = ["padding", "initial", "lockstep"]
+            hello["ok"]["supports"] = ["padding", "initial", "lockstep", "selftest", "text"]
             return hello
         if self.manner == "rounds":
             return rounded(super().answer(request))

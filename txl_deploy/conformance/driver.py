@@ -94,10 +94,11 @@ class Driver:
         tokens, counts = unpacked(request["tokens"]), request["counts"]
         drawn = self.stream.generate(tokens, request["count"], lengths=counts, logprobs=True, **options)
         found = [(token, drawn.logprobs) for token in drawn]
-        return {
-            name: packed(np.stack(arrays))
-            for name, arrays in zip(("tokens", "logprobs"), zip(*found, strict=True), strict=True)
-        }
+        shape = len(found), self.stream.batch_size
+        arrays = {"tokens": np.zeros(shape, np.int32), "logprobs": np.zeros(shape, np.float32)}
+        for place, (tokens, logprobs) in enumerate(found):
+            arrays["tokens"][place], arrays["logprobs"][place] = tokens, logprobs
+        return {name: packed(array) for name, array in arrays.items()}
 
     def _do_reset(self, request: Json) -> Json:
         self.stream.reset(request["rows"])

@@ -344,9 +344,7 @@ def test_a_provider_that_is_too_old_for_a_graph_says_which_version_is_not(built)
 
         ort.InferenceSession, ort.__version__ = session, "1.24.4"
 
-    with pytest.raises(
-        BundleError, match=r"expected ONNX Runtime 1\.25 or newer for opset 24, and this is 1\.24\.4"
-    ):
+    with pytest.raises(BundleError, match=r"expected ONNX Runtime 1\.25 or newer for opset 24, and this is 1\.24\.4"):
         opened(built("ring"), change=fail)
 
 
