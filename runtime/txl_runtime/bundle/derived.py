@@ -32,8 +32,8 @@ def says_nothing(tables: Tables) -> bool:
 
 
 def differences(tables: Tables) -> Iterator[str]:
-    """Where a manifest says something else than its tables imply, one sentence each."""
-    for side, rows in _implied(tables).items():
+    """Where a manifest says something else than its tables imply, one sentence each; none where it says nothing."""
+    for side, rows in ({} if says_nothing(tables) else _implied(tables)).items():
         for found, expected in zip(getattr(tables, side), rows, strict=True):
             for name in DERIVED[side]:
                 if getattr(found, name) != getattr(expected, name):
