@@ -470,6 +470,6 @@ class Stream:
             piece = {name: array[:, at : to[name]] if name in long else array for name, array in arrays.items()}
             for name, value in self._step(piece, size, valid, True).items():
                 part = outputs[name][:, at : at + size] if name in long else outputs[name]
-                part[:] = value
+                part[valid > 0] = value[valid > 0]
         newest = np.arange(self.b), np.maximum(ends, 1) - 1
         return {name: value[newest] if last and name in long else value for name, value in outputs.items()}

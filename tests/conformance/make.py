@@ -33,6 +33,7 @@ FIXTURES = ROOT / "tests" / "fixtures"
 
 import step_models  # noqa: E402
 from plain_draws import by_the_whole  # noqa: E402
+from safetensors.numpy import load, save  # noqa: E402
 from support import random_state, save_checkpoint, small_config  # noqa: E402
 
 from txl_deploy.conformance.driver import Driver  # noqa: E402
@@ -50,6 +51,13 @@ WORDS = {
     "delimiter": "",
     "lower_case": True,
 }
+TABLED = {
+    "kind": "words",
+    "symbols": ["<s>", "</s>", "the", "tide", "Tide", "\u00fc", "b\u3000c", "a,", "<bad>"],
+    "line_start": 0,
+    "line_end": 1,
+}
+PARTED = {"kind": "words", "symbols": ["", " a", "b c", "<unk>", *SYMBOLS[:26]], "unknown": 3, "delimiter": ", "}
 STEPS = {"segment_length": (4, 1)}
 SMALL = {"n_layer": 2, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 12, "d_embed": 8}
 Bundle = Callable[[Path], object]
@@ -146,12 +154,64 @@ def lockstep(path: Path) -> None:
     sealed(model, path)
 
 
-def sealed(model: step_models.StepModel, path: Path) -> None:
+def sealed(model: step_models.StepModel, path: Path, vocabulary: dict[str, Any] | None = None) -> None:
     """Write a bundle whose graphs were made by hand, in the format as it is now."""
+    import msgspec
     from txl_export.bundle.sealing import seal
     from txl_runtime.bundle.reading import open_bundle
 
-    seal(path, open_bundle(model.write(path)).manifest)
+    manifest = open_bundle(model.write(path)).manifest
+    if vocabulary is not None:
+        (path / "vocabulary.json").write_text(json.dumps(vocabulary), "utf-8")
+        manifest = msgspec.structs.replace(manifest, vocabulary="vocabulary.json")
+    seal(path, manifest)
+
+
+def table(path: Path) -> None:
+    """Log-probabilities that a table has for each token: no engine computes them, so that some tie, and some are not
+    numbers; and a count of tokens, which is also an output without positions, too large to be exact as a float32.
+    """
+    from txl_runtime.bundle.tables import Input, Output
+
+    rows = np.full((len(TABLED["symbols"]),) * 2, -np.inf)
+    rows[0, :8] = np.log(1 / 8)
+    rows[1, [2, 5]] = np.log(1 / 2)
+    rows[2, :8] = np.log([1 / 4, 1 / 8, 1 / 16, 1 / 4, 1 / 16, 1 / 8, 1 / 16, 1 / 16])
+    rows[3:8, :8] = np.log([1 / 128, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128])
+    rows[8] = np.nan
+    width = len(rows)
+    model = step_models.StepModel(
+        inputs=(
+            Input(name="tokens", dtype="int32", shape=("B", "L"), role="tokens", vocab=width),
+            Input(name="valid", dtype="int32", shape=("B",), role="valid"),
+        ),
+        outputs=(
+            Output(name="logprobs", dtype="float32", shape=("B", "L", width), role="logprobs"),
+            Output(name="so_far", dtype="int32", shape=("B",)),
+        ),
+        states=(step_models.state("count", (step_models.B,), 0, "int32", initial=2.0**24),),
+        lengths="valid",
+    )
+    for length in (4, 1):
+        graph = step_models.Graph()
+        graph.add("Gather", [graph.constant(rows, np.float32), "tokens"], "logprobs")
+        graph.add("Add", ["state.count.in", "valid"], "state.count.out")
+        graph.add("Identity", ["state.count.out"], "so_far")
+        model.add(f"step-{length}", length, graph)
+    sealed(model, path, TABLED)
+
+
+def untrue(path: Path) -> None:
+    """A policy whose stored vectors are those of another model, by a little."""
+    from txl_export.bundle.sealing import seal
+    from txl_runtime.bundle.reading import open_bundle
+
+    own("policy")(path)
+    manifest = open_bundle(path).manifest
+    stored = path / "selftest.safetensors"
+    tensors = load(stored.read_bytes())
+    stored.write_bytes(save({**tensors, "output/value": tensors["output/value"] + np.float32(0.01)}))
+    seal(path, manifest)
 
 
 def frozen(path: str) -> Bundle:
@@ -163,7 +223,7 @@ ZEROS = {"memory_start": "zeros", "pre_lnorm": True, "attention_bias": True}
 BUNDLES: dict[str, tuple[list[str], Bundle]] = {
     "ring": ([], transformer({}, WORDS, batch_size=3)),
     "rolled": (["format1"], frozen("format1/plain10")),
-    "hidden": ([], transformer({}, memory="hidden", batch_size=2)),
+    "hidden": ([], transformer({}, PARTED, memory="hidden", batch_size=2)),
     "clusters": (
         ["clusters"],
         transformer(
@@ -174,11 +234,13 @@ BUNDLES: dict[str, tuple[list[str], Bundle]] = {
     "int8": (["int8"], transformer({"d_model": 16, "d_head": 8, "d_embed": 16}, precision="int8", batch_size=2)),
     "half": (["half"], transformer({}, precision="fp16", batch_size=2)),
     "policy-1": ([], own("policy")),
+    "untrue": ([], untrue),
     "policy-16": (["open"], own("policy", batch_size=16)),
     "lookahead": (["lookahead"], own("hearing", batch_size=2)),
     "stages": (["grows"], own("growing", growth="stages", segment_length=4)),
     "growing": (["grows", "old"], frozen("release_0_8/growing")),
     "lockstep": (["lockstep"], lockstep),
+    "table": ([], table),
     "axes": (["axes"], lambda path: sealed(step_models.recurrent(), path)),
     "format1": (["format1"], frozen("format1/kv")),
     "release-0.8": (["old", "clusters"], frozen("release_0_8/clusters")),
@@ -197,6 +259,30 @@ def settled(data: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + data[end:]
 
 
+def opened(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors and texts of a safetensors file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    facts: dict[str, str] = json.loads(data[8:end])["__metadata__"]
+    return load(data), facts
+
+
+def closed(tensors: dict[str, Any], facts: dict[str, str]) -> str:
+    """Tensors as bytes of a safetensors file, one behind the other as they are here."""
+    header: dict[str, Any] = {"__metadata__": facts}
+    data = b""
+    for name, array in tensors.items():
+        kind = {"float32": "F32", "int32": "I32", "bool": "BOOL", "float16": "F16"}[array.dtype.name]
+        header[name] = {
+            "dtype": kind,
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return packed_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
 class Composer:
     """Asks Python's driver, and keeps every request with its reply."""
 
@@ -208,6 +294,10 @@ class Composer:
         self.most_b, self.lengths, self.longest = m.batch_size, m.segment_lengths, m.segment_lengths[0]
         self.fluent = m.tokens is not None and m.logprobs is not None and m.can.feed_freely
         self.apart, self.counted, self.exact = m.can.run_apart, m.can.count_rows, m.lengths == "exact"
+        self.ids = (m.vocab_size or 1) - (path.name == "table")  # after the last one of which nothing can be drawn
+        self.again = bool(
+            {"old", "format1", "int8", "half", "clusters"} & set(shows)
+        )  # what others show holds here too
         self.vectors: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.b, self.elsewhere = 0, ""
@@ -261,7 +351,7 @@ class Composer:
         for entry in self.manifest.given:
             sizes = entry.sizes(self.b, length)
             if entry.role == "tokens":
-                array = self.draws.integers(0, entry.vocab or 1, sizes).astype(np.int32)
+                array = self.draws.integers(0, self.ids, sizes).astype(np.int32)
             else:
                 array = self.draws.normal(size=sizes) * 1.5
                 array = array > 1 if entry.dtype == "bool" else array.astype(entry.dtype)
@@ -287,7 +377,7 @@ class Composer:
         self.ask("feed", inputs=self.arrays(length, counts), counts=counts, last=last)
 
     def tokens(self, length: int) -> dict[str, Any]:
-        return packed(self.draws.integers(0, self.manifest.vocab_size, (self.b, length)).astype(np.int32))
+        return packed(self.draws.integers(0, self.ids, (self.b, length)).astype(np.int32))
 
     def score(self, length: int = 9) -> None:
         """What tokens cost."""
@@ -355,23 +445,30 @@ class Composer:
         self.ask("select", rows=list(rows))
         self.b = len(rows)
 
-    def warm(self, segments: int = 3) -> None:
+    def warm(self, segments: int = 0) -> None:
         """Some segments, so that sequences differ and have come differently far."""
-        for _ in range(segments):
+        for _ in range(segments or (2 if self.again else 3)):
             self.run()
 
     def compose(self) -> None:
         """Every vector of the bundle."""
         updates = [rule for rule in self.manifest.updates if rule != "none"]
+        if self.path.name == "untrue":
+            self.begin("selftest", updates[0], 1)
+            assert not self.ask("selftest")["ok"]["passed"]
+            return
         for rule in updates:
             if rule == updates[0] or self.path.name == "ring":  # elsewhere the other rule is tried at random alone
                 self.of_segments(rule)
             self.random(rule)
             if self.fluent and rule == updates[0]:
-                self.of_tokens(rule)
+                self.of_table(rule) if self.path.name == "table" else self.of_tokens(rule)
+                self.of_texts(rule)
         if any(name.startswith("selftest.") for name in self.manifest.files):
             self.begin("selftest", updates[0], 1)
             self.ask("selftest")
+        if not self.again:
+            self.of_edges(updates[0])
 
     def of_segments(self, rule: str) -> None:
         """What any model has."""
@@ -401,15 +498,16 @@ class Composer:
                 self.run("idle", garbage=True), self.state()
         if self.counted:
             self.begin("fill", rule, b)
-            for _ in range(5):
+            for _ in range(3 if self.again else 5):
                 self.run(), self.state()
-            self.begin("limit fill", rule, b, max(1, self.manifest.memory_length // 2))
-            self.warm(4), self.state(), self.ask("reset", rows=[0]), self.state(), self.warm(2), self.state()
+            if not self.again:
+                self.begin("limit fill", rule, b, max(1, self.manifest.memory_length // 2))
+                self.warm(4), self.state(), self.ask("reset", rows=[0]), self.state(), self.warm(2), self.state()
         if rule == "ring":
             self.begin("spill fill", rule, b)
-            for _ in range(6):
-                self.run("all", long), self.run(), self.run()
-            self.state(), self.feed(4 * long), self.state()
+            for _ in range(3 if self.again else 6):
+                self.run("all", 1 if self.again else long), self.run(), self.run()
+            self.state(), self.feed(4 * long, last=self.again), self.state()
         self.refusals(rule)
 
     def of_states(self, rule: str) -> None:
@@ -467,6 +565,130 @@ class Composer:
             self.ask(do, refused=True, **request)
         self.state(), self.run("all"), self.state()
 
+    def of_edges(self, rule: str) -> None:
+        """Where counts, limits and snapshots are as small, as large or as odd as they may be."""
+        if self.counted:
+            self.limits(rule)
+        if rule != "ring":  # what follows has nothing to do with where rows stand
+            self.of_cuts(rule)
+            self.refused_later(rule)
+
+    def of_cuts(self, rule: str) -> None:
+        """Sequences that are idle in all of a feed, or end where a segment does; steps in which nothing counts."""
+        b, long = self.most_b, self.longest
+        cuts = [0, 2 * long, *([2 * long + 1, long] if 1 in self.lengths else [long])]
+        for last in (False, True):
+            self.begin("cut last idle" if self.apart else "cut last lockstep", rule, b)
+            counts = [cuts[(row + last) % len(cuts)] for row in range(b)] if self.apart else None
+            self.ask("feed", inputs=self.arrays(max(cuts)), counts=counts, last=last), self.state()
+            self.ask("feed", inputs=self.arrays(2 * long), counts=None, last=last), self.state()
+            nothing = {"inputs": self.arrays(long), "counts": [0] * b}
+            self.ask("run", **nothing, commit=True), self.ask("feed", **nothing, last=last), self.state()
+        self.begin("reset", rule, b)
+        self.run("all"), self.ask("reset", rows=[]), self.state()
+
+    def limits(self, rule: str) -> None:
+        """Streams that keep few rows or none."""
+        b, most = self.most_b, self.manifest.memory_length
+        self.begin("fill", rule, b)
+        self.feed(most + 1, last=True, kind="all"), self.ask("save")
+        full = self.saved
+        self.begin("limit fill snapshot", rule, b, most // 2 - 1)
+        self.ask("restore", bytes=full), self.state(), self.run("all", 1), self.run("all", 1), self.ask("save")
+        self.begin("limit fill", rule, b, 0)
+        self.run("all"), self.state(), self.ask("reset", rows=[0]), self.run("all", 1), self.state()
+        tensors, facts = opened(unpacked_bytes(full))
+        self.begin("snapshot", rule, b)
+        without = {name: tensors[name] for name in sorted(tensors, reverse=True) if name != "head"}
+        self.ask("restore", bytes=closed(without, {"another": "word", **facts})), self.state(), self.run("all")
+        if "head" in tensors:
+            heads = np.array([2**31 - 1, -1, 1000][:b], np.int32)
+            self.ask("restore", bytes=closed({**tensors, "head": heads}, facts)), self.run("all"), self.ask("save")
+
+    def refused_later(self, rule: str) -> None:
+        """What has to be refused though its first part, or most of it, is right."""
+        b, long = self.most_b, self.longest
+        self.begin("refusals", rule, b)
+        self.run("all"), self.ask("save")
+        full = self.saved
+        tensors, facts = opened(unpacked_bytes(full))
+        self.run("all")
+        good = self.arrays(long)
+        name, entry = next((entry.name, entry) for entry in self.manifest.given)
+        other = np.float32 if entry.role == "tokens" else np.bool_
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("open", {"b": b + 1, "memory_length": None}),
+            ("open", {"b": 0, "memory_length": None}),
+            ("open", {"b": b, "memory_length": (self.manifest.memory_length if self.counted else 0) + 1}),
+            ("select", {"rows": []}),
+            ("select", {"rows": [-1]}),
+            ("reset", {"rows": [-1]}),
+            ("run", {"inputs": good, "counts": [-1] * b, "commit": True}),
+            ("run", {"inputs": {**good, name: packed(unpacked(good[name]).astype(other))}, "counts": None}),
+            ("restore", {"bytes": closed(tensors, {**facts, "model_id": "0" * 64})}),
+            ("restore", {"bytes": closed({**tensors, "another": np.zeros(b, np.float32)}, facts)}),
+            ("restore", {"bytes": closed({each: tensors[each] for each in sorted(tensors)[:-1]}, facts)}),
+        ]
+        if self.counted:
+            for fill in (self.manifest.memory_length + 1, -1):
+                fills = np.array([fill, *tensors["fill"][1:]], np.int32)
+                wrong.append(("restore", {"bytes": closed({**tensors, "fill": fills}, facts)}))
+        if self.apart and b > 1:
+            self.ask("take", row=0)
+            wrong += [("restore", {"bytes": None}), ("put", {"row": 0, "bytes": full})]
+        if self.exact and long > 1:
+            counts = [long - 1] * b
+            wrong.append(("run", {"inputs": good, "counts": counts, "commit": True}))
+        if not self.apart and b > 1:
+            wrong += [("run", {"inputs": good, "counts": [0, *[long] * (b - 1)], "commit": True})]
+            wrong += [("reset", {"rows": [0]}), ("take", {"row": 0})]
+        if self.fluent:
+            ids = unpacked(self.tokens(2 * long + 1)).copy()
+            ids[0, -1] = -1
+            late, prompt = packed(ids), {"tokens": self.tokens(2), "counts": None, "count": 2, "seed": 0}
+            fair = {"temperature": 1.0, "top_k": None, "top_p": None}
+            wrong += [
+                ("feed", {"inputs": {name: late}, "counts": None, "last": True}),
+                ("score", {"tokens": late, "counts": None}),
+                ("generate", {**prompt, **fair, "tokens": late}),
+                ("generate", {**prompt, **fair, "counts": [0] * b}),
+                ("generate", {**prompt, **fair, "temperature": -1.0}),
+                ("generate", {**prompt, **fair, "top_k": 0}),
+                ("generate", {**prompt, **fair, "top_p": 0.0}),
+                ("generate", {**prompt, **fair, "top_p": 1.5}),
+            ]
+        for do, request in wrong:
+            commit = {"commit": True} if do == "run" else {}
+            self.ask(do, refused=True, **{**request, **commit})
+        self.state(), self.run("all"), self.state()
+
+    def of_table(self, rule: str) -> None:
+        """What depends on the last bit of a log-probability where an engine computes it."""
+        fair = {"temperature": 1.0, "top_k": None, "top_p": None}
+
+        def draw(shows: str, *prompts: int, seed: int = 3, count: int = 1, **options: Any) -> None:
+            self.begin(shows, rule, len(prompts))
+            tokens = packed(np.array(prompts, np.int32)[:, None])
+            for _ in range(2):  # a second call begins its random numbers anew
+                self.ask("generate", tokens=tokens, counts=None, count=count, seed=seed, **{**fair, **options})
+            self.state()
+
+        draw("greedy", 0, 1, 2, temperature=0.0, count=3)
+        for seed in (0, 5, 2**32 - 1, 2**32 + 5, 2**63 + 5, 2**64 + 5, 2**70 + 5, 2**128 + 5, 2**200 + 5):
+            draw("draws", 0, 0, 0, seed=seed)
+        for seed in range(4):
+            draw("draws top_k", 0, 1, 2, seed=seed, top_k=3)
+            draw("draws top_p", 0, 3, 2, seed=seed, top_p=0.5)
+            draw("draws top_p", 2, 3, 2, seed=seed, top_p=1.0)
+        draw("draws top_k", 0, 1, 2, top_k=50)
+        draw("draws temperature", 0, 1, 3, temperature=1e-4)
+        draw("draws temperature", 0, 1, 3, temperature=50.0)
+        self.begin("draws greedy", rule, 1)
+        for heat in (0.0, 1.0):
+            request = {"tokens": packed(np.array([[3, 8]], np.int32)), "counts": None, "count": 1, "seed": 0}
+            reply = self.ask("generate", refused=True, **request, **{**fair, "temperature": heat})
+            assert reply["kind"] == "backend", reply
+
     def of_tokens(self, rule: str) -> None:
         """What a model has that reads token ids and returns log-probabilities."""
         b = self.most_b
@@ -489,6 +711,9 @@ class Composer:
         if b > 1:
             self.begin("draws apart", rule, b)
             self.generate(4, same=True)
+
+    def of_texts(self, rule: str) -> None:
+        """Texts and back; each plain one only with what ASCII has."""
         vocabulary = self.driver.model.vocabulary
         if vocabulary is not None:
             plain = (b"", b"the tide comes in,\nand goes out.\n", b"  a  b \n\n", b"one line")
@@ -497,8 +722,16 @@ class Composer:
                 b"The Tide\r\nComes\x0bIn\r",
                 b"\xff\x00 ab",
             )  # needs Unicode's tables
+            if self.path.name == "table":
+                plain = (b"the  tide\t the\n\n \na, tide", b"the\x0ctide\r\n\r\rthe\n", b"the tides", b"")
+                wide = ("\u3000the\xa0\xfc\u2028tide\x85the\n".encode(), b"\xef\xbb\xbfthe", b"Tide\x1cTide\x1fthe\n")
+            if self.path.name == "hidden":
+                plain = (b"a, b,  a, , b c\n", b", \n,\na,b\n\n", b" a , b ,c", b"b c, x\ry")
+                wide = ("\u3000a, \xfc".encode(), b"\xff, a")
             for texts in (plain, wide):
                 self.begin("text", rule, 1)
+                if self.manifest.vocab_size > 30:
+                    self.ask("decode", tokens=packed(np.array([0, 40, 1, 40], np.int32)))
                 for text in texts:
                     reply = self.ask("encode", None, bytes=packed_bytes(text))  # words are of UTF-8 alone
                     if "ok" in reply:
@@ -564,18 +797,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "conformance")
     parser.add_argument("--keep", action="store_true", help="make vectors of the bundles that are there")
+    parser.add_argument("--only", action="append", help="a bundle; all others and their vectors stay (repeatable)")
     given = parser.parse_args()
     sys.modules["jinja2"] = None  # type: ignore[assignment]  # then an export writes no page
-    if not given.keep:
-        shutil.rmtree(given.folder / "bundles", ignore_errors=True)
-    shutil.rmtree(given.folder / "vectors", ignore_errors=True)
-    (given.folder / "vectors").mkdir(parents=True)
-    for name, (_, write) in BUNDLES.items():
+    chosen = {name: BUNDLES[name] for name in given.only or BUNDLES}
+    if not given.only:
+        for folder in ("vectors",) if given.keep else ("vectors", "bundles"):
+            shutil.rmtree(given.folder / folder, ignore_errors=True)
+    (given.folder / "vectors").mkdir(parents=True, exist_ok=True)
+    for name, (_, write) in chosen.items():
         path = given.folder / "bundles" / name
         if not given.keep:
             path.parent.mkdir(exist_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
             write(path)
-    for name, (shows, _) in BUNDLES.items():
+    for name, (shows, _) in chosen.items():
         composer = Composer(given.folder / "bundles" / name, shows)
         composer.compose()
         lines = [json.dumps(vector, separators=(",", ":")) + "\n" for vector in composer.vectors]

@@ -8,6 +8,7 @@ conformance list it breaks. `MANNERS` are drivers that compute nothing wrong, an
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import sys
@@ -382,6 +383,65 @@ def open_batch_is_wrong() -> None:
         return
 
 
+# --- what is asked for, a little otherwise --------------------------------------------------------------------------
+
+
+def asked_otherwise(do: str, change: Callable[[Driver, dict[str, Any]], dict[str, Any]]) -> Callable[[], None]:
+    """A fault that changes what a request has before it is answered."""
+
+    def fault() -> None:
+        @around(Driver, f"_do_{do}")
+        def answer(right: Any, self: Driver, request: dict[str, Any]) -> Any:
+            return right(self, {**request, **change(self, request)})
+
+    return fault
+
+
+def any_model(self: Driver, request: dict[str, Any]) -> dict[str, Any]:
+    """Bytes of a snapshot that say that it is of the model that is loaded."""
+    data = base64.b64decode(request["bytes"])
+    header = data.partition(b'"model_id":')[2].lstrip()[1:65]
+    return {"bytes": driver.packed_bytes(data.replace(header, self.model.manifest.model_id.encode()))}
+
+
+def lines(self: Driver, request: dict[str, Any]) -> dict[str, Any]:
+    """A text whose lines end where Python's `str.splitlines` has ends."""
+    return {"bytes": driver.packed_bytes(b"\n".join(base64.b64decode(request["bytes"]).splitlines()))}
+
+
+def greedy_takes_the_last_that_ties() -> None:
+    """Of words that are equally probable the last is taken."""
+
+    @around(sampling, "draw")
+    def draw(right: Any, samplers: Any, output: Any, features: Any, tokens: Any, count: Any) -> Any:
+        failed = right(samplers, output, features, tokens, count)
+        for row, sampler in enumerate(samplers):
+            if sampler is not None and sampler.temperature == 0:
+                values = np.empty((1, output.clusters[-1][1]), np.float32)
+                output.logprobs(features[row : row + 1], values)
+                tokens[row] = values.shape[1] - 1 - values[0, ::-1].argmax()
+        return failed
+
+
+def seeds_are_cut(bits: int) -> Callable[[], None]:
+    """A fault: of a seed only the lowest bits are used."""
+
+    def fault() -> None:
+        @around(Sampler, "__init__")
+        def init(right: Any, self: Sampler, *given: Any) -> None:
+            right(self, *given[:3], given[3] % 2**bits, *given[4:])
+
+    return fault
+
+
+def the_selftest_always_passes() -> None:
+    """Whatever the stored vectors say, they pass."""
+
+    @around(Driver, "_do_selftest")
+    def selftest(right: Any, self: Driver, request: Any) -> Any:
+        return {"passed": True}
+
+
 FAULTS: dict[str, tuple[Callable[[], None], str]] = {
     "nothing runs behind b": (nothing_runs_behind_b, "lockstep"),
     "idle sequences advance": (idle_sequences_advance, "idle"),
@@ -415,6 +475,31 @@ FAULTS: dict[str, tuple[Callable[[], None], str]] = {
     "text loses the end of its line": (text_loses_its_ends_of_lines, "text"),
     "what is wrong is done": (what_is_wrong_is_done, "refusals"),
     "refusals change the state": (refusals_change_the_state, "refusals"),
+    "a memory_length of 0 is none": (
+        asked_otherwise("open", lambda _, request: {"memory_length": request["memory_length"] or None}),
+        "limit",
+    ),
+    "too many sequences are as many as there can be": (
+        asked_otherwise("open", lambda self, request: {"b": min(request["b"], self.model.batch_size)}),
+        "refusals",
+    ),
+    "sequences are counted from the end": (
+        asked_otherwise(
+            "select", lambda self, request: {"rows": [r % self.stream.batch_size for r in request["rows"]]}
+        ),
+        "refusals",
+    ),
+    "a reset of none is one of all": (
+        asked_otherwise("reset", lambda _, request: {"rows": request["rows"] or None}),
+        "reset",
+    ),
+    "a snapshot of any model is taken": (asked_otherwise("restore", any_model), "refusals"),
+    "lines end at other signs": (asked_otherwise("encode", lines), "text"),
+    "greedy takes the last that ties": (greedy_takes_the_last_that_ties, "greedy"),
+    "seeds are cut to 32 bits": (seeds_are_cut(32), "draws"),
+    "seeds are cut to 64 bits": (seeds_are_cut(64), "draws"),
+    "seeds are cut to 128 bits": (seeds_are_cut(128), "draws"),
+    "the self-test always passes": (the_selftest_always_passes, "selftest"),
     "hashes are not checked": (hashes_are_not_checked, HASHES),
 }
 """Every fault, and the promise that it breaks."""
@@ -444,6 +529,8 @@ class Odd(Driver):
             hello = super().answer(request)
             hello["ok"]["supports"] = ["padding", "initial", "lockstep", "selftest", "text"]
             return hello
+        if self.manner == "says both":
+            return {"refused": "perhaps", "kind": "usage", "ok": {}, **super().answer(request)}
         if self.manner == "rounds":
             return rounded(super().answer(request))
         if self.manner == "takes another rule":
@@ -469,7 +556,10 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = ("rounds", "takes another rule", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
+MANNERS = (
+    *("rounds", "takes another rule", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks"),
+    "says both",
+)
 
 
 def main() -> None:

@@ -31,9 +31,16 @@ MEANT = {
     "clusters": "clusters",
     "text": "clusters",
     "refusals": "policy-1",
+    "greedy takes the last that ties": "table",
+    "seeds are cut to 32 bits": "table",
+    "seeds are cut to 64 bits": "table",
+    "seeds are cut to 128 bits": "table",
+    "lines end at other signs": "table",
+    "a reset of none is one of all": "hidden",
+    "selftest": "untrue",
     HASHES: BAD,
 }
-"""A bundle whose vectors are for a promise; of any other it is the one called ring."""
+"""A bundle whose vectors are for a fault or a promise; of any other it is the one called ring."""
 
 
 FAST = ("ring", "zeros", "policy-16", "lookahead", "stages", "lockstep")
@@ -45,7 +52,7 @@ def kept(*names: str) -> None:
     with inside():
         found = run(*names)
     assert [failure for tally in found for failure in tally.failures] == []
-    assert all(tally.passed == tally.vectors > 8 and not tally.unsupported for tally in found)
+    assert all(tally.passed == tally.vectors > 0 and not tally.unsupported for tally in found)
 
 
 def test_python_keeps_a_part_of_the_list() -> None:
@@ -76,7 +83,7 @@ def test_python_refuses_the_bad_bundles_through_the_protocol() -> None:
 def test_a_fault_is_caught_by_vectors_that_are_for_it(fault: str) -> None:
     promise = FAULTS[fault][1]
     with inside(promise), faulty(fault):
-        (found,) = run(MEANT.get(promise, "ring"))
+        (found,) = run(MEANT.get(fault, MEANT.get(promise, "ring")))
     assert found.failures, f"{found.passed} vectors that show {promise} passed"
     assert found.failures[0].found.startswith("step "), "what differs is named"
 
@@ -124,6 +131,13 @@ def test_what_breaks_the_protocol_is_told(manner: str, told: str) -> None:
     assert (found.passed, found.failed, found.same_bits) == (2, found.vectors - 2, False)
     assert told in found.failures[0].found
     assert "was not run" in found.failures[1].found
+
+
+def test_a_reply_that_is_both_is_none() -> None:
+    with pytest.raises(
+        UsageError, match=r"the driver answered hello with .* expected a reply in JSON with ok or refused"
+    ):
+        run("lockstep", driver=(*WRONG, "says both"))
 
 
 def test_after_a_driver_that_died_the_next_bundle_goes_on() -> None:
@@ -214,7 +228,6 @@ def test_every_promise_is_shown_by_some_vector_and_told_on_the_page() -> None:
         "old",
         "axes",
         "strangers",
-        "selftest",
     }
 
 
