@@ -13,6 +13,7 @@ from rich.text import Text
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Json
+from txl_deploy.conformance.messages import PROMISES
 from txl_deploy.conformance.running import BAD, Conformance, Tally
 from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
 
@@ -45,17 +46,19 @@ def run(
     with Display() as display:
         found = list(asked.run(display))
     failed, passed = (sum(getattr(tally, what) for tally in found) for what in ("failed", "passed"))
+    claimed = {name for tally in found for name in tally.declined} - {name for tally in found for name in tally.kept}
+    right = not failed and not claimed and passed > 0
     if json:
         print_json(
             {
                 "driver": to_builtins(asked.hello),
-                "passed": not failed and passed > 0,
+                "passed": right,
                 "bundles": [asdict(tally) for tally in found],
             }
         )
     else:
-        _show(asked, found, failed, passed)
-    if failed or not passed:
+        _show(asked, found, claimed, right)
+    if not right:
         raise typer.Exit(1)
 
 
@@ -69,7 +72,7 @@ def _words(driver: str) -> tuple[str, ...]:
     return words
 
 
-def _show(asked: Conformance, found: list[Tally], failed: int, passed: int) -> None:
+def _show(asked: Conformance, found: list[Tally], claimed: set[str], right: bool) -> None:
     """Print tables, then failures, then the verdict."""
     said = {None: "–", True: "yes", False: "no"}
     shared = ["vectors", "passed", "failed", "unsupported"]
@@ -97,5 +100,9 @@ def _show(asked: Conformance, found: list[Tally], failed: int, passed: int) -> N
     kept = {promise for tally in found for promise in tally.kept}
     if broken := sorted({promise for failure in failures for promise in failure.shows} - kept):
         facts["kept by no vector"] = ", ".join(broken)
-    failing = Text("FAILED" if failed else "nothing was run", "bold red")
-    stdout.print(facts_table(facts | {"verdict": failing if failed or not passed else Text("passed", "green")}))
+    if unknown := sorted(set(asked.hello.supports) - set(PROMISES)):
+        facts["unknown promises"] = ", ".join(unknown)
+    if claimed:
+        facts["claimed, but never done"] = ", ".join(sorted(claimed))
+    failing = Text("FAILED" if failures or claimed else "nothing was run", "bold red")
+    stdout.print(facts_table(facts | {"verdict": Text("passed", "green") if right else failing}))

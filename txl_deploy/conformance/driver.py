@@ -66,11 +66,12 @@ class Driver:
         return self._stream
 
     def _do_hello(self, request: Json) -> Json:
-        return {"name": "txl_runtime", "version": version("txl-deploy"), "engine": engine(), "supports": PROMISES}
+        keeps = [name for name in PROMISES if name != "spill" or _has_rings()]
+        return {"name": "txl_runtime", "version": version("txl-deploy"), "engine": engine(), "supports": keeps}
 
     def _do_load(self, request: Json) -> Json:  # on one thread, so that results are the same to the bit each time
         update = request["update"]
-        if update == "ring" and update not in usable_updates(("rolled", update)):
+        if update == "ring" and not _has_rings():
             raise _Unsupported("update is ring, which needs ONNX Runtime 1.25 or newer; use rolled")
         self._model = self._stream = None
         self._model = txl_runtime.load(request["path"], "cpu", threads=1, update=update)
@@ -140,6 +141,10 @@ class Driver:
         if found is None:
             raise UsageError("the bundle has no vocabulary, expected one to turn text into ids")
         return found
+
+
+def _has_rings() -> bool:
+    return "ring" in usable_updates(("rolled", "ring"))
 
 
 def engine() -> str:

@@ -89,6 +89,7 @@ class Tally:
         same_bits: whether all numbers were those of Python's own driver; None where that was not asked.
         refused, opened, died: what bad bundles led to.
         kept: the promises that vectors showed which passed.
+        declined: those that vectors showed which the driver did not run, though it says that it keeps them.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Tally:
     opened: int = 0
     died: int = 0
     kept: list[str] = field(default_factory=list)
+    declined: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     def fail(self, vector: int | str, shows: list[str], found: str) -> None:
@@ -189,6 +191,7 @@ class Conformance:
                         tally.kept = sorted({*tally.kept, *vector.shows})
                     except _NotSupported:
                         tally.unsupported += 1
+                        tally.declined = sorted({*tally.declined, *vector.shows})
                     except Wrong as wrong:
                         tally.fail(number, vector.shows, str(wrong))
                     except DriverFailed as failed:

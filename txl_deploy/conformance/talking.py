@@ -99,9 +99,9 @@ class Talk:
             reply = json.loads(line)
         except (ValueError, RecursionError):
             reply = None
-        if not isinstance(reply, dict) or not {"ok", "refused"} & reply.keys():
+        if not isinstance(reply, dict) or len({"ok", "refused"} & reply.keys()) != 1:
             said = brief(line[:100].decode(errors="replace").strip())
-            raise DriverFailed(f"answered {does} with {said!r}, expected a reply in JSON")
+            raise DriverFailed(f"answered {does} with {said!r}, expected a reply in JSON with ok or refused")
         if reply.get("id") != self._number:
             raise DriverFailed(
                 f"answered {does} with the id {reply.get('id')!r}, expected {self._number}; replies come in order"

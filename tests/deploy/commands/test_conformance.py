@@ -16,6 +16,8 @@ from ptys import BAR, COMMAND, CTRL_C, in_a_terminal
 from stand_ins.wrong_drivers import faulty
 from support import call_main, until
 
+from txl_deploy.conformance.driver import Driver
+
 Call = Callable[..., tuple[int, str, str]]
 VECTORS = str(len((FOLDER / "vectors" / "policy-1.jsonl").read_text().splitlines()))
 
@@ -74,6 +76,28 @@ def test_one_document_has_all_of_it(call: Call) -> None:
     (tally,) = found["bundles"]
     assert (tally["name"], tally["failed"]) == ("policy-1", len(tally["failures"]))
     assert all("commit" in failure["shows"] for failure in tally["failures"])
+
+
+def test_a_promise_that_is_claimed_and_never_done_is_no_pass(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Driver.answer
+
+    def declining(self: Driver, request: dict[str, Any]) -> Any:
+        later = {"refused": "not yet", "kind": "unsupported"}
+        return later if request["do"] in ("run", "feed") else answer(self, request)
+
+    monkeypatch.setattr(Driver, "answer", declining)
+    code, said, _ = call("--only", "policy-1", columns=200)
+    assert code == 1
+    assert re.search(r"claimed, but never done\s+commit, .*snapshot", said)
+    assert re.search(r"verdict\s+FAILED", said)
+    assert "selftest" not in said.partition("never done")[2]
+
+
+def test_a_promise_that_is_none_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txl_deploy.conformance.driver.PROMISES", ["initial", "pading"])
+    code, said, _ = call("--only", "policy-1")
+    assert code == 0
+    assert re.search(r"unknown promises\s+pading\s", said)
 
 
 def test_nothing_that_was_run_is_no_pass(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
