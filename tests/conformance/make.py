@@ -178,6 +178,7 @@ def table(path: Path) -> None:
     rows[1, [2, 5]] = np.log(1 / 2)
     rows[2, :8] = np.log([1 / 4, 1 / 8, 1 / 16, 1 / 4, 1 / 16, 1 / 8, 1 / 16, 1 / 16])
     rows[3:8, :8] = np.log([1 / 128, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128])
+    rows[4, :8] = np.log(np.linspace(0.13, 0.12, 8))
     rows[8] = np.nan
     width = len(rows)
     model = step_models.StepModel(
@@ -595,6 +596,7 @@ class Composer:
         full = self.saved
         self.begin("limit fill snapshot", rule, b, most // 2 - 1)
         self.ask("restore", bytes=full), self.state(), self.run("all", 1), self.run("all", 1), self.ask("save")
+        self.select(*range(b)[::-1]), self.run("all", 1), self.state()
         self.begin("limit fill", rule, b, 0)
         self.run("all"), self.state(), self.ask("reset", rows=[0]), self.run("all", 1), self.state()
         tensors, facts = opened(unpacked_bytes(full))
@@ -626,6 +628,7 @@ class Composer:
             ("run", {"inputs": good, "counts": [-1] * b, "commit": True}),
             ("run", {"inputs": {**good, name: packed(unpacked(good[name]).astype(other))}, "counts": None}),
             ("restore", {"bytes": closed(tensors, {**facts, "model_id": "0" * 64})}),
+            ("restore", {"bytes": closed(tensors, {**facts, "format": "txl-deploy.state/9"})}),
             ("restore", {"bytes": closed({**tensors, "another": np.zeros(b, np.float32)}, facts)}),
             ("restore", {"bytes": closed({each: tensors[each] for each in sorted(tensors)[:-1]}, facts)}),
         ]
@@ -680,6 +683,7 @@ class Composer:
             draw("draws top_k", 0, 1, 2, seed=seed, top_k=3)
             draw("draws top_p", 0, 3, 2, seed=seed, top_p=0.5)
             draw("draws top_p", 2, 3, 2, seed=seed, top_p=1.0)
+            draw("draws temperature", 4, 4, 4, seed=seed, temperature=0.01)
         draw("draws top_k", 0, 1, 2, top_k=50)
         draw("draws temperature", 0, 1, 3, temperature=1e-4)
         draw("draws temperature", 0, 1, 3, temperature=50.0)

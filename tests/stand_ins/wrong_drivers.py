@@ -434,6 +434,14 @@ def seeds_are_cut(bits: int) -> Callable[[], None]:
     return fault
 
 
+def temperatures_have_a_floor() -> None:
+    """What is colder than 0.1 is drawn as if it were not."""
+
+    @around(Sampler, "__init__")
+    def init(right: Any, self: Sampler, temperature: float, *given: Any) -> None:
+        right(self, max(temperature, 0.1) if temperature else 0.0, *given)
+
+
 def the_selftest_always_passes() -> None:
     """Whatever the stored vectors say, they pass."""
 
@@ -499,6 +507,7 @@ FAULTS: dict[str, tuple[Callable[[], None], str]] = {
     "seeds are cut to 32 bits": (seeds_are_cut(32), "draws"),
     "seeds are cut to 64 bits": (seeds_are_cut(64), "draws"),
     "seeds are cut to 128 bits": (seeds_are_cut(128), "draws"),
+    "temperatures have a floor": (temperatures_have_a_floor, "temperature"),
     "the self-test always passes": (the_selftest_always_passes, "selftest"),
     "hashes are not checked": (hashes_are_not_checked, HASHES),
 }
