@@ -93,11 +93,12 @@ class Driver:
         options = {name: request[name] for name in ("temperature", "top_k", "top_p", "seed")}
         tokens, counts = unpacked(request["tokens"]), request["counts"]
         drawn = self.stream.generate(tokens, request["count"], lengths=counts, logprobs=True, **options)
-        shape = request["count"], self.stream.batch_size
+        found = [(token, drawn.logprobs) for token in drawn]
+        shape = len(found), self.stream.batch_size
         arrays = {"tokens": np.zeros(shape, np.int32), "logprobs": np.zeros(shape, np.float32)}
-        for place, token in enumerate(drawn):
-            assert drawn.logprobs is not None, "they were asked for"
-            arrays["tokens"][place], arrays["logprobs"][place] = token, drawn.logprobs
+        for place, (tokens, logprobs) in enumerate(found):
+            assert logprobs is not None, "they were asked for"
+            arrays["tokens"][place], arrays["logprobs"][place] = tokens, logprobs
         return {name: packed(array) for name, array in arrays.items()}
 
     def _do_reset(self, request: Json) -> Json:
