@@ -33,15 +33,18 @@ REFUSED, WHEN_USED, SELF_TEST, LOADS = "refused", "refused when used", "self-tes
 HARMLESS = "loads or refused"
 CLOSED = "an engine sees only graphs of a closed list of operators and attributes, with bounded sizes"
 PROPORTION = "reading a file takes time and memory in proportion to its size"
-STRANGERS = [
-    CLOSED,
-    PROPORTION,
-    "the tables of a manifest agree",
-    "a weight file has a sound header, and what graphs read lies inside it",
-    "stored vectors are arrays of plain numbers whose size is in proportion to the file",
-    "a vocabulary has at most V words, and ids among them",
-]
-"""The promises of whoever opens bundles of strangers; a reader that does not is not held to them."""
+NEEDS = {
+    "strangers": [
+        CLOSED,
+        PROPORTION,
+        "the tables of a manifest agree",
+        "a weight file has a sound header, and what graphs read lies inside it",
+        "stored vectors are arrays of plain numbers whose size is in proportion to the file",
+        "a vocabulary has at most V words, and ids among them",
+    ],
+    "format1": ["format1", "engines"],
+}
+"""The promises and bases with which a reader is tried that keeps a promise of the conformance list."""
 Change = dict[str, Any]
 MANIFEST, WEIGHTS, GRAPH, VECTORS = "manifest.json", "weights.safetensors", "step-1.onnx", "selftest.npz"
 
@@ -66,7 +69,7 @@ def write(folder: Path) -> None:
         "format": "txl-deploy.bad-bundles",
         "version": 1,
         "bases": BASES,
-        "strangers": STRANGERS,
+        "needs": NEEDS,
         "cases": listed,
     }
     lines = json.dumps(document, indent=1, ensure_ascii=True)

@@ -98,6 +98,7 @@ class Driver:
         shape = len(found), self.stream.batch_size
         arrays = {"tokens": np.zeros(shape, np.int32), "logprobs": np.zeros(shape, np.float32)}
         for place, (tokens, logprobs) in enumerate(found):
+            assert logprobs is not None, "they were asked for"
             arrays["tokens"][place], arrays["logprobs"][place] = tokens, logprobs
         return {name: packed(array) for name, array in arrays.items()}
 

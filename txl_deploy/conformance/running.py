@@ -204,7 +204,8 @@ class Conformance:
     def _bad_bundles(self, listener: Listener) -> Tally:
         corpus, supported = self.folder / BAD, set(self.hello.supports)
         document = bad_bundles.index(corpus)
-        cases, apart = document["cases"], [] if "strangers" in supported else document["strangers"]
+        cases = document["cases"]
+        left_out = {name for promise, names in document["needs"].items() if promise not in supported for name in names}
         tally, left = Tally(BAD, len(cases)), iter(enumerate(cases))
         listener.stage("bad bundles", len(cases))
         with tempfile.TemporaryDirectory(prefix="txl-conformance-") as folder:
@@ -214,7 +215,7 @@ class Conformance:
                 with self._talk() as talk:
                     for number, case in left:
                         listener.advance()
-                        if case["promise"] in apart:
+                        if left_out & {case["promise"], case["base"]}:
                             tally.unsupported += 1
                             continue
                         (Path(folder) / str(number)).mkdir()

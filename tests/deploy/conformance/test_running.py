@@ -176,11 +176,11 @@ def test_what_is_not_supported_is_counted_apart() -> None:
 
 
 def test_who_opens_trusted_bundles_alone_is_not_held_to_what_is_said_of_strangers(tmp_path: Path) -> None:
-    folder = some_bad(tmp_path, "graph-loop", "cut-manifest")
+    folder = some_bad(tmp_path, "graph-loop", "cut-manifest", "missing-format1-head.onnx")
     (found,) = run(BAD, folder=folder, driver=(*WRONG, "lacks"))
-    assert (found.passed, found.refused, found.unsupported, found.failed) == (1, 1, 1, 0)
+    assert (found.passed, found.refused, found.unsupported, found.failed) == (1, 1, 2, 0), "nor to format 1"
     (found,) = run(BAD, folder=folder)
-    assert (found.passed, found.refused) == (2, 2)
+    assert (found.passed, found.refused) == (3, 3)
 
 
 def test_a_right_driver_that_is_not_python_s_own_passes() -> None:
